@@ -1,0 +1,49 @@
+# Everything from a bare machine: Python, make and a C++ compiler (for llama.cpp) are all it takes.
+#
+#   make demo    the embedded pair decodes a prompt, plainly and speculatively
+#   make test    lint, types and tests
+#   make bench   the measurements behind the figures in the documentation
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# With a constraints file a torch build can be pinned; see constraints.txt.
+INSTALL := $(PIP) install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint types unit bench train clean
+
+demo: $(VENV)/.installed
+	$(BIN)/paceline run --compare --temp 0 -n 200
+	$(BIN)/paceline run --temp 0 -n 200
+
+test: lint types unit
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks
+
+train: $(VENV)/.installed-dev
+	$(BIN)/python -m training
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing paceline; llama.cpp is compiled the first time, which takes a few minutes"
+	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(INSTALL) --editable '.[torch,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
