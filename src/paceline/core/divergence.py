@@ -1,0 +1,120 @@
+"""Whether two runs that should agree emit different tokens because of rounding or because of a bug.
+
+A pass over five rows is not bit-identical to five passes over one, so the row a token is drawn from may differ in its
+last bits between plain and speculative decoding. That can change the token only where two tokens are (nearly) tied.
+Anything else is a fault, and is called one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from paceline.core.params import SamplingParams
+from paceline.core.processors import Candidates, FloatArray
+from paceline.core.sampling import RowSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first position at which two token sequences differ, and why.
+
+    Attributes:
+        index: index into the answers.
+        plain_token: what plain decoding emitted.
+        speculative_token: what speculative decoding emitted.
+        logit_difference: largest absolute difference between the two rows the tokens were drawn from.
+        tolerance: largest difference that rounding explains for these weights.
+        margin: by how much, in logits, the plain row prefers its own token to the other, noise included; ``None`` if
+            only one of the rows has both tokens as candidates: the tie is then at the border of a truncation.
+        verdict: ``"near-tie"`` or ``"bug"``.
+    """
+
+    index: int
+    plain_token: int
+    speculative_token: int
+    logit_difference: float
+    tolerance: float
+    margin: float | None
+    verdict: Literal["near-tie", "bug"]
+
+
+def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:
+    """Return the first index at which two token sequences differ (one may end there); ``None`` if they are equal."""
+    for index, (ours, theirs) in enumerate(zip(plain, speculative, strict=False)):
+        if ours != theirs:
+            return index
+    return None if len(plain) == len(speculative) else min(len(plain), len(speculative))
+
+
+def judge_divergence(
+    index: int,
+    plain_row: FloatArray,
+    speculative_row: FloatArray,
+    params: SamplingParams,
+    history: Sequence[int],
+    tolerance: float,
+) -> Divergence:
+    """Judge a divergence from the two rows of logits ``[vocab]`` that were seen there.
+
+    It is a near-tie only if the rows differ by no more than ``tolerance`` and that difference can turn the choice: the
+    margin is below twice the difference, or a truncation keeps different tokens.
+
+    Args:
+        index: index into the answers.
+        plain_row: the row plain decoding drew from.
+        speculative_row: the row speculative decoding drew from.
+        params: how both were sampled.
+        history: all tokens before the diverging one.
+        tolerance: the engine's :attr:`~paceline.engines.base.EngineCapabilities.logit_tolerance`.
+    """
+    sampler = RowSampler(params)
+    position = len(history)
+    plain_token = sampler.emit(plain_row, position, history)
+    speculative_token = sampler.emit(speculative_row, position, history)
+    difference = float(np.abs(plain_row.astype(np.float64) - speculative_row.astype(np.float64)).max())
+    margin = _margin(sampler, plain_row, position, history, plain_token, speculative_token)
+    mirrored = _margin(sampler, speculative_row, position, history, speculative_token, plain_token)
+    if plain_token == speculative_token:
+        turned = False  # the rows agree on the token, so they cannot be why the runs differ
+    elif margin is not None:
+        turned = margin < 2 * difference
+    else:
+        turned = mirrored is not None
+    return Divergence(
+        index=index,
+        plain_token=plain_token,
+        speculative_token=speculative_token,
+        logit_difference=difference,
+        tolerance=tolerance,
+        margin=margin,
+        verdict="near-tie" if turned and difference <= tolerance else "bug",
+    )
+
+
+def _margin(
+    sampler: RowSampler, row: FloatArray, position: int, history: Sequence[int], chosen: int, other: int
+) -> float | None:
+    """Return by how much, in logits, ``row`` prefers ``chosen`` to ``other``; ``None`` if one is no candidate."""
+    candidates = sampler.candidates(row, history)
+    scores = []
+    for token_id in (chosen, other):
+        index = _index_of(candidates, token_id)
+        if index is None:
+            return None
+        score = float(candidates.logits[index])
+        if not sampler.params.greedy:
+            noise = sampler.noise.gumbel(position, np.array([token_id]))
+            score = (score + float(noise[0])) * sampler.params.temperature
+        scores.append(score)
+    return scores[0] - scores[1]
+
+
+def _index_of(candidates: Candidates, token_id: int) -> int | None:
+    if candidates.ids is None:
+        return token_id
+    found = np.flatnonzero(candidates.ids == token_id)
+    return int(found[0]) if len(found) else None

@@ -1,0 +1,60 @@
+"""Every exception paceline raises on purpose.
+
+::
+
+    PacelineError
+    ├── InputError                   what the caller gave cannot be used; the message says the way out
+    │   ├── ModelFileError           missing, truncated, of another format, or refused by the engine
+    │   ├── VocabularyMismatchError  target and draft do not share their token ids
+    │   ├── ContextLengthError       more tokens than the context holds
+    │   ├── SamplingError            a sampling value outside its range, or a combination that would not be lossless
+    │   └── CapabilityError          the engine or the installation cannot do what was asked
+    ├── EngineError                  the engine failed although the input was fine
+    │   └── NoRoomError              the cache has no free cells for this pass; nothing was changed
+    └── ClosedError                  used after ``close()``
+
+Messages are one line: the value, the limit, the way out. The command line prints an ``InputError`` as that line and
+exits with status 2.
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """Base of every error paceline raises on purpose."""
+
+
+class InputError(PacelineError):
+    """What the caller gave cannot be used; the message says the way out."""
+
+
+class ModelFileError(InputError):
+    """A model file is missing, truncated, of another format, or refused by the engine."""
+
+
+class VocabularyMismatchError(InputError):
+    """Target and draft do not share their token ids."""
+
+
+class ContextLengthError(InputError):
+    """More tokens than the context holds."""
+
+
+class SamplingError(InputError):
+    """A sampling value outside its range, or a combination that would not be lossless."""
+
+
+class CapabilityError(InputError):
+    """The engine, or this installation, cannot do what was asked."""
+
+
+class EngineError(PacelineError):
+    """The engine failed although the input was fine."""
+
+
+class NoRoomError(EngineError):
+    """The cache has no free cells for this pass; nothing was changed, so a smaller pass may be tried."""
+
+
+class ClosedError(PacelineError):
+    """An engine, sequence or session was used after it was closed."""

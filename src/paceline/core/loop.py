@@ -1,0 +1,347 @@
+"""The one loop: every round drafts, verifies in one pass of the target, and commits, for all active requests at once.
+
+A single request is the case of one; a server is the same loop with more. The loop owns each request's tokens and is
+the only one that asks the target to commit. Between rounds::
+
+    request.token_ids   t0 t1 ... t(n-2) t(n-1)
+    target's cache      t0 t1 ... t(n-2)          the last token is fed by the next round, as the tree's root
+
+Requests whose prompt is not in the cache yet take part in the same passes with chunks of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.clock import Clock, WallClock
+from paceline.core.errors import ContextLengthError, InputError, NoRoomError
+from paceline.core.params import SamplingParams, StopRules
+from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, Request, TargetRows
+from paceline.core.text import TextSegment, TextStream
+from paceline.core.tree import ROOT, DraftTree
+from paceline.core.verify import VerifierName, Walk, make_verifier
+from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
+from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
+from paceline.planning.base import Policy, RoundRecord
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One request's part in one pass."""
+
+    request: Request
+    step: Step
+    tree: DraftTree
+    emits: bool
+    was_decoding: bool
+
+
+class DecodingLoop:
+    """Decodes any number of requests on one target engine.
+
+    Args:
+        engine: the target. The loop opens and closes sequences on it but does not close it.
+        drafters: asked in this order; the first to propose a token owns it. Not closed by the loop.
+        policy: decides what is drafted and verified.
+        clock: where times come from.
+    """
+
+    def __init__(
+        self, engine: Engine, drafters: Sequence[Drafter], policy: Policy, *, clock: Clock | None = None
+    ) -> None:
+        self._engine = engine
+        self._drafters = list(drafters)
+        self._policy = policy
+        self._clock = clock or WallClock()
+        self._requests: dict[int, Request] = {}
+        self._ids = itertools.count()
+        self._capabilities = engine.capabilities
+        self._vocabulary = engine.vocabulary
+        self._end_ids = engine.vocabulary.end_ids
+
+    @property
+    def active(self) -> Sequence[Request]:
+        """Requests that are not finished."""
+        return list(self._requests.values())
+
+    def add(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        rules: StopRules,
+        *,
+        verifier: VerifierName = "coupled",
+    ) -> Request:
+        """Admit a request; the next :meth:`step` takes it along.
+
+        Raises:
+            InputError: the prompt is empty, has unknown tokens, or the policy cannot be lossless for it.
+            ContextLengthError: the prompt leaves no room in the context for a token of answer.
+            CapabilityError: the engine has no sequence left.
+        """
+        context_length = self._capabilities.context_length
+        if not prompt_ids:
+            raise InputError("the prompt is empty: give at least one token to continue")
+        if len(prompt_ids) >= context_length:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt_ids)} tokens and the context holds {context_length}, answer included: "
+                "shorten the prompt or raise the context length (-c)"
+            )
+        vocab_size = self._vocabulary.size
+        for token_id in prompt_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InputError(f"token id {token_id} is not in the vocabulary of {vocab_size}")
+        for token_id in params.logit_bias:
+            if token_id >= vocab_size:
+                raise InputError(f"logit bias for token id {token_id}, which is not in the vocabulary of {vocab_size}")
+        request = Request(
+            next(self._ids),
+            prompt_ids,
+            params,
+            rules,
+            make_verifier(verifier, params),
+            sequence=-1,
+            text=TextStream(rules.stop),
+        )
+        self._policy.check(request)
+        request.sequence = self._engine.open()
+        self._requests[request.id] = request
+        for drafter in self._drafters:
+            drafter.begin(request)
+        return request
+
+    def cancel(self, request: Request) -> Emission | None:
+        """End a request now and return what text was still withheld; ``None`` if it is over already."""
+        if request.finish_reason is not None:
+            return None
+        return self._finish(request, "cancelled", [], [], [])
+
+    def step(self) -> list[Emission]:
+        """Run one round: every active request gains tokens, or has more of its prompt read.
+
+        Returns:
+            What was emitted, for each request that emitted or ended.
+        """
+        started_s = self._clock.now_s()
+        decoding = [request for request in self._requests.values() if request.decoding]
+        trees = self._draft(decoding)
+        drafted_s = self._clock.now_s()
+
+        turns = self._schedule(decoding, trees)
+        if not turns:
+            return []
+        try:
+            output = self._engine.forward([turn.step for turn in turns])
+        except NoRoomError:
+            # The same tokens fit without drafts, unless the cache is full of other requests' text.
+            turns = self._schedule(decoding, [DraftTree(request.token_ids[-1]) for request in decoding])
+            try:
+                output = self._engine.forward([turn.step for turn in turns])
+            except NoRoomError:
+                return [self._finish(turns[-1].request, "no_room", [], [], [])]
+        output.wait()
+        verified_s = self._clock.now_s()
+
+        walks = [self._walk(turn, output, index) for index, turn in enumerate(turns)]
+        sampled_s = self._clock.now_s()
+
+        emissions: list[Emission] = []
+        for index, (turn, walk) in enumerate(zip(turns, walks, strict=True)):
+            emission = self._settle(turn, walk, TargetRows(output, index))
+            if emission is not None:
+                emissions.append(emission)
+
+        ended_s = self._clock.now_s()
+        draft_s, verify_s = drafted_s - started_s, verified_s - drafted_s
+        round_s = ended_s - started_s
+        for turn in turns:
+            stats = turn.request.stats
+            if turn.was_decoding:
+                stats.rounds += 1
+                stats.decode_s += round_s
+                stats.phases.add(draft_s, verify_s, sampled_s - verified_s, round_s)
+            else:
+                stats.prompt_s += round_s
+        for emission in emissions:
+            emission.request.stats.arrivals_s.extend([ended_s] * len(emission.token_ids))
+        decoded = [(turn, walk) for turn, walk in zip(turns, walks, strict=True) if turn.was_decoding and walk]
+        self._policy.observe(
+            RoundRecord(
+                requests=[turn.request for turn, _ in decoded],
+                trees=[turn.tree for turn, _ in decoded],
+                paths=[walk.path for _, walk in decoded],
+                prefill_rows=sum(len(turn.step.token_ids) for turn in turns if not turn.was_decoding),
+                draft_s=draft_s,
+                verify_s=verify_s,
+                round_s=round_s,
+            )
+        )
+        return emissions
+
+    def _draft(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """Grow one tree for each decoding request."""
+        trees = [DraftTree(request.token_ids[-1]) for request in requests]
+        if not requests or not self._drafters:
+            return trees
+        budgets = self._policy.budgets(requests)
+        jobs = []
+        for request, tree, budget in zip(requests, trees, budgets, strict=True):
+            if budget is not None:
+                limited = self._limit(request, budget)
+                if limited.max_depth > 0:
+                    jobs.append(DraftJob(request, tree, limited))
+        for drafter in self._drafters:
+            growing = jobs if self._capabilities.trees else [job for job in jobs if job.tree.num_drafted == 0]
+            while growing:
+                more = drafter.grow(growing)
+                growing = [
+                    job
+                    for job, can_grow in zip(growing, more, strict=True)
+                    if can_grow and self._policy.wants_level(drafter, job)
+                ]
+        if jobs:
+            self._policy.select(requests, trees)
+        return trees
+
+    def _limit(self, request: Request, budget: DraftBudget) -> DraftBudget:
+        """Cut a budget to what the engine can take and the request can still use."""
+        # The round adds one token of the target's own, so a draft of all that is left would be one too long.
+        depth = min(
+            budget.max_depth,
+            request.rules.max_tokens - request.num_output - 1,
+            self._capabilities.context_length - len(request.token_ids) - 1,
+            self._capabilities.max_outputs // max(1, len(self._requests)) - 1,
+        )
+        if self._capabilities.max_rollback is not None:
+            depth = min(depth, self._capabilities.max_rollback)
+        siblings = budget.siblings if self._capabilities.trees else 1
+        if depth == budget.max_depth and siblings == budget.siblings:
+            return budget
+        return DraftBudget(max(depth, 0), siblings, budget.min_probability)
+
+    def _schedule(self, decoding: Sequence[Request], trees: Sequence[DraftTree]) -> list[_Turn]:
+        """Cut one pass: the trees of decoding requests first, then as much prompt as still fits."""
+        room = self._capabilities.max_rows
+        output_room = self._capabilities.max_outputs
+        turns = []
+        for request, tree in zip(decoding, trees, strict=True):
+            if output_room == 0:
+                break
+            if len(tree) > output_room:
+                # Parents come before their children, so the first nodes are a tree of their own.
+                tree.keep(range(output_room))
+            room -= len(tree)
+            output_room -= len(tree)
+            rows = range(len(tree))
+            turns.append(_Turn(request, Step(request.sequence, tree.token_ids, tree.parents, rows), tree, True, True))
+        for request in self._requests.values():
+            if room == 0 or output_room == 0:
+                break
+            if request.decoding:
+                continue
+            chunk = request.token_ids[request.cached : request.cached + room]
+            room -= len(chunk)
+            last = request.cached + len(chunk) == len(request.token_ids)
+            output_room -= last
+            step = Step(
+                request.sequence,
+                chunk,
+                range(COMMITTED_END, COMMITTED_END + len(chunk)),
+                [len(chunk) - 1] if last else [],
+            )
+            turns.append(_Turn(request, step, DraftTree(chunk[-1]), last, False))
+        return turns
+
+    def _walk(self, turn: _Turn, output: ForwardOutput, index: int) -> Walk | None:
+        if not turn.emits:
+            return None
+        request = turn.request
+        return request.verifier.walk(turn.tree, TargetRows(output, index).logits, request.token_ids)
+
+    def _settle(self, turn: _Turn, walk: Walk | None, rows: TargetRows) -> Emission | None:
+        """Book what a pass decided for one request, and commit it."""
+        request, stats = turn.request, turn.request.stats
+        if not turn.was_decoding:
+            stats.prompt_tokens += len(turn.step.token_ids)
+        if walk is None:
+            request.cached += len(turn.step.token_ids)
+            self._engine.commit(request.sequence, range(len(turn.step.token_ids)))
+            return None
+        tree = turn.tree
+        token_ids: list[int] = []
+        sources: list[str] = []
+        segments: list[TextSegment] = []
+        reason: FinishReason | None = None
+        for depth, token_id in enumerate(walk.token_ids):
+            source = tree.sources[walk.path[depth]] if depth < len(walk.path) else SOURCE_TARGET
+            token_ids.append(token_id)
+            sources.append(source)
+            request.token_ids.append(token_id)
+            reason = self._judge_end(request, token_id, source, segments)
+            if reason is not None:
+                break
+        self._count(turn, walk, len(token_ids), sources)
+        if reason is not None:
+            return self._finish(request, reason, token_ids, sources, segments)
+        if turn.was_decoding:
+            request.cached += 1 + len(walk.path)
+            self._engine.commit(request.sequence, [ROOT, *walk.path])
+        else:
+            request.cached += len(turn.step.token_ids)
+            self._engine.commit(request.sequence, range(len(turn.step.token_ids)))
+        if turn.was_decoding:
+            commit = Commit(tree, walk.path, token_ids, rows)
+            for drafter in self._drafters:
+                drafter.observe(request, commit)
+        return Emission(request, token_ids, sources, segments, None)
+
+    def _judge_end(
+        self, request: Request, token_id: int, source: str, segments: list[TextSegment]
+    ) -> FinishReason | None:
+        """Add a token's text to ``segments`` and return why the request ends with it, if it does."""
+        if token_id in self._end_ids and not request.rules.ignore_end:
+            return "end"
+        segments += request.text.push(self._vocabulary.token_bytes(token_id), source)
+        if request.text.stopped:
+            return "stop"
+        if request.num_output >= request.rules.max_tokens:
+            return "length"
+        if len(request.token_ids) >= self._capabilities.context_length:
+            return "context"
+        return None
+
+    def _count(self, turn: _Turn, walk: Walk, num_emitted: int, sources: Sequence[str]) -> None:
+        stats, tree = turn.request.stats, turn.tree
+        stats.predicted_tokens += num_emitted
+        if not turn.was_decoding or not tree.num_drafted:
+            return
+        accepted = min(len(walk.path), num_emitted)
+        stats.num_drafted += tree.num_drafted
+        stats.num_accepted += accepted
+        # A walk that ends for the request's sake judged only what it accepted.
+        turned_down = num_emitted == len(walk.token_ids) and not walk.reached_leaf
+        stats.num_judged += accepted + turned_down
+        stats.drafted_by_source.update(tree.sources[1:])
+        stats.accepted_by_source.update(sources[:accepted])
+        for depth in range(accepted):
+            stats.tested_by_depth[depth] += 1
+            stats.accepted_by_depth[depth] += 1
+        if turned_down:
+            stats.tested_by_depth[accepted] += 1
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        token_ids: Sequence[int],
+        sources: Sequence[str],
+        segments: Sequence[TextSegment],
+    ) -> Emission:
+        request.finish_reason = reason
+        del self._requests[request.id]
+        for drafter in self._drafters:
+            drafter.end(request)
+        self._engine.close_sequence(request.sequence)
+        return Emission(request, token_ids, sources, [*segments, *request.text.flush()], reason)

@@ -1,0 +1,96 @@
+"""Keyed noise: uniform and Gumbel numbers that depend on (seed, choice, position, token id) and nothing else.
+
+Coupled verification draws the target's token and the draft's proposal with the *same* noise, and plain decoding draws
+with it as well. So the noise must be a function of what is being decided, never of the order in which things are
+computed. A counter-based hash gives that. All arithmetic stays below 2**63 so that the same bits come out of numpy
+and of torch, which has no unsigned 64-bit integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+Float64Array: TypeAlias = npt.NDArray[np.float64]
+
+TAIL_ID = -1
+"""The id under which the lumped tail of a distribution draws its Gumbel number (see ``sampling``)."""
+
+TAIL_PICK_ID = -2
+"""The id whose uniform number picks a token inside the tail."""
+
+_MASK32 = 0xFFFFFFFF
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+# Multipliers below 2**31 keep a 32-bit word times a multiplier inside a signed 64-bit integer.
+_MULTIPLIER_1 = 0x21F0AAAD
+_MULTIPLIER_2 = 0x735A2D97
+
+
+def _mix_words(words: Any) -> Any:
+    """Mix 32-bit words held in 64-bit integers (numpy arrays or torch tensors): xor-shift, multiply, twice.
+
+    The constants are those of the two-round 32-bit hash with the lowest published bias (Wellons, hash-prospector).
+    """
+    words = words ^ (words >> 16)
+    words = (words * _MULTIPLIER_1) & _MASK32
+    words = words ^ (words >> 15)
+    words = (words * _MULTIPLIER_2) & _MASK32
+    return words ^ (words >> 15)
+
+
+def uniform_from_words(words: Any, keys: tuple[int, int, int, int]) -> Any:
+    """Turn token ids (as 32-bit words in 64-bit integers) into uniforms in (0, 1) with 53 random bits.
+
+    Args:
+        words: ``[n]`` int64 numpy array or torch tensor with entries in ``[0, 2**32)``.
+        keys: four 32-bit words from :func:`row_keys`.
+
+    Returns:
+        ``[n]`` float64 of the same library.
+    """
+    high = _mix_words(_mix_words(words ^ keys[0]) ^ keys[1])
+    low = _mix_words(_mix_words(words ^ keys[2]) ^ keys[3])
+    bits = high * 1048576 + (low >> 12)
+    # Said out loud, as torch would turn integers into float32, its default.
+    bits = bits.astype(np.float64) if isinstance(bits, np.ndarray) else bits.double()
+    # 32 + 20 bits and a half: the largest value is 1 - 2**-53, so neither 0 nor 1 can come out.
+    return (bits + 0.5) * 2.0**-52
+
+
+def row_keys(seed: int, choice: int, position: int) -> tuple[int, int, int, int]:
+    """Derive the four 32-bit key words of one row from seed, choice index and absolute position (splitmix64)."""
+    state = (seed ^ _split_mix(choice * 0x9E3779B97F4A7C15 + position)) & _MASK64
+    first = _split_mix(state)
+    second = _split_mix(first ^ seed)
+    return first >> 32, first & _MASK32, second >> 32, second & _MASK32
+
+
+def _split_mix(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & _MASK64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return state ^ (state >> 31)
+
+
+class TokenNoise:
+    """The noise of one request: a pure function of position and token id."""
+
+    __slots__ = ("_choice", "_seed")
+
+    def __init__(self, seed: int, choice: int = 0) -> None:
+        self._seed = seed
+        self._choice = choice
+
+    def uniform(self, position: int, token_ids: IntArray) -> Float64Array:
+        """Return uniforms in (0, 1), ``[n]`` float64, for ``token_ids`` ``[n]`` at an absolute position."""
+        words = token_ids.astype(np.int64) & _MASK32
+        uniforms: Float64Array = uniform_from_words(words, row_keys(self._seed, self._choice, position))
+        return uniforms
+
+    def gumbel(self, position: int, token_ids: IntArray) -> Float64Array:
+        """Return standard Gumbel numbers, ``[n]`` float64, for ``token_ids`` ``[n]`` at an absolute position."""
+        gumbels: Float64Array = -np.log(-np.log(self.uniform(position, token_ids)))
+        return gumbels

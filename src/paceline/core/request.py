@@ -1,0 +1,137 @@
+"""One request as the loop carries it, and the target's rows that verifiers and drafters read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from paceline.core.params import SamplingParams, StopRules
+from paceline.core.processors import FloatArray
+from paceline.core.stats import RequestStats
+from paceline.core.text import TextSegment, TextStream
+from paceline.core.tree import ROOT
+from paceline.core.verify import Verifier
+from paceline.engines.base import ForwardOutput
+
+FinishReason: TypeAlias = Literal["stop", "end", "length", "context", "cancelled", "no_room"]
+"""Why a request ended.
+
+``stop``: a stop text; ``end``: an end-of-generation token; ``length``: ``max_tokens``; ``context``: the context is
+full; ``cancelled``: by the caller; ``no_room``: the engine's cache had no cells left for it.
+"""
+
+SOURCE_TARGET = "target"
+"""Source of recovered and bonus tokens; drafted tokens carry their drafter's name."""
+
+
+class Request:
+    """A prompt, its growing answer, and everything decided about it. The loop owns it; others only read.
+
+    Attributes:
+        id: unique within its loop.
+        token_ids: prompt and answer. Between rounds the target's cache holds all of them but the last.
+        num_prompt: how many of them are the prompt.
+        params: how it is sampled.
+        rules: when it stops.
+        verifier: judges its trees; holds its randomness.
+        sequence: its handle at the target engine.
+        cached: how many tokens the target's cache holds; ``len(token_ids) - 1`` once the prompt is done.
+        finish_reason: ``None`` while it runs.
+        stats: counts and times.
+    """
+
+    __slots__ = (
+        "cached",
+        "finish_reason",
+        "id",
+        "num_prompt",
+        "params",
+        "rules",
+        "sequence",
+        "stats",
+        "text",
+        "token_ids",
+        "verifier",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        rules: StopRules,
+        verifier: Verifier,
+        sequence: int,
+        text: TextStream,
+    ) -> None:
+        self.id = request_id
+        self.token_ids = list(prompt_ids)
+        self.num_prompt = len(prompt_ids)
+        self.params = params
+        self.rules = rules
+        self.verifier = verifier
+        self.sequence = sequence
+        self.text = text
+        self.cached = 0
+        self.finish_reason: FinishReason | None = None
+        self.stats = RequestStats()
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Tokens of the answer so far."""
+        return self.token_ids[self.num_prompt :]
+
+    @property
+    def num_output(self) -> int:
+        """Number of tokens of the answer so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the prompt is in the cache, so that the next pass emits tokens."""
+        return self.cached == len(self.token_ids) - 1 and self.num_output > 0
+
+
+class TargetRows:
+    """The target's rows of one request's tree in one pass.
+
+    The first output of the request's step is the root's row; drafted node ``n`` is ``n`` outputs further.
+    """
+
+    __slots__ = ("_output", "_step")
+
+    def __init__(self, output: ForwardOutput, step: int) -> None:
+        self._output = output
+        self._step = step
+
+    def logits(self, node: int) -> FloatArray:
+        """Return the logits ``[vocab]`` that follow tree node ``node``: borrowed and read-only."""
+        return self._output.logits(self._step, node - ROOT)
+
+    def hidden_states(self, node: int) -> FloatArray:
+        """Return the last hidden state ``[hidden]`` at tree node ``node``.
+
+        Raises:
+            CapabilityError: the engine does not offer hidden states.
+        """
+        return self._output.hidden_states(self._step, node - ROOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one round added to one request.
+
+    Attributes:
+        request: the request.
+        token_ids: emitted tokens, in order.
+        sources: for each, the drafter it came from, or :data:`SOURCE_TARGET`.
+        segments: text that is final now; withheld while it may be the start of a stop text or of a character.
+        finish_reason: set in a request's last emission.
+    """
+
+    request: Request
+    token_ids: Sequence[int]
+    sources: Sequence[str]
+    segments: Sequence[TextSegment]
+    finish_reason: FinishReason | None

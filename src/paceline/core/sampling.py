@@ -1,0 +1,214 @@
+"""From one row of logits to one token: the Gumbel argmax with keyed noise, and the distribution it draws from.
+
+Sampling is ``argmax(log p + g)`` with ``g`` standard Gumbel noise keyed by (seed, choice, position, token id). Noise
+for a whole vocabulary is too dear (2.4 ms a row at 152k entries in numpy), so tokens far from the top are lumped:
+
+* the *head* is every candidate within :data:`HEAD_RANGE_NATS` of the largest logit, the largest :data:`HEAD_SIZE` of
+  them if there are more; each draws its own Gumbel number;
+* the *tail* is everything else, one entry with the summed probability and one Gumbel number of its own. When it wins,
+  a keyed uniform number picks the token inside it by inverse transform.
+
+The maximum of independent Gumbel numbers shifted by ``log p_i`` is a Gumbel number shifted by ``log sum p_i``, so the
+emitted token is distributed exactly by ``p``. Head and tail depend on the row alone, so the token depends on nothing
+but the row and the key: it is the same with any drafter, policy or batch, or none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.errors import SamplingError
+from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, Float64Array, TokenNoise
+from paceline.core.params import SamplingParams
+from paceline.core.processors import Candidates, FloatArray, IntArray, build_processors, largest
+
+HEAD_SIZE = 512
+"""Most tokens that draw noise of their own (more only where logits tie at the border)."""
+
+HEAD_RANGE_NATS = 14.0
+"""Tokens this far below the largest logit are left to the tail even when the head has room."""
+
+_BLOCK = 1024
+_TAIL_IDS = np.array([TAIL_ID], dtype=np.int64)
+_TAIL_PICK_IDS = np.array([TAIL_PICK_ID], dtype=np.int64)
+
+
+class Tail:
+    """The candidates outside the head, as one entry whose score is computed only if it could win.
+
+    Attributes:
+        noise: its Gumbel number.
+        score_bound: no less than its score; cheap.
+    """
+
+    __slots__ = ("_candidates", "_head", "_top", "noise", "score_bound")
+
+    def __init__(self, candidates: Candidates, head: IntArray, top: float, border: float, noise: float) -> None:
+        self._candidates = candidates
+        self._head = head
+        self._top = top
+        self.noise = noise
+        # Nothing in the tail is above the border, so its mass is no more than if everything were at it.
+        self.score_bound = border + math.log(len(candidates.logits) - len(head)) + noise
+
+    def weights(self) -> FloatArray:
+        """Return ``exp(logit - top)`` of all candidates, 0 for those in the head."""
+        logits = self._candidates.logits.copy()
+        logits[self._head] = -np.inf
+        weights: FloatArray = np.exp(logits - self._top)
+        return weights
+
+    def beats(self, score: float) -> bool:
+        """Return whether the tail as one entry scores higher than ``score``."""
+        if self.score_bound <= score:
+            return False
+        mass = float(self.weights().sum())
+        return mass > 0.0 and math.log(mass) + self._top + self.noise > score
+
+    def pick(self, uniform: float) -> int:
+        """Return the token that a uniform number in (0, 1) picks by inverse transform."""
+        weights = self.weights()
+        # Find the block first: a running sum over 152k entries takes longer than everything else together.
+        starts = np.arange(0, len(weights), _BLOCK)
+        ends = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+        goal = uniform * ends[-1]
+        block = int(np.searchsorted(ends, goal, side="right"))
+        inside = weights[starts[block] : starts[block] + _BLOCK]
+        goal -= ends[block - 1] if block else 0.0
+        index = int(np.searchsorted(np.cumsum(inside, dtype=np.float64), goal, side="right"))
+        # Rounding may put the goal past the block's last weight; a token without weight must never come out.
+        last = int(np.flatnonzero(inside)[-1])
+        return token_at(self._candidates, int(starts[block]) + min(index, last))
+
+
+@dataclass(frozen=True, slots=True)
+class PerturbedRow:
+    """A row's head with its noise: the scores whose argmax is the emitted token.
+
+    Attributes:
+        ids: ``[head]`` token ids.
+        scores: ``[head]`` ``log p + g`` up to a constant.
+        tail: everything else, or ``None`` if the head is all there is.
+    """
+
+    ids: IntArray
+    scores: Float64Array
+    tail: Tail | None
+
+
+class RowSampler:
+    """Turns rows of logits into tokens for one request.
+
+    ``history`` arguments are all tokens before the row's token, drafted ancestors included; only penalties read them.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+        self.noise = TokenNoise(params.seed, params.choice)
+        self._processors = build_processors(params)
+        self._plain_argmax = params.greedy and not self._processors
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether ``history`` changes the outcome; callers may pass an empty one otherwise."""
+        return self.params.penalised
+
+    def candidates(self, logits: FloatArray, history: Sequence[int]) -> Candidates:
+        """Return the candidates of a row of logits ``[vocab]`` after every processor."""
+        candidates = Candidates(None, logits, owned=False)
+        for process in self._processors:
+            candidates = process(candidates, history)
+        return candidates
+
+    def emit(self, logits: FloatArray, position: int, history: Sequence[int]) -> int:
+        """Return the token that a row of logits ``[vocab]`` emits at an absolute position."""
+        if self._plain_argmax:
+            return int(logits.argmax())
+        return self.ranked(self.candidates(logits, history), position, 1)[0]
+
+    def perturb(self, candidates: Candidates, position: int) -> PerturbedRow:
+        """Split candidates into head and tail and add the noise of ``position``."""
+        logits = candidates.logits
+        top = float(logits.max())
+        if not math.isfinite(top):
+            raise SamplingError(f"the largest logit at position {position} is {top:g}: lift a logit bias of -inf")
+        if len(logits) > HEAD_SIZE:
+            border = top - HEAD_RANGE_NATS
+            in_range = logits >= border
+            if np.count_nonzero(in_range) > HEAD_SIZE:
+                head = largest(logits, HEAD_SIZE)
+                border = float(logits[head].min())
+            else:
+                head = np.flatnonzero(in_range)
+            if len(head) < len(logits):
+                ids = head if candidates.ids is None else candidates.ids[head]
+                scores = logits[head] + self.noise.gumbel(position, ids)
+                noise = float(self.noise.gumbel(position, _TAIL_IDS)[0])
+                return PerturbedRow(ids, scores, Tail(candidates, head, top, border, noise))
+        ids = np.arange(len(logits)) if candidates.ids is None else candidates.ids
+        return PerturbedRow(ids, logits + self.noise.gumbel(position, ids), None)
+
+    def ranked(self, candidates: Candidates, position: int, count: int) -> list[int]:
+        """Return the ``count`` tokens with the largest perturbed scores, best first (fewer if there are fewer).
+
+        The first is what the target emits; a draft proposes the first of its own, then the runners-up. Greedy ranks
+        by the logits alone. Tokens of the tail come up at most once: as the one its uniform number picks.
+        """
+        if self.params.greedy:
+            logits = candidates.logits
+            if count == 1:
+                return [token_at(candidates, int(logits.argmax()))]
+            top = largest(logits, min(count, len(logits)))
+            order = np.argsort(-logits[top], kind="stable")[:count]
+            return [token_at(candidates, int(index)) for index in top[order]]
+        row = self.perturb(candidates, position)
+        if count == 1:
+            best = int(row.scores.argmax())
+            if row.tail is not None and row.tail.beats(float(row.scores[best])):
+                return [self._pick_in_tail(row.tail, position)]
+            return [int(row.ids[best])]
+        order = np.argsort(-row.scores, kind="stable")[:count]
+        ranked = [int(row.ids[index]) for index in order if row.scores[index] > -np.inf]
+        if row.tail is not None:
+            rank = next((i for i, index in enumerate(order) if row.tail.beats(float(row.scores[index]))), len(order))
+            if rank < count:
+                ranked.insert(rank, self._pick_in_tail(row.tail, position))
+        return ranked[:count]
+
+    def _pick_in_tail(self, tail: Tail, position: int) -> int:
+        return tail.pick(float(self.noise.uniform(position, _TAIL_PICK_IDS)[0]))
+
+
+def probabilities(candidates: Candidates, vocab_size: int, *, greedy: bool) -> Float64Array:
+    """Return the distribution ``[vocab_size]`` of candidates as float64: one-hot if ``greedy``.
+
+    ``vocab_size`` may differ from the row's own width when two vocabularies are padded differently.
+    """
+    probs = np.zeros(vocab_size, dtype=np.float64)
+    logits = candidates.logits.astype(np.float64)
+    if greedy:
+        probs[token_at(candidates, int(logits.argmax()))] = 1.0
+        return probs
+    weights = np.exp(logits - logits.max())
+    if candidates.ids is None:
+        width = min(vocab_size, len(weights))
+        probs[:width] = weights[:width]
+    else:
+        inside = candidates.ids < vocab_size
+        probs[candidates.ids[inside]] = weights[inside]
+    probs /= probs.sum()
+    return probs
+
+
+def largest_probability(logits: FloatArray) -> float:
+    """Return the largest probability of ``softmax(logits)``."""
+    return 1.0 / float(np.exp(logits - logits.max()).sum(dtype=np.float64))
+
+
+def token_at(candidates: Candidates, index: int) -> int:
+    """Return the token id of the candidate at ``index``."""
+    return index if candidates.ids is None else int(candidates.ids[index])

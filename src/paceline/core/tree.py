@@ -1,0 +1,148 @@
+"""The draft tree of one request in one round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline.core.noise import Float64Array
+
+ROOT = 0
+"""The request's last token: the node every draft hangs below. It is fed with the drafts and is never judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a drafter knew when it proposed a token; each field may be unknown.
+
+    Attributes:
+        probability: largest probability of the distribution the token was proposed from (not the token's own: under
+            rejection, whether a token is verified must not depend on which one was drawn).
+        match_length: tokens of context that matched, for drafters that look text up.
+        count: how often that continuation was seen.
+    """
+
+    probability: float | None = None
+    match_length: int | None = None
+    count: int | None = None
+
+
+NO_EVIDENCE = Evidence()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One proposal for the token after a node, in the order proposals are judged.
+
+    Attributes:
+        token_id: the proposed token.
+        node: the tree node that holds it; several candidates may share one.
+        draft_probs: ``[vocab]`` distribution it was drawn from given that the earlier candidates of this node were
+            not taken, or ``None`` for a deterministic proposal (all mass on ``token_id``).
+    """
+
+    token_id: int
+    node: int
+    draft_probs: Float64Array | None
+
+
+class DraftTree:
+    """Drafted tokens below a request's last token, written by any number of drafters.
+
+    Node :data:`ROOT` is the last token itself. The others are numbered as they are added, so parents come first, and
+    a token stands at most once below a parent: a second proposal of it is recorded with the same node.
+
+    Attributes:
+        token_ids: ``[nodes]`` token of each node.
+        parents: ``[nodes]`` parent of each node; -1 for the root.
+        depths: ``[nodes]`` 0 for the root.
+        sources: ``[nodes]`` name of the drafter that added the node first; empty for the root.
+        evidence: ``[nodes]`` what that drafter knew.
+    """
+
+    __slots__ = ("_candidates", "_children", "depths", "evidence", "parents", "sources", "token_ids")
+
+    def __init__(self, last_token: int) -> None:
+        self.token_ids = [last_token]
+        self.parents = [-1]
+        self.depths = [0]
+        self.sources = [""]
+        self.evidence = [NO_EVIDENCE]
+        self._children: dict[tuple[int, int], int] = {}
+        self._candidates: dict[int, list[Candidate]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of nodes, the root included."""
+        return len(self.token_ids)
+
+    @property
+    def num_drafted(self) -> int:
+        """Number of drafted tokens."""
+        return len(self.token_ids) - 1
+
+    def add(
+        self,
+        parent: int,
+        token_id: int,
+        source: str,
+        evidence: Evidence = NO_EVIDENCE,
+        draft_probs: Float64Array | None = None,
+    ) -> int:
+        """Propose ``token_id`` after ``parent`` and return its node, which may exist already."""
+        node = self._children.get((parent, token_id))
+        if node is None:
+            node = len(self.token_ids)
+            self._children[parent, token_id] = node
+            self.token_ids.append(token_id)
+            self.parents.append(parent)
+            self.depths.append(self.depths[parent] + 1)
+            self.sources.append(source)
+            self.evidence.append(evidence)
+        self._candidates.setdefault(parent, []).append(Candidate(token_id, node, draft_probs))
+        return node
+
+    def child(self, parent: int, token_id: int) -> int | None:
+        """Return the node of ``token_id`` below ``parent``, if it was drafted."""
+        return self._children.get((parent, token_id))
+
+    def candidates(self, node: int) -> Sequence[Candidate]:
+        """Return the proposals for the token after ``node``, in the order they were made."""
+        return self._candidates.get(node, ())
+
+    def path_tokens(self, node: int) -> list[int]:
+        """Return the drafted tokens from below the root down to ``node``; empty for the root."""
+        tokens = []
+        while node != ROOT:
+            tokens.append(self.token_ids[node])
+            node = self.parents[node]
+        tokens.reverse()
+        return tokens
+
+    def keep(self, nodes: Iterable[int]) -> None:
+        """Drop every node that is not in ``nodes`` (with the root implied) and renumber the rest.
+
+        Raises:
+            ValueError: a kept node's parent is not kept.
+        """
+        kept = sorted({ROOT, *nodes})
+        renumbered = {old: new for new, old in enumerate(kept)}
+        for node in kept[1:]:
+            if self.parents[node] not in renumbered:
+                raise ValueError(f"node {node} is kept without its parent {self.parents[node]}")
+        self._candidates = {
+            renumbered[parent]: [
+                Candidate(c.token_id, renumbered[c.node], c.draft_probs) for c in candidates if c.node in renumbered
+            ]
+            for parent, candidates in self._candidates.items()
+            if parent in renumbered
+        }
+        self._children = {
+            (renumbered[parent], token): renumbered[node]
+            for (parent, token), node in self._children.items()
+            if node in renumbered
+        }
+        self.parents = [-1, *(renumbered[self.parents[node]] for node in kept[1:])]
+        self.token_ids = [self.token_ids[node] for node in kept]
+        self.depths = [self.depths[node] for node in kept]
+        self.sources = [self.sources[node] for node in kept]
+        self.evidence = [self.evidence[node] for node in kept]

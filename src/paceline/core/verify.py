@@ -1,0 +1,222 @@
+"""The two rules that judge a draft tree. Both leave the target's distribution exactly as it was.
+
+Terms, used everywhere: *accepted* tokens were drafted and kept; the *recovered* token is the target's own choice where
+a drafted one was not; the *bonus* token is the target's choice after a path accepted down to a leaf. A round emits its
+accepted tokens and then one recovered or bonus token.
+
+A verifier belongs to one request: it holds that request's randomness. It also draws the proposals of a draft model,
+because how a proposal is drawn and how it is judged only make sense together: shared noise must never meet a ratio
+test, and a ratio test needs the distribution that was drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+
+from paceline.core.noise import Float64Array
+from paceline.core.params import SamplingParams
+from paceline.core.processors import FloatArray
+from paceline.core.sampling import RowSampler, probabilities
+from paceline.core.tree import ROOT, DraftTree
+
+VerifierName: TypeAlias = Literal["coupled", "rejection"]
+VERIFIER_NAMES: tuple[VerifierName, ...] = get_args(VerifierName)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A token a draft model proposes.
+
+    Attributes:
+        token_id: the token.
+        draft_probs: ``[vocab]`` the distribution it was drawn from, given the proposals before it were not taken;
+            ``None`` if the verifier does not need it.
+    """
+
+    token_id: int
+    draft_probs: Float64Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What a verifier decided about a tree.
+
+    Attributes:
+        path: accepted nodes, from below the root downwards.
+        token_ids: ``[len(path) + 1]`` emitted tokens: the accepted ones, then the recovered or bonus token.
+        reached_leaf: whether the last token is a bonus token: nothing was drafted where it stands.
+    """
+
+    path: list[int]
+    token_ids: list[int]
+    reached_leaf: bool
+
+
+RowLogits: TypeAlias = Callable[[int], FloatArray]
+"""Returns the target's logits ``[vocab]`` at a tree node: what follows that node."""
+
+
+class Verifier(Protocol):
+    """Judges the trees of one request and draws its draft model's proposals."""
+
+    name: VerifierName
+    sampler: RowSampler
+
+    def propose(self, logits: FloatArray, position: int, history: Sequence[int], count: int) -> list[Proposal]:
+        """Draw up to ``count`` different proposals for one position from a draft model's row.
+
+        Args:
+            logits: ``[vocab]`` of the draft, cut to the target's vocabulary.
+            position: absolute position of the proposed token.
+            history: all tokens before it, drafted ancestors included (may be empty if ``sampler.reads_history`` is
+                false).
+            count: most proposals wanted, best first.
+        """
+        ...
+
+    def walk(self, tree: DraftTree, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+        """Walk down ``tree`` by the target's rows and return what was accepted and emitted.
+
+        Args:
+            tree: the drafts; its root is the last token of ``history``.
+            row_logits: the target's rows; asked only where the walk goes.
+            history: all tokens up to and including the root.
+        """
+        ...
+
+
+class CoupledVerifier:
+    """Accepts a drafted token when it is the one the target emits with the same keyed noise (arXiv 2408.07978).
+
+    The emitted tokens are those of plain decoding, whatever was drafted. The first token of a draft model with
+    distribution ``q`` is accepted with probability ``sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)``.
+    """
+
+    name: VerifierName = "coupled"
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.sampler = RowSampler(params)
+
+    def propose(self, logits: FloatArray, position: int, history: Sequence[int], count: int) -> list[Proposal]:
+        """Rank the draft's tokens under the noise the target will use."""
+        candidates = self.sampler.candidates(logits, history)
+        return [Proposal(token_id, None) for token_id in self.sampler.ranked(candidates, position, count)]
+
+    def walk(self, tree: DraftTree, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+        """Follow the target's own choices through the tree until it leaves the tree."""
+        sampler = self.sampler
+        path: list[int] = []
+        token_ids: list[int] = []
+        position = len(history)
+        if sampler.reads_history:
+            history = list(history)
+        node = ROOT
+        while True:
+            token_id = sampler.emit(row_logits(node), position, history)
+            token_ids.append(token_id)
+            child = tree.child(node, token_id)
+            if child is None:
+                return Walk(path, token_ids, reached_leaf=not tree.candidates(node))
+            path.append(child)
+            node = child
+            position += 1
+            if sampler.reads_history:
+                history = [*history, token_id]
+
+
+class RejectionVerifier:
+    """Accepts ``x`` drawn from ``q`` with probability ``min(1, p(x) / q(x))``, else draws from ``norm(max(p - q, 0))``.
+
+    The rule is that of arXiv 2211.17192 and 2302.01318, applied to candidate after candidate where a node has siblings
+    (arXiv 2305.09781). A deterministic proposal is the case of a one-hot ``q``. The distribution of the text is the
+    target's; the text of a seed depends on what was drafted, unlike under :class:`CoupledVerifier`.
+    """
+
+    name: VerifierName = "rejection"
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.sampler = RowSampler(params)
+        # Every draw is fresh, so proposals and verdicts of different rounds are independent of each other.
+        self._rng = np.random.Generator(np.random.PCG64((params.seed, params.choice)))
+
+    def propose(self, logits: FloatArray, position: int, history: Sequence[int], count: int) -> list[Proposal]:
+        """Draw without replacement from the draft's distribution."""
+        draft_probs = self._distribution(logits, history)
+        proposals: list[Proposal] = []
+        for _ in range(count):
+            token_id = self._draw(draft_probs)
+            proposals.append(Proposal(token_id, draft_probs))
+            rest = draft_probs.copy()
+            rest[token_id] = 0.0
+            mass = rest.sum()
+            if mass <= 0.0:
+                break
+            draft_probs = rest / mass
+        return proposals
+
+    def walk(self, tree: DraftTree, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+        """Judge the candidates of each node in turn until none is accepted."""
+        path: list[int] = []
+        token_ids: list[int] = []
+        if self.sampler.reads_history:
+            history = list(history)
+        node = ROOT
+        while True:
+            target_probs = self._distribution(row_logits(node), history)
+            accepted: int | None = None
+            for candidate in tree.candidates(node):
+                token_id, draft_probs = candidate.token_id, candidate.draft_probs
+                own_prob = 1.0 if draft_probs is None else draft_probs[token_id]
+                if self._rng.random() * own_prob < target_probs[token_id]:
+                    accepted = candidate.node
+                    break
+                target_probs = _residual(target_probs, draft_probs, token_id)
+            if accepted is None:
+                token_ids.append(self._draw(target_probs))
+                return Walk(path, token_ids, reached_leaf=not tree.candidates(node))
+            token_id = tree.token_ids[accepted]
+            path.append(accepted)
+            token_ids.append(token_id)
+            node = accepted
+            if self.sampler.reads_history:
+                history = [*history, token_id]
+
+    def _distribution(self, logits: FloatArray, history: Sequence[int]) -> Float64Array:
+        candidates = self.sampler.candidates(logits, history)
+        return probabilities(candidates, len(logits), greedy=self.sampler.params.greedy)
+
+    def _draw(self, probs: Float64Array) -> int:
+        mass = np.cumsum(probs)
+        # side="right" never lands on an entry without mass, as uniforms are below 1 and may be 0.
+        return int(np.searchsorted(mass, self._rng.random() * mass[-1], side="right"))
+
+
+def _residual(target_probs: Float64Array, draft_probs: Float64Array | None, token_id: int) -> Float64Array:
+    """Return ``norm(max(target - draft, 0))``, the distribution left after ``token_id`` was turned down."""
+    if draft_probs is None:
+        rest = target_probs.copy()
+        rest[token_id] = 0.0
+    else:
+        rest = np.maximum(target_probs[: len(draft_probs)] - draft_probs[: len(target_probs)], 0.0)
+        if len(target_probs) > len(rest):
+            rest = np.concatenate((rest, target_probs[len(rest) :]))
+    mass = rest.sum()
+    if mass <= 0.0:
+        # The distributions agree but for rounding: a rejection had probability about 1e-16. Any answer is exact to
+        # that; without the rejected token it cannot be emitted and rejected at once.
+        rest = target_probs.copy()
+        rest[token_id] = 0.0
+        mass = rest.sum()
+        if mass <= 0.0:
+            return target_probs
+    normalised: Float64Array = rest / mass
+    return normalised
+
+
+def make_verifier(name: VerifierName, params: SamplingParams) -> Verifier:
+    """Return a new verifier for one request."""
+    return CoupledVerifier(params) if name == "coupled" else RejectionVerifier(params)

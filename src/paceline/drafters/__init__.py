@@ -1,0 +1,1 @@
+"""Drafters: cheap sources of tokens, one contract (``base``)."""

@@ -1,0 +1,91 @@
+"""The drafter contract: something that proposes the next tokens of requests, cheaply.
+
+In one round every drafter is asked to ``grow`` the trees, level by level, until it or the policy has had enough; then
+the target verifies, and each drafter is told what became of every request with ``observe``. Nothing a drafter does can
+change the text; it can only change the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.core.request import Request, TargetRows
+from paceline.core.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBudget:
+    """How far one request's tree may grow this round. A drafter never exceeds it.
+
+    Attributes:
+        max_depth: deepest node below the root.
+        siblings: most proposals for one position; 1 is a chain.
+        min_probability: stop before a position whose most likely token, by the drafter's own distribution at the
+            request's temperature (1 if greedy), is less likely than this. Judged before a token is drawn, so it is
+            safe under rejection.
+    """
+
+    max_depth: int
+    siblings: int = 1
+    min_probability: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftJob:
+    """One request's tree and how far it may grow. Drafters read the request and write the tree."""
+
+    request: Request
+    tree: DraftTree
+    budget: DraftBudget
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What became of one request's tree.
+
+    Attributes:
+        tree: the tree as it was verified (nodes the policy dropped are gone).
+        path: accepted nodes, from below the root downwards.
+        token_ids: ``[len(path) + 1]`` tokens emitted; they are at the end of ``request.token_ids`` by now.
+        rows: the target's rows for the root and the accepted nodes, valid until ``observe`` returns.
+    """
+
+    tree: DraftTree
+    path: Sequence[int]
+    token_ids: Sequence[int]
+    rows: TargetRows
+
+
+class Drafter(Protocol):
+    """A source of draft tokens for any number of requests."""
+
+    @property
+    def name(self) -> str:
+        """Name under which its tokens are counted."""
+        ...
+
+    def begin(self, request: Request) -> None:
+        """Take note of a new request; its prompt is in ``request.token_ids``."""
+        ...
+
+    def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
+        """Add proposals to the trees: one more level, or everything at once if drafting costs nothing.
+
+        Returns:
+            For each job whether calling again in this round may add more.
+        """
+        ...
+
+    def observe(self, request: Request, commit: Commit) -> None:
+        """Take note of what a round decided for ``request``."""
+        ...
+
+    def end(self, request: Request) -> None:
+        """Forget a request that is over."""
+        ...
+
+    def close(self) -> None:
+        """Free what the drafter holds. Idempotent."""
+        ...

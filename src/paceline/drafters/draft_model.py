@@ -1,0 +1,256 @@
+"""Drafting with a smaller model: one level of all trees per pass.
+
+The drafter owns its engine's sequences. Its cache follows a request lazily: nothing is fed while the policy does not
+ask, and the first pass after a pause feeds what was missed. For one request and one round::
+
+    request.token_ids        t0 ... t(n-1)                  the last one is the tree's root
+    draft cache, committed   t0 ... t(n-1)                  after catching up
+    draft cache, pending           └─ d1 ─ d2               drafted tokens that were fed to draft the next level
+
+The deepest level is proposed but not fed, so after a full acceptance the catch-up is that token and the bonus token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.errors import InputError, NoRoomError
+from paceline.core.request import Request
+from paceline.core.sampling import largest_probability
+from paceline.core.tree import ROOT, DraftTree, Evidence
+from paceline.drafters.base import Commit, DraftJob
+from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
+
+
+@dataclass(slots=True)
+class _Follower:
+    """How the draft's cache follows one request.
+
+    Attributes:
+        sequence: handle at the draft engine; ``None`` until the request first drafts.
+        start: index in ``request.token_ids`` of the first cached token (above 0 once the draft's context overflowed).
+        cached: committed tokens in the draft's cache.
+        tree: tree being grown this round.
+        frontier: tree node to extend next.
+        fed: drafted tokens in the draft's cache: the chain from below the root to the frontier's parent.
+    """
+
+    sequence: int | None = None
+    start: int = 0
+    cached: int = 0
+    tree: DraftTree | None = None
+    frontier: int = ROOT
+    fed: list[int] = field(default_factory=list)
+
+
+class DraftModelDrafter:
+    """Proposes what a smaller model with the same vocabulary would say.
+
+    It grows a chain of its best proposal at every position; with siblings, the runners-up hang beside the chain.
+
+    Args:
+        engine: the draft model; closed with the drafter.
+        target_vocab_size: the target's number of token ids; the draft's ids beyond are never proposed.
+        context_length: tokens of history the draft sees at most; by default all its engine can hold.
+    """
+
+    name = "draft"
+
+    def __init__(self, engine: Engine, *, target_vocab_size: int, context_length: int | None = None) -> None:
+        capacity = engine.capabilities.context_length
+        if context_length is not None and not 2 <= context_length <= capacity:
+            raise InputError(f"draft context of {context_length} tokens: give 2 to {capacity}")
+        self.engine = engine
+        self._target_vocab_size = target_vocab_size
+        self._context_length = context_length or capacity
+        self._followers: dict[int, _Follower] = {}
+
+    def begin(self, request: Request) -> None:
+        """Remember the request; nothing is fed before the policy asks for drafts."""
+        self._followers[request.id] = _Follower()
+
+    def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
+        """Add one level to every tree, in one pass of the draft (more only to catch up)."""
+        followers = [self._followers[job.request.id] for job in jobs]
+        for job, follower in zip(jobs, followers, strict=True):
+            if follower.tree is not job.tree:
+                self._start_round(follower, job)
+        open_jobs = [
+            (job, follower)
+            for job, follower in zip(jobs, followers, strict=True)
+            if follower.sequence is not None
+            and job.tree.depths[follower.frontier] < job.budget.max_depth
+            and self._fits(job, follower)
+        ]
+        # A level of more trees than one pass has rows: the first ones draft.
+        del open_jobs[self.engine.capabilities.max_rows :]
+        grown = set()
+        if open_jobs:
+            try:
+                output, rows = self._feed(open_jobs)
+            except NoRoomError:
+                # The draft's cache is full of other requests: this round drafts without the model.
+                return [False] * len(jobs)
+            for (job, follower), row in zip(open_jobs, rows, strict=True):
+                if self._propose(job, follower, output, row):
+                    grown.add(job.request.id)
+        return [
+            job.request.id in grown and job.tree.depths[follower.frontier] < job.budget.max_depth
+            for job, follower in zip(jobs, followers, strict=True)
+        ]
+
+    def observe(self, request: Request, commit: Commit) -> None:
+        """Keep the accepted tokens that are in the draft's cache, drop the other drafts."""
+        follower = self._followers[request.id]
+        if follower.tree is None:
+            return
+        # The last emitted token stays out even if it was fed: the next round feeds it to get its row.
+        kept = 0
+        for fed_token, token_id in zip(follower.fed, commit.token_ids[:-1], strict=False):
+            if fed_token != token_id:
+                break
+            kept += 1
+        self._end_round(follower, kept)
+
+    def end(self, request: Request) -> None:
+        """Free the request's sequence."""
+        follower = self._followers.pop(request.id)
+        if follower.sequence is not None:
+            self.engine.close_sequence(follower.sequence)
+
+    def close(self) -> None:
+        """Close the draft engine."""
+        self._followers.clear()
+        self.engine.close()
+
+    def _start_round(self, follower: _Follower, job: DraftJob) -> None:
+        if follower.tree is not None:
+            # The last round was never decided (its pass failed, or had no row left for this request): its drafts are
+            # void, and the root, which has been fed, is fed again for its row.
+            self._end_round(follower, 0)
+            if follower.sequence is not None and follower.start + follower.cached == len(job.request.token_ids):
+                follower.cached -= 1
+                self.engine.trim(follower.sequence, follower.cached)
+        if follower.sequence is None:
+            if len([f for f in self._followers.values() if f.sequence is not None]) >= (
+                self.engine.capabilities.max_sequences
+            ):
+                return
+            follower.sequence = self.engine.open()
+        follower.tree = job.tree
+        follower.frontier = ROOT
+
+    def _end_round(self, follower: _Follower, kept: int) -> None:
+        if follower.fed and follower.sequence is not None:
+            self.engine.commit(follower.sequence, range(kept))
+            follower.cached += kept
+        follower.fed.clear()
+        follower.tree = None
+
+    def _fits(self, job: DraftJob, follower: _Follower) -> bool:
+        """Make room in the draft's own context, if need be by forgetting the oldest half of it."""
+        length = len(job.request.token_ids) - follower.start
+        depth = job.tree.depths[follower.frontier]
+        if length + depth <= self._context_length:
+            return True
+        if depth > 0:
+            return False
+        # Which history a draft sees changes what it proposes, never what is emitted.
+        assert follower.sequence is not None
+        follower.start = len(job.request.token_ids) - self._context_length // 2
+        follower.cached = 0
+        self.engine.trim(follower.sequence, 0)
+        return True
+
+    def _feed(self, open_jobs: Sequence[tuple[DraftJob, _Follower]]) -> tuple[ForwardOutput, list[int]]:
+        """Feed every frontier node, and before it whatever the cache lacks.
+
+        Returns:
+            The output of the last pass and, for each job, its step in that pass.
+        """
+        capabilities = self.engine.capabilities
+        while True:
+            room = capabilities.max_rows
+            steps: list[Step] = []
+            waiting = False
+            for index, (job, follower) in enumerate(open_jobs):
+                assert follower.sequence is not None
+                left = len(open_jobs) - index - 1
+                if follower.frontier == ROOT:
+                    missing = job.request.token_ids[follower.start + follower.cached :]
+                    # Keep a row for each job that follows, so that all frontiers can meet in the last pass; the
+                    # last token of a job is held back until they do.
+                    chunk = missing[: room - left]
+                    waiting = waiting or len(chunk) < len(missing)
+                    steps.append(
+                        Step(
+                            follower.sequence,
+                            chunk,
+                            range(COMMITTED_END, COMMITTED_END + len(chunk)),
+                            (len(chunk) - 1,),
+                        )
+                    )
+                    room -= len(chunk)
+                else:
+                    # The fed chain is nodes 0, 1, ... of the pending tree, so the last of them is the parent.
+                    parent = len(follower.fed) - 1
+                    token_id = job.tree.token_ids[follower.frontier]
+                    steps.append(Step(follower.sequence, (token_id,), (parent,), (0,)))
+                    room -= 1
+            if waiting:
+                self._catch_up(open_jobs)
+                continue
+            output = self.engine.forward(steps)
+            for (job, follower), step in zip(open_jobs, steps, strict=True):
+                if follower.frontier == ROOT:
+                    assert follower.sequence is not None
+                    self.engine.commit(follower.sequence, range(len(step.token_ids)))
+                    follower.cached += len(step.token_ids)
+                else:
+                    follower.fed.append(job.tree.token_ids[follower.frontier])
+            return output, list(range(len(steps)))
+
+    def _catch_up(self, open_jobs: Sequence[tuple[DraftJob, _Follower]]) -> None:
+        """Feed one pass of missing tokens, all but the last of each request, and commit them."""
+        room = self.engine.capabilities.max_rows
+        steps = []
+        fed = []
+        for job, follower in open_jobs:
+            assert follower.sequence is not None
+            missing = job.request.token_ids[follower.start + follower.cached : -1]
+            chunk = missing[:room]
+            if follower.frontier == ROOT and chunk:
+                room -= len(chunk)
+                parents = range(COMMITTED_END, COMMITTED_END + len(chunk))
+                steps.append(Step(follower.sequence, chunk, parents, ()))
+                fed.append((follower, len(chunk)))
+        self.engine.forward(steps)
+        for follower, count in fed:
+            assert follower.sequence is not None
+            self.engine.commit(follower.sequence, range(count))
+            follower.cached += count
+
+    def _propose(self, job: DraftJob, follower: _Follower, output: ForwardOutput, row: int) -> bool:
+        """Add the proposals of one row below the frontier; return whether there were any."""
+        request, tree, budget = job.request, job.tree, job.budget
+        logits = output.logits(row, 0)[: self._target_vocab_size]
+        params = request.params
+        probability: float | None = None
+        if budget.min_probability > 0.0:
+            probability = largest_probability(logits if params.greedy else logits / params.temperature)
+            if probability < budget.min_probability:
+                return False
+        sampler = request.verifier.sampler
+        drafted = tree.path_tokens(follower.frontier) if sampler.reads_history else []
+        history = [*request.token_ids, *drafted] if sampler.reads_history else ()
+        position = len(request.token_ids) + tree.depths[follower.frontier]
+        proposals = request.verifier.propose(logits, position, history, budget.siblings)
+        evidence = Evidence(probability=probability)
+        nodes = [
+            tree.add(follower.frontier, proposal.token_id, self.name, evidence, proposal.draft_probs)
+            for proposal in proposals
+        ]
+        follower.frontier = nodes[0]
+        # Nothing follows the end of an answer.
+        return proposals[0].token_id not in self.engine.vocabulary.end_ids

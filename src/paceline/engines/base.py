@@ -1,0 +1,185 @@
+"""The engine contract: one loaded model on one device, its vocabulary, its cache.
+
+A *sequence* is a row of committed tokens in the engine's cache, followed by a *pending tree* of nodes that were
+evaluated but not decided yet::
+
+    committed tokens            pending nodes (numbered in the order they were appended)
+    t0 t1 t2 ... t(n-1)   ──┬── 0 ──┬── 1 ── 3
+                            │       └── 2
+                            └── (a parent of -1 is the committed end)
+
+``forward`` appends nodes, in as many passes as the caller likes; ``commit`` turns one root-to-node path into committed
+tokens and forgets the other nodes. Nothing else moves tokens across that line, and only the owner of a sequence (the
+decoding loop for a target, the draft-model drafter for a draft) asks for it.
+
+All engines pass the same contract suite (``tests/engines/test_contract.py``); core never asks which one is running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+
+COMMITTED_END = -1
+"""The parent of a pending node that follows the last committed token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Rows that one forward pass appends to one sequence. Plain data, so that it can cross a process.
+
+    Attributes:
+        sequence: handle returned by :meth:`Engine.open` or :meth:`Engine.fork`.
+        token_ids: ``[rows]`` tokens to feed.
+        parents: ``[rows]`` pending node each row follows, or :data:`COMMITTED_END`. With ``k`` nodes pending before
+            the pass, row ``i`` becomes node ``k + i``; a parent is always an earlier node.
+        outputs: rows (indices into ``token_ids``, ascending) whose logits are wanted.
+    """
+
+    sequence: int
+    token_ids: Sequence[int]
+    parents: Sequence[int]
+    outputs: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What an engine can do with the model it has loaded.
+
+    Attributes:
+        context_length: most tokens one sequence may hold, committed and pending together.
+        max_rows: most rows in one forward pass, over all its steps.
+        max_outputs: most rows of one pass whose logits can be asked for.
+        max_sequences: most sequences open at once.
+        trees: whether a pending node may have several children; without, a pending tree is a chain.
+        max_rollback: deepest pending chain that can still be dropped; ``None`` means any.
+        hidden_states: whether outputs carry the last hidden state too.
+        logit_tolerance: largest difference between logits of the same row in passes of different width that
+            rounding explains for these weights; anything above is a bug (docs/architecture.md, "Numerics").
+    """
+
+    context_length: int
+    max_rows: int
+    max_outputs: int
+    max_sequences: int
+    trees: bool
+    max_rollback: int | None
+    hidden_states: bool
+    logit_tolerance: float
+
+
+class Vocabulary(Protocol):
+    """The token ids of a model and what they stand for."""
+
+    @property
+    def kind(self) -> str:
+        """Family of the tokenizer, such as ``"bpe"`` or ``"spm"``; equal for vocabularies that can be compared."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of token ids, which is the length of a row of logits."""
+        ...
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """End-of-generation tokens."""
+        ...
+
+    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Turn text into token ids, with the model's own special tokens at the start if ``add_special``."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that a token adds to the text; empty for control tokens. Texts are the concatenation of these."""
+        ...
+
+
+class ForwardOutput(Protocol):
+    """What a forward pass computed, possibly still being computed. Valid until the engine's next ``forward``."""
+
+    def wait(self) -> None:
+        """Return when the pass has finished."""
+        ...
+
+    def logits(self, step: int, output: int) -> FloatArray:
+        """Return the logits ``[vocab]`` of ``steps[step].outputs[output]``: borrowed, read-only, waits if needed."""
+        ...
+
+    def hidden_states(self, step: int, output: int) -> FloatArray:
+        """Return the last hidden state ``[hidden]`` of that row.
+
+        Raises:
+            CapabilityError: the engine does not offer hidden states.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """One loaded model. Sequences are small integer handles that the engine gives out."""
+
+    @property
+    def description(self) -> str:
+        """The model, its quantisation and where it runs, in a few words for people."""
+        ...
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's vocabulary."""
+        ...
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What this engine can do."""
+        ...
+
+    def open(self) -> int:
+        """Start an empty sequence and return its handle.
+
+        Raises:
+            CapabilityError: ``max_sequences`` are open already.
+        """
+        ...
+
+    def forward(self, steps: Sequence[Step]) -> ForwardOutput:
+        """Append the rows of ``steps`` (at most one step a sequence) to their pending trees in one pass.
+
+        Raises:
+            NoRoomError: the cache cannot hold the rows; no sequence was changed.
+            EngineError: the pass failed; no sequence was changed.
+            ValueError: a step breaks the contract (too many rows, unknown parent, a branch without ``trees``).
+        """
+        ...
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        """Make one path of the pending tree committed tokens and drop every other pending node.
+
+        ``path`` runs from a child of the committed end downwards; an empty one drops all pending nodes.
+        """
+        ...
+
+    def length(self, sequence: int) -> int:
+        """Return the number of committed tokens."""
+        ...
+
+    def fork(self, sequence: int) -> int:
+        """Start a sequence that shares the committed tokens of ``sequence``, which must have nothing pending."""
+        ...
+
+    def trim(self, sequence: int, length: int) -> None:
+        """Keep the first ``length`` committed tokens; pending nodes are dropped."""
+        ...
+
+    def close_sequence(self, sequence: int) -> None:
+        """Forget a sequence and free its cells. Its handle is unknown afterwards."""
+        ...
+
+    def close(self) -> None:
+        """Free native memory. Idempotent; everything else raises :class:`~paceline.core.errors.ClosedError` after."""
+        ...

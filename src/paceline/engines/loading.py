@@ -1,0 +1,126 @@
+"""Opening an engine by name, or by what the model file looks like. Engines are imported only here, and only then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from paceline.core.errors import CapabilityError, InputError, ModelFileError
+from paceline.engines.base import Engine
+
+DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
+EngineName: TypeAlias = Literal["llama_cpp", "torch_hf"]
+ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """A model and how to run it, in terms common to the engines.
+
+    Attributes:
+        path: a GGUF file or a Hugging Face folder.
+        engine: which engine runs it; ``None`` decides by ``path``.
+        context_length: tokens of prompt and answer together; ``None`` takes the model's own, 4,096 at most.
+        gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
+        devices: devices to use, by the engine's names; empty for all there are.
+        override_tensors: (pattern, buffer type) pairs that place single tensors. Only ``llama_cpp``.
+        threads: CPU threads for passes of one row; ``None`` for one a core.
+        threads_batch: CPU threads for wider passes; ``None`` for the same. Only ``llama_cpp``.
+        max_sequences: requests the engine holds at once.
+        branches: tree branches it holds at once, over all requests. Only ``llama_cpp``; ``torch_hf`` has no limit.
+        dtype: weights' type, such as ``"float32"``; ``None`` takes the model's own. Only ``torch_hf``.
+        verbose: let the engine print what it has to say.
+    """
+
+    path: Path
+    engine: EngineName | None = None
+    context_length: int | None = None
+    gpu_layers: int = -1
+    devices: tuple[str, ...] = ()
+    override_tensors: tuple[tuple[str, str], ...] = ()
+    threads: int | None = None
+    threads_batch: int | None = None
+    max_sequences: int = 1
+    branches: int = 8
+    dtype: DType | None = None
+    verbose: bool = False
+
+
+def engine_for(path: Path) -> EngineName:
+    """Return the engine that runs a model file or folder.
+
+    Raises:
+        ModelFileError: there is nothing at ``path``, or it is neither kind of model.
+    """
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return "torch_hf"
+        raise ModelFileError(f"{path} is a folder without config.json: give a GGUF file or a Hugging Face model folder")
+    if not path.exists():
+        raise ModelFileError(f"{path} does not exist: give the path of a GGUF file or a Hugging Face model folder")
+    return "llama_cpp"
+
+
+def open_engine(options: ModelOptions) -> Engine:
+    """Load a model.
+
+    Raises:
+        ModelFileError: the file is missing, damaged, or not a model the engine knows.
+        CapabilityError: the engine's package is not installed, or an option means nothing to it.
+        InputError: an option is out of range.
+    """
+    name = options.engine or engine_for(options.path)
+    if name == "llama_cpp":
+        return _open_llama_cpp(options)
+    if name == "torch_hf":
+        return _open_torch_hf(options)
+    raise InputError(f"unknown engine {name}: choose one of {', '.join(ENGINE_NAMES)}")
+
+
+def _open_llama_cpp(options: ModelOptions) -> Engine:
+    from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+
+    if options.dtype is not None:
+        raise CapabilityError(
+            f"dtype {options.dtype} means nothing to llama_cpp, which runs a GGUF file in the types it was written in"
+        )
+    return LlamaCppEngine(
+        LlamaCppConfig(
+            path=options.path,
+            context_length=options.context_length,
+            n_gpu_layers=options.gpu_layers,
+            devices=options.devices,
+            override_tensors=options.override_tensors,
+            threads=options.threads,
+            threads_batch=options.threads_batch,
+            max_sequences=options.max_sequences,
+            branches=options.branches,
+            verbose=options.verbose,
+        )
+    )
+
+
+def _open_torch_hf(options: ModelOptions) -> Engine:
+    from paceline.engines.torch_hf import TorchHFConfig, TorchHFEngine
+
+    unused = {
+        "threads for batches (-tb)": options.threads_batch is not None,
+        "tensor overrides (-ot)": bool(options.override_tensors),
+        "a number of GPU layers (-ngl)": options.gpu_layers != -1,
+        "several devices": len(options.devices) > 1,
+    }
+    for option, given in unused.items():
+        if given:
+            raise CapabilityError(f"{option} means nothing to torch_hf: leave it out, or use --engine llama_cpp")
+    return TorchHFEngine(
+        TorchHFConfig(
+            path=options.path,
+            context_length=options.context_length,
+            device=options.devices[0] if options.devices else "auto",
+            dtype=options.dtype or "auto",
+            threads=options.threads,
+            max_sequences=options.max_sequences,
+            verbose=options.verbose,
+        )
+    )

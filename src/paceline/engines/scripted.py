@@ -1,0 +1,281 @@
+"""An engine whose model is a function and whose time is virtual: exact, fast, and public.
+
+It computes in float64, so passes of any width agree to the last bit; whatever differs between plain and speculative
+decoding on it is a fault of the algorithm. Its clock moves by a cost curve, so planning can be tested without waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from paceline.core.clock import VirtualClock
+from paceline.core.errors import CapabilityError, ClosedError, InputError, NoRoomError
+from paceline.core.noise import Float64Array, uniform_from_words
+from paceline.engines.base import EngineCapabilities, Step
+from paceline.engines.pending import PendingTree, check_step
+
+LogitFunction: TypeAlias = Callable[[Sequence[int]], Float64Array]
+"""A model: takes all tokens so far (at least one) and returns the logits ``[vocab]`` of the next."""
+
+CostCurve: TypeAlias = Callable[[int, int], float]
+"""Seconds of a pass, from its number of rows and the number of tokens in the cache before it."""
+
+
+class ScriptedVocabulary:
+    """Token ids that stand for given bytes; by default id ``i`` is the ``i``-th of a run of single characters.
+
+    Args:
+        pieces: bytes of each token id.
+        end_ids: end-of-generation tokens; they add no text.
+        kind: see :attr:`~paceline.engines.base.Vocabulary.kind`.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], end_ids: Iterable[int] = (), kind: str = "scripted") -> None:
+        self.kind = kind
+        self.end_ids = frozenset(end_ids)
+        self._pieces = [b"" if i in self.end_ids else piece for i, piece in enumerate(pieces)]
+        self._longest_first = sorted(
+            (i for i, piece in enumerate(self._pieces) if piece), key=lambda i: -len(self._pieces[i])
+        )
+
+    @classmethod
+    def of_size(cls, size: int, end_ids: Iterable[int] = ()) -> ScriptedVocabulary:
+        """Return a vocabulary of ``size`` characters, starting at ``!`` and running on through Unicode."""
+        first = ord("!")
+        return cls([chr(first + i).encode() for i in range(size)], end_ids)
+
+    @property
+    def size(self) -> int:
+        """Number of token ids."""
+        return len(self._pieces)
+
+    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Cut text into the longest pieces from left to right; ``add_special`` has nothing to add."""
+        rest, token_ids = text.encode(), []
+        while rest:
+            token_id = next((i for i in self._longest_first if rest.startswith(self._pieces[i])), None)
+            if token_id is None:
+                raise InputError(f"no token of this vocabulary starts {rest[:8]!r}")
+            token_ids.append(token_id)
+            rest = rest[len(self._pieces[token_id]) :]
+        return token_ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's bytes."""
+        return self._pieces[token_id]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    committed: list[int]
+    pending: PendingTree
+    pending_tokens: list[int]
+
+    def tokens_to(self, node: int) -> list[int]:
+        return self.committed + [self.pending_tokens[i] for i in self.pending.path_to(node)]
+
+
+class ScriptedOutput:
+    """Logits of a pass, computed when they are read."""
+
+    def __init__(self, model: LogitFunction, prefixes: list[list[list[int]]]) -> None:
+        self._model = model
+        self._prefixes = prefixes
+
+    def wait(self) -> None:
+        """Virtual passes are over at once."""
+
+    def logits(self, step: int, output: int) -> Float64Array:
+        """Return the model's logits after that row's own path."""
+        return self._model(self._prefixes[step][output])
+
+    def hidden_states(self, step: int, output: int) -> Float64Array:
+        """Functions have no hidden states."""
+        raise CapabilityError("the scripted engine has no hidden states")
+
+
+class ScriptedEngine:
+    """Runs a :data:`LogitFunction` behind the engine contract.
+
+    Args:
+        model: the function.
+        vocabulary: its tokens; the model returns ``vocabulary.size`` logits.
+        context_length: most tokens of one sequence.
+        max_rows: most rows of one pass.
+        max_outputs: most rows of one pass with logits; ``None`` for all.
+        max_sequences: most sequences open at once.
+        trees: whether pending trees may branch.
+        cells: tokens that all sequences together may hold (shared tokens of forks count again); ``None`` for no limit.
+        cost: seconds of a pass; by default 1.
+        clock: moved by ``cost``.
+    """
+
+    description = "scripted model in float64"
+
+    def __init__(
+        self,
+        model: LogitFunction,
+        vocabulary: ScriptedVocabulary,
+        *,
+        context_length: int = 4096,
+        max_rows: int = 512,
+        max_outputs: int | None = None,
+        max_sequences: int = 64,
+        trees: bool = True,
+        cells: int | None = None,
+        cost: CostCurve | None = None,
+        clock: VirtualClock | None = None,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.capabilities = EngineCapabilities(
+            context_length=context_length,
+            max_rows=max_rows,
+            max_outputs=max_rows if max_outputs is None else max_outputs,
+            max_sequences=max_sequences,
+            trees=trees,
+            max_rollback=None,
+            hidden_states=False,
+            logit_tolerance=0.0,
+        )
+        self.clock = clock or VirtualClock()
+        self._model = model
+        self._cells = cells
+        self._cost = cost or (lambda rows, context: 1.0)
+        self._sequences: dict[int, _Sequence] = {}
+        self._next_handle = 0
+        self._closed = False
+
+    def open(self) -> int:
+        """Start an empty sequence."""
+        self._check_open()
+        if len(self._sequences) >= self.capabilities.max_sequences:
+            raise CapabilityError(
+                f"{len(self._sequences)} sequences are open, which is this engine's limit: close one first"
+            )
+        handle = self._next_handle
+        self._next_handle += 1
+        self._sequences[handle] = _Sequence([], PendingTree(), [])
+        return handle
+
+    def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+        """Append the steps' rows and move the clock by the cost of the pass."""
+        self._check_open()
+        rows = sum(len(step.token_ids) for step in steps)
+        if not 0 < rows <= self.capabilities.max_rows:
+            raise ValueError(f"{rows} rows in a pass; give 1 to {self.capabilities.max_rows}")
+        outputs = sum(len(step.outputs) for step in steps)
+        if outputs > self.capabilities.max_outputs:
+            raise ValueError(f"{outputs} outputs in a pass; the most is {self.capabilities.max_outputs}")
+        if len({step.sequence for step in steps}) < len(steps):
+            raise ValueError("a pass takes one step a sequence")
+        for step in steps:
+            sequence = self._sequence(step.sequence)
+            check_step(step, sequence.pending, len(sequence.committed), self.capabilities)
+            for token_id in step.token_ids:
+                if not 0 <= token_id < self.vocabulary.size:
+                    raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocabulary.size}")
+        used = sum(len(s.committed) + len(s.pending) for s in self._sequences.values())
+        if self._cells is not None and used + rows > self._cells:
+            raise NoRoomError(f"{used} of {self._cells} cells are used and {rows} more are needed")
+        prefixes = []
+        for step in steps:
+            sequence = self._sequences[step.sequence]
+            first = len(sequence.pending)
+            sequence.pending.append(step.parents)
+            sequence.pending_tokens.extend(step.token_ids)
+            prefixes.append([sequence.tokens_to(first + row) for row in step.outputs])
+        self.clock.advance(self._cost(rows, used))
+        return ScriptedOutput(self._model, prefixes)
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        """Keep one path of the pending tree."""
+        state = self._sequence(sequence)
+        state.pending.check_path(path)
+        state.committed += [state.pending_tokens[node] for node in path]
+        self._drop_pending(state)
+
+    def length(self, sequence: int) -> int:
+        """Return the number of committed tokens."""
+        return len(self._sequence(sequence).committed)
+
+    def fork(self, sequence: int) -> int:
+        """Start a sequence with the same committed tokens."""
+        state = self._sequence(sequence)
+        if len(state.pending):
+            raise ValueError("a sequence with pending nodes cannot be forked: commit first")
+        handle = self.open()
+        self._sequences[handle].committed = list(state.committed)
+        return handle
+
+    def trim(self, sequence: int, length: int) -> None:
+        """Keep the first ``length`` committed tokens."""
+        state = self._sequence(sequence)
+        if not 0 <= length <= len(state.committed):
+            raise ValueError(f"cannot keep {length} of {len(state.committed)} committed tokens")
+        del state.committed[length:]
+        self._drop_pending(state)
+
+    def close_sequence(self, sequence: int) -> None:
+        """Forget a sequence."""
+        self._sequence(sequence)
+        del self._sequences[sequence]
+
+    def close(self) -> None:
+        """Forget all sequences."""
+        self._sequences.clear()
+        self._closed = True
+
+    def _drop_pending(self, state: _Sequence) -> None:
+        state.pending.clear()
+        state.pending_tokens.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this engine is closed")
+
+    def _sequence(self, handle: int) -> _Sequence:
+        self._check_open()
+        state = self._sequences.get(handle)
+        if state is None:
+            raise ClosedError(f"sequence {handle} is not open")
+        return state
+
+
+def table_model(table: Float64Array) -> LogitFunction:
+    """Return the Markov model whose logits after token ``t`` are ``table[t]``, ``[vocab, vocab]``."""
+    return lambda tokens: table[tokens[-1]]
+
+
+def random_model(vocab_size: int, *, seed: int, order: int = 3, spread: float = 2.0) -> LogitFunction:
+    """Return a model with random but fixed logits after every run of ``order`` tokens.
+
+    Args:
+        vocab_size: number of logits.
+        seed: models with different seeds are independent.
+        order: how many last tokens matter.
+        spread: standard deviation of the logits.
+    """
+    ids = np.arange(vocab_size, dtype=np.int64)
+    memo: dict[tuple[int, ...], Float64Array] = {}
+
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        context = tuple(tokens[-order:])
+        row = memo.get(context)
+        if row is None:
+            state = np.random.SeedSequence((seed, *context)).generate_state(4)
+            uniforms = uniform_from_words(ids, (int(state[0]), int(state[1]), int(state[2]), int(state[3])))
+            # The logistic quantile: bell-shaped, and exact in closed form. Its standard deviation is pi / sqrt(3).
+            row = spread * np.log(uniforms / (1.0 - uniforms)) * (3.0**0.5 / np.pi)
+            memo[context] = row
+        return row
+
+    return logits
+
+
+def blended_model(first: LogitFunction, second: LogitFunction, weight: float) -> LogitFunction:
+    """Return the model ``(1 - weight) * first + weight * second``: a draft at a chosen distance from its target."""
+    return lambda tokens: (1.0 - weight) * first(tokens) + weight * second(tokens)

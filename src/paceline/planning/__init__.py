@@ -1,0 +1,1 @@
+"""Planning: what to draft, from whom, and what to verify."""

@@ -1,0 +1,62 @@
+"""The policy contract: decides what is drafted and what is verified, including nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.drafters.base import DraftBudget, Drafter, DraftJob
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """What one round cost and gave, for policies that learn.
+
+    Attributes:
+        requests: the decoding requests of the round.
+        trees: ``[requests]`` trees as verified.
+        paths: ``[requests]`` accepted nodes of each.
+        prefill_rows: rows of prompt that shared the pass.
+        draft_s: seconds spent growing the trees.
+        verify_s: seconds of the target's pass.
+        round_s: seconds of the whole round.
+    """
+
+    requests: Sequence[Request]
+    trees: Sequence[DraftTree]
+    paths: Sequence[Sequence[int]]
+    prefill_rows: int
+    draft_s: float
+    verify_s: float
+    round_s: float
+
+
+class Policy(Protocol):
+    """Decides round by round. Whatever it decides, the text stays the same."""
+
+    def check(self, request: Request) -> None:
+        """Raise if this policy would make ``request`` other than lossless.
+
+        Raises:
+            SamplingError: with the combination and the way out.
+        """
+        ...
+
+    def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
+        """Return for each request how far its tree may grow this round; ``None`` decodes plainly."""
+        ...
+
+    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
+        """Return whether ``drafter``, which could go on, should add another level."""
+        ...
+
+    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+        """Drop from the grown trees what is not worth verifying."""
+        ...
+
+    def observe(self, record: RoundRecord) -> None:
+        """Take note of a round that is over."""
+        ...
