@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.errors import InputError, NoRoomError
+from paceline.core.errors import CapabilityError, InputError, NoRoomError
 from paceline.core.request import Request
 from paceline.core.sampling import largest_probability
 from paceline.core.tree import ROOT, DraftTree, Evidence
@@ -53,11 +53,19 @@ class DraftModelDrafter:
         engine: the draft model; closed with the drafter.
         target_vocab_size: the target's number of token ids; the draft's ids beyond are never proposed.
         context_length: tokens of history the draft sees at most; by default all its engine can hold.
+
+    Raises:
+        CapabilityError: the draft model cannot take back tokens that it was fed over several passes.
     """
 
     name = "draft"
 
     def __init__(self, engine: Engine, *, target_vocab_size: int, context_length: int | None = None) -> None:
+        if engine.capabilities.max_rollback is not None:
+            raise CapabilityError(
+                f"{engine.description} can take back {engine.capabilities.max_rollback} tokens of one pass only, and "
+                "drafting feeds one token a pass: choose a draft model without recurrent layers, or --drafters suffix"
+            )
         capacity = engine.capabilities.context_length
         if context_length is not None and not 2 <= context_length <= capacity:
             raise InputError(f"draft context of {context_length} tokens: give 2 to {capacity}")

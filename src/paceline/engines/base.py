@@ -58,10 +58,12 @@ class EngineCapabilities:
         max_outputs: most rows of one pass whose logits can be asked for.
         max_sequences: most sequences open at once.
         trees: whether a pending node may have several children; without, a pending tree is a chain.
-        max_rollback: deepest pending chain that can still be dropped; ``None`` means any.
+        max_rollback: how many rows of a sequence's latest pass can be dropped again; ``None`` means that any pending
+            nodes and committed tokens can, however many passes ago they were fed.
         hidden_states: whether outputs carry the last hidden state too.
-        logit_tolerance: largest difference between logits of the same row in passes of different width that
-            rounding explains for these weights; anything above is a bug (docs/architecture.md, "Numerics").
+        logit_tolerance: largest difference that rounding explains, for these weights, between logits of the same row
+            in passes of different width and at other places in the cache; anything above is a bug
+            (docs/architecture.md, "Numerics").
     """
 
     context_length: int
@@ -102,7 +104,10 @@ class Vocabulary(Protocol):
 
 
 class ForwardOutput(Protocol):
-    """What a forward pass computed, possibly still being computed. Valid until the engine's next ``forward``."""
+    """What a forward pass computed, possibly still being computed.
+
+    Valid until the engine's next ``forward``; an engine that can tell raises ``EngineError`` when it is read later.
+    """
 
     def wait(self) -> None:
         """Return when the pass has finished."""
@@ -122,7 +127,11 @@ class ForwardOutput(Protocol):
 
 
 class Engine(Protocol):
-    """One loaded model. Sequences are small integer handles that the engine gives out."""
+    """One loaded model. Sequences are small integer handles that the engine gives out.
+
+    Every method raises :class:`~paceline.core.errors.ClosedError` for a handle that is not open, and for everything but
+    :meth:`close` once the engine is closed.
+    """
 
     @property
     def description(self) -> str:
@@ -161,6 +170,10 @@ class Engine(Protocol):
         """Make one path of the pending tree committed tokens and drop every other pending node.
 
         ``path`` runs from a child of the committed end downwards; an empty one drops all pending nodes.
+
+        Raises:
+            CapabilityError: more would be dropped than ``max_rollback`` allows; nothing was changed.
+            ValueError: ``path`` is not a path of the pending tree.
         """
         ...
 
@@ -173,7 +186,12 @@ class Engine(Protocol):
         ...
 
     def trim(self, sequence: int, length: int) -> None:
-        """Keep the first ``length`` committed tokens; pending nodes are dropped."""
+        """Keep the first ``length`` committed tokens; pending nodes are dropped.
+
+        Raises:
+            CapabilityError: more would be dropped than ``max_rollback`` allows; nothing was changed.
+            ValueError: fewer tokens are committed.
+        """
         ...
 
     def close_sequence(self, sequence: int) -> None:
@@ -181,5 +199,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Free native memory. Idempotent; everything else raises :class:`~paceline.core.errors.ClosedError` after."""
+        """Free native memory. Idempotent."""
         ...

@@ -13,6 +13,9 @@ DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 EngineName: TypeAlias = Literal["llama_cpp", "torch_hf"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 
+DEFAULT_BRANCHES = 8
+"""Tree branches of an engine whose policy does not say how many it may want."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
@@ -28,7 +31,8 @@ class ModelOptions:
         threads: CPU threads for passes of one row; ``None`` for one a core.
         threads_batch: CPU threads for wider passes; ``None`` for the same. Only ``llama_cpp``.
         max_sequences: requests the engine holds at once.
-        branches: tree branches it holds at once, over all requests. Only ``llama_cpp``; ``torch_hf`` has no limit.
+        branches: tree branches it holds at once, over all requests; ``None`` for what the policy can ask for. Only
+            ``llama_cpp``; ``torch_hf`` has no limit.
         dtype: weights' type, such as ``"float32"``; ``None`` takes the model's own. Only ``torch_hf``.
         verbose: let the engine print what it has to say.
     """
@@ -42,7 +46,7 @@ class ModelOptions:
     threads: int | None = None
     threads_batch: int | None = None
     max_sequences: int = 1
-    branches: int = 8
+    branches: int | None = None
     dtype: DType | None = None
     verbose: bool = False
 
@@ -95,7 +99,7 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
             threads=options.threads,
             threads_batch=options.threads_batch,
             max_sequences=options.max_sequences,
-            branches=options.branches,
+            branches=DEFAULT_BRANCHES if options.branches is None else options.branches,
             verbose=options.verbose,
         )
     )

@@ -55,6 +55,10 @@ class FixedPolicy:
                 "would bias the text: use --verify coupled, or a draft-min of 0 or 1"
             )
 
+    def most_branches(self, num_drafters: int) -> int:
+        """Return how many branches a tree can have beside its first path."""
+        return self.draft_max * (self.siblings - 1) + max(num_drafters - 1, 0)
+
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
         """Return the same budget for every request."""
         if self.draft_max == 0:

@@ -1,0 +1,17 @@
+"""The GGUF engine: llama.cpp through llama-cpp-python's low-level C API.
+
+::
+
+    engine.py       which native sequence id holds which tokens; passes, commits, forks
+    loading.py      the config; a model and its context, or why not
+    vocabulary.py   text to tokens and back
+    native.py       the shared libraries: log, devices, files that do not load
+    quantize.py     one GGUF file into another
+"""
+
+from paceline.engines.llama_cpp.engine import LlamaCppEngine
+from paceline.engines.llama_cpp.loading import LlamaCppConfig
+from paceline.engines.llama_cpp.quantize import quantize_gguf
+from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
+
+__all__ = ["GgufVocabulary", "LlamaCppConfig", "LlamaCppEngine", "quantize_gguf"]

@@ -1,0 +1,659 @@
+"""The engine contract on llama.cpp: which native sequence id holds which tokens.
+
+llama.cpp keeps one pool of cache cells. A cell holds one token at one position and a *set of sequence ids* that see it,
+so a tree is drawn by giving each root-to-leaf path, here called a *line*, an id of its own::
+
+    committed prefix                  pending tree                    ids of the cells
+    t0 .. t(n-1)            ──┬── 0 ──┬── 1 ── 3                      0: {main, b, c}  1: {main}  3: {main}
+    {main, b, c, d}           │       ├── 2                           2: {b}  4: {c}
+                              │       └── 4                           5: {d}
+                              └── 5
+
+- Every open sequence owns its *main* id. A chain needs no other, so plain decoding and chain drafts cost nothing extra.
+- *Branch* ids come from a pool that all sequences share and are taken only where a tree really branches. A node that
+  continues the end (the *tip*) of a line keeps its id; any other new child starts a line with a fresh branch id, which
+  is first made to see the committed prefix and the pending path down to where it leaves.
+- Between rounds a branch id stays with its sequence and *follows* it: it still sees the first ``follows`` committed
+  tokens, so that the next tree copies only what is new, not the whole prefix.
+- Commit keeps the cells of one line up to the chosen node and makes its id the main one; ids only swap roles.
+
+What llama.cpp demands of a batch holds by construction: a line's cells are consecutive from position 0, lines that
+share a token in a pass hold equal positions before it, and their id sets are nested.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import llama_cpp.llama_cpp as api
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.errors import CapabilityError, ClosedError, EngineError, NoRoomError
+from paceline.engines.base import COMMITTED_END, EngineCapabilities, FloatArray, Step
+from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, load
+from paceline.engines.llama_cpp.native import get_logits_address
+from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
+from paceline.engines.pending import PendingTree, check_step
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One open sequence, and which native ids hold which of its tokens.
+
+    Attributes:
+        main: id whose cells are exactly the committed tokens, and one line of the pending tree.
+        committed: number of committed tokens.
+        pending: the undecided nodes.
+        lines: ``[pending]`` id of a line through each node.
+        tips: the node (or ``COMMITTED_END``) where each line in use ends, to its id.
+        following: branch ids not in use, to the number of committed tokens they see.
+        keeper: with sliding windows, an id that keeps old cells from being overwritten; else ``None``.
+        kept: number of committed tokens the keeper sees.
+        last_rows: rows this sequence had in its latest pass.
+        rewound: a recurrent state was stepped back and not used since.
+    """
+
+    main: int
+    keeper: int | None
+    committed: int = 0
+    pending: PendingTree = field(default_factory=PendingTree)
+    lines: list[int] = field(default_factory=list)
+    tips: dict[int, int] = field(default_factory=dict)
+    following: dict[int, int] = field(default_factory=dict)
+    kept: int = 0
+    last_rows: int = 0
+    rewound: bool = False
+
+    def __post_init__(self) -> None:
+        self.tips[COMMITTED_END] = self.main
+
+    def settle(self, committed: int) -> None:
+        """Forget the pending tree: ``main`` ends at ``committed`` tokens now."""
+        self.committed = committed
+        self.pending.clear()
+        self.lines.clear()
+        self.tips.clear()
+        self.tips[COMMITTED_END] = self.main
+
+
+@dataclass(slots=True)
+class _Placement:
+    """What placing one step in a batch changed, for undoing it.
+
+    Attributes:
+        state: the sequence.
+        before: its number of pending nodes before.
+        tips: its tips before; ``None`` when the step only extends the one line of a chain.
+        fresh: branch ids that the step took.
+    """
+
+    state: _Sequence
+    before: int
+    tips: dict[int, int] | None = None
+    fresh: list[int] = field(default_factory=list)
+
+
+class _Batch:
+    """The one ``llama_batch`` of an engine: numpy arrays that llama.cpp reads in place.
+
+    ``id_counts`` is 1 everywhere between passes, so that rows of chains need not write it.
+    """
+
+    def __init__(self, rows: int, max_ids: int) -> None:
+        self.tokens: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
+        self.positions: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
+        self.id_counts: npt.NDArray[np.int32] = np.ones(rows, np.int32)
+        self.ids: npt.NDArray[np.int32] = np.zeros((rows, max_ids), np.int32)
+        self.wanted: npt.NDArray[np.int8] = np.zeros(rows, np.int8)
+        self._id_rows: npt.NDArray[np.uintp] = (
+            self.ids.ctypes.data + np.arange(rows, dtype=np.uintp) * self.ids.strides[0]
+        ).astype(np.uintp)
+        int32_pointer = ctypes.POINTER(ctypes.c_int32)
+        self.native: Any = api.llama_batch(
+            n_tokens=0,
+            token=self.tokens.ctypes.data_as(int32_pointer),
+            pos=self.positions.ctypes.data_as(int32_pointer),
+            n_seq_id=self.id_counts.ctypes.data_as(int32_pointer),
+            seq_id=self._id_rows.ctypes.data_as(ctypes.POINTER(int32_pointer)),
+            logits=self.wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+
+class _Output:
+    """Logits of one pass, read from llama.cpp's own buffer when asked for."""
+
+    __slots__ = ("_counts", "_engine", "_firsts", "_generation", "_rows")
+
+    def __init__(self, engine: LlamaCppEngine, generation: int, firsts: list[int], counts: list[int]) -> None:
+        self._engine = engine
+        self._generation = generation
+        self._firsts = firsts
+        self._counts = counts
+        self._rows: FloatArray | None = None
+
+    def wait(self) -> None:
+        """Return when the pass has finished."""
+        self._engine._synchronize(self._generation)
+
+    def logits(self, step: int, output: int) -> FloatArray:
+        """Return the logits ``[vocab]`` of ``steps[step].outputs[output]``, float32, borrowed and read-only.
+
+        Raises:
+            IndexError: no such output was asked for.
+            EngineError: the engine has run another pass since.
+        """
+        if not 0 <= output < self._counts[step]:
+            raise IndexError(f"step {step} has {self._counts[step]} outputs, not one numbered {output}")
+        rows = self._rows
+        if rows is None or self._generation != self._engine._generation:
+            rows = self._rows = self._engine._logit_rows(self._generation)
+        row: FloatArray = rows[self._firsts[step] + output]
+        return row
+
+    def hidden_states(self, step: int, output: int) -> FloatArray:
+        """Raise :class:`CapabilityError`: this engine offers logits only."""
+        raise CapabilityError("the GGUF engine does not offer hidden states; use a drafter that needs none")
+
+
+class LlamaCppEngine:
+    """A GGUF model on llama.cpp. See :class:`~paceline.engines.base.Engine` for the contract.
+
+    Args:
+        config: what to load and how.
+
+    Raises:
+        ModelFileError: the file is missing, damaged, of another format, or refused by llama.cpp.
+        CapabilityError: the model is of a kind that cannot be used here.
+        InputError: a setting does not fit this model or this machine.
+    """
+
+    def __init__(self, config: LlamaCppConfig) -> None:
+        loaded = load(config)
+        self._vocabulary = GgufVocabulary(api.llama_model_get_vocab(loaded.model))
+        self._vocabulary_size = self._vocabulary.size
+        self._finalizer = weakref.finalize(self, _release, loaded, self._vocabulary)
+        self._path = config.path
+        self._context: Any = loaded.context
+        self._memory: Any = api.llama_get_memory(loaded.context)
+        self._description = loaded.description
+        self._capabilities = loaded.capabilities
+        self._recurrent = loaded.recurrent
+        self._has_keepers = loaded.keepers
+        self._max_branches = loaded.branches
+
+        self._sequences: dict[int, _Sequence] = {}
+        self._next_handle = 0
+        self._free_ids = list(range(loaded.sequence_ids))[::-1]
+        self._branches_in_use = 0
+        self._batch = _Batch(self._capabilities.max_rows, loaded.sequence_ids)
+        self._ramp: npt.NDArray[np.int32] = np.arange(self._capabilities.context_length, dtype=np.int32)
+        self._generation = 0
+        self._logits_address = 0
+        self._logits_view: npt.NDArray[np.float32] | None = None
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def description(self) -> str:
+        """The model, its quantisation and where it runs, in a few words for people."""
+        self._check_open()
+        return self._description
+
+    @property
+    def vocabulary(self) -> GgufVocabulary:
+        """The model's vocabulary."""
+        self._check_open()
+        return self._vocabulary
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What this engine can do."""
+        self._check_open()
+        return self._capabilities
+
+    # --- sequences ----------------------------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """Start an empty sequence and return its handle.
+
+        Raises:
+            CapabilityError: ``max_sequences`` are open already.
+        """
+        self._check_open()
+        if len(self._sequences) >= self._capabilities.max_sequences:
+            raise CapabilityError(
+                f"{len(self._sequences)} sequences are open, which is the most; close one or raise max_sequences"
+            )
+        keeper = self._take_id() if self._has_keepers else None
+        handle = self._next_handle
+        self._next_handle += 1
+        self._sequences[handle] = _Sequence(self._take_id(), keeper)
+        return handle
+
+    def length(self, sequence: int) -> int:
+        """Return the number of committed tokens."""
+        return self._state(sequence).committed
+
+    def fork(self, sequence: int) -> int:
+        """Start a sequence that shares the committed tokens of ``sequence``, which must have nothing pending.
+
+        Raises:
+            CapabilityError: ``max_sequences`` are open already, or a recurrent state was just stepped back and can
+                only be shared after the sequence's next pass.
+            ValueError: ``sequence`` has pending nodes.
+        """
+        state = self._state(sequence)
+        if state.pending.parents:
+            raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before forking")
+        if state.rewound:
+            # llama.cpp would share the state as it was before the step back.
+            raise CapabilityError("a recurrent sequence cannot be forked between a rejection and its next pass")
+        handle = self.open()
+        copy = self._sequences[handle]
+        copy.committed = state.committed
+        api.llama_memory_seq_cp(self._memory, state.main, copy.main, 0, -1)
+        self._keep(copy)
+        return handle
+
+    def trim(self, sequence: int, length: int) -> None:
+        """Keep the first ``length`` committed tokens; pending nodes are dropped.
+
+        Raises:
+            ValueError: ``length`` is negative or more than is committed.
+            CapabilityError: the model is recurrent and cannot step back so far; nothing was changed.
+        """
+        state = self._state(sequence)
+        if not 0 <= length <= state.committed:
+            raise ValueError(f"cannot keep {length} of {state.committed} committed tokens")
+        if self._recurrent:
+            self._step_back(state, length)
+        else:
+            memory = self._memory
+            if state.pending.parents or length < state.committed:
+                self._drop_lines(state, state.main, length)
+                api.llama_memory_seq_rm(memory, state.main, length, -1)
+            for branch, follows in state.following.items():
+                if follows > length:
+                    api.llama_memory_seq_rm(memory, branch, length, -1)
+                    state.following[branch] = length
+            if state.keeper is not None and state.kept > length:
+                api.llama_memory_seq_rm(memory, state.keeper, length, -1)
+                state.kept = length
+        state.settle(length)
+
+    def close_sequence(self, sequence: int) -> None:
+        """Forget a sequence and free its cells. Its handle is unknown afterwards."""
+        state = self._state(sequence)
+        del self._sequences[sequence]
+        self._branches_in_use -= len(state.tips) - 1
+        ids = {*state.tips.values(), *state.following, state.main}
+        if state.keeper is not None:
+            ids.add(state.keeper)
+        for sequence_id in sorted(ids, reverse=True):
+            api.llama_memory_seq_rm(self._memory, sequence_id, -1, -1)
+            self._free_ids.append(sequence_id)
+
+    def close(self) -> None:
+        """Free native memory, the logits of the last pass included. Idempotent; everything else raises afterwards."""
+        self._finalizer()
+        self._context = self._memory = self._logits_view = None
+        self._generation += 1  # outputs must not read the freed logits
+
+    # --- passes -------------------------------------------------------------------------------------------------------
+
+    def forward(self, steps: Sequence[Step]) -> _Output:
+        """Append the rows of ``steps`` (at most one step a sequence) to their pending trees in one pass.
+
+        Raises:
+            NoRoomError: the cache has no free cells, or no branch ids are left; no sequence was changed.
+            EngineError: the pass failed; no sequence was changed (but see :meth:`_undo` for recurrent models).
+            ValueError: a step breaks the contract.
+        """
+        self._check_open()
+        states, rows = self._check_steps(steps)
+        placements: list[_Placement] = []
+        decoded = False
+        try:
+            row = 0
+            for state, step in zip(states, steps, strict=True):
+                row = self._place(state, step, row, placements)
+            self._batch.native.n_tokens = rows
+            self._generation += 1
+            decoded = True
+            status = api.llama_decode(self._context, self._batch.native)
+            if status == 1:
+                decoded = False
+                raise NoRoomError(f"the cache has no free cells for {rows} more rows")
+            if status != 0:
+                raise EngineError(f"llama.cpp failed a pass of {rows} rows (code {status})")
+            if self._branches_in_use:
+                self._batch.id_counts[:rows] = 1
+            for state, step in zip(states, steps, strict=True):
+                state.pending.append(step.parents)
+                state.last_rows = len(step.token_ids)
+                state.rewound = False
+        except BaseException:  # a keyboard interrupt arrives right after the native call
+            self._undo(placements, decoded=decoded)
+            raise
+        firsts: list[int] = []
+        counts: list[int] = []
+        first = 0
+        for step in steps:
+            firsts.append(first)
+            counts.append(len(step.outputs))
+            first += len(step.outputs)
+        return _Output(self, self._generation, firsts, counts)
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        """Append the pending nodes of ``path`` to the committed tokens and drop every other pending node.
+
+        Raises:
+            ValueError: ``path`` is not a path of the pending tree.
+            CapabilityError: the model is recurrent and cannot step back so far; nothing was changed.
+        """
+        state = self._state(sequence)
+        state.pending.check_path(path)
+        if not state.pending.parents:
+            return
+        length = state.committed + len(path)
+        if self._recurrent:
+            self._step_back(state, length)
+        elif len(state.tips) == 1:
+            if len(path) < len(state.pending):
+                api.llama_memory_seq_rm(self._memory, state.main, length, -1)
+        else:
+            self._commit_branch(state, path, length)
+        state.settle(length)
+        if state.keeper is not None:
+            self._keep(state)
+
+    # --- counters -----------------------------------------------------------------------------------------------------
+
+    def decode_counters(self) -> tuple[int, float]:
+        """Return the rows evaluated and the seconds spent in passes since loading or :meth:`reset_decode_counters`.
+
+        These are llama.cpp's own figures (``llama_perf_context``), for comparing with its tools: they contain neither
+        this library's work nor the reading of logits.
+        """
+        self._check_open()
+        api.llama_synchronize(self._context)
+        data = api.llama_perf_context(self._context)
+        # llama.cpp reports at least one token of each kind, whether there was one or not.
+        rows = (data.n_p_eval if data.t_p_eval_ms > 0 else 0) + (data.n_eval if data.t_eval_ms > 0 else 0)
+        return rows, (data.t_p_eval_ms + data.t_eval_ms) / 1000
+
+    def reset_decode_counters(self) -> None:
+        """Start the counters of :meth:`decode_counters` at zero."""
+        self._check_open()
+        api.llama_synchronize(self._context)
+        api.llama_perf_context_reset(self._context)
+
+    # --- inside: checks -----------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._context is None:
+            raise ClosedError(f"the engine of {self._path} was closed")
+
+    def _state(self, sequence: int) -> _Sequence:
+        self._check_open()
+        try:
+            return self._sequences[sequence]
+        except KeyError:
+            raise ClosedError(f"sequence {sequence} is not open") from None
+
+    def _check_steps(self, steps: Sequence[Step]) -> tuple[list[_Sequence], int]:
+        """Return the sequences of ``steps`` and the number of rows; changes nothing."""
+        states: list[_Sequence] = []
+        rows = outputs = 0
+        for step in steps:
+            state = self._state(step.sequence)
+            check_step(step, state.pending, state.committed, self._capabilities)
+            if min(step.token_ids) < 0 or max(step.token_ids) >= self._vocabulary_size:
+                raise ValueError(
+                    f"tokens {list(step.token_ids)} are not all in a vocabulary of {self._vocabulary_size}"
+                )
+            states.append(state)
+            rows += len(step.token_ids)
+            outputs += len(step.outputs)
+        if rows == 0:
+            raise ValueError("a pass needs at least one step")
+        if len(steps) > 1 and len({step.sequence for step in steps}) < len(steps):
+            raise ValueError("a pass takes at most one step a sequence")
+        if rows > self._capabilities.max_rows:
+            raise ValueError(f"a pass of {rows} rows is over the limit of {self._capabilities.max_rows}")
+        if outputs > self._capabilities.max_outputs:
+            raise ValueError(
+                f"a pass with logits of {outputs} rows is over the limit of {self._capabilities.max_outputs}"
+            )
+        return states, rows
+
+    # --- inside: placing rows -----------------------------------------------------------------------------------------
+
+    def _place(self, state: _Sequence, step: Step, row: int, placements: list[_Placement]) -> int:
+        """Write the rows of ``step`` into the batch from ``row`` on; return the row after them."""
+        batch = self._batch
+        token_ids = step.token_ids
+        before = len(state.lines)
+        end = row + len(token_ids)
+        placement = _Placement(state, before)
+        placements.append(placement)
+        if len(state.tips) == 1 and _is_chain(step.parents, before - 1):
+            main = state.main
+            position = state.committed + before
+            if end == row + 1:
+                batch.tokens[row] = token_ids[0]
+                batch.positions[row] = position
+                batch.ids[row, 0] = main
+            else:
+                batch.tokens[row:end] = token_ids
+                batch.positions[row:end] = self._ramp[position : position + end - row]
+                batch.ids[row:end, 0] = main
+            state.lines.extend([main] * (end - row))
+            del state.tips[before - 1]
+            state.tips[len(state.lines) - 1] = main
+        else:
+            batch.tokens[row:end] = token_ids
+            self._place_tree(state, step.parents, row, placement)
+        batch.wanted[row:end] = 0
+        for output in step.outputs:
+            batch.wanted[row + output] = 1
+        return end
+
+    def _place_tree(self, state: _Sequence, parents: Sequence[int], row: int, placement: _Placement) -> None:
+        """Give each new node the ids of the lines below it, starting a line where a node is not alone."""
+        batch = self._batch
+        lines, tips, depths = state.lines, state.tips, state.pending.depths
+        placement.tips = dict(tips)
+        before = len(lines)
+        new_depths: list[int] = []
+        members: list[list[int]] = []
+        for node, parent in enumerate(parents, before):
+            if parent == COMMITTED_END:
+                new_depths.append(1)
+            else:
+                new_depths.append(1 + (depths[parent] if parent < before else new_depths[parent - before]))
+            line = tips.pop(parent, None)
+            if line is None:
+                # The parent has a child already. Nodes of this pass that lie above get the new line with their other
+                # ids; what is in the cache already, the line is made to see.
+                join = parent
+                above: list[int] = []
+                while join >= before:
+                    above.append(join - before)
+                    join = parents[join - before]
+                line = self._start_line(state, join, placement)
+                for index in above:
+                    members[index].append(line)
+            lines.append(line)
+            members.append([line])
+            tips[node] = line
+        first = state.committed - 1
+        for index, (depth, ids) in enumerate(zip(new_depths, members, strict=True), row):
+            batch.positions[index] = first + depth
+            batch.id_counts[index] = len(ids)
+            batch.ids[index, : len(ids)] = ids
+
+    def _start_line(self, state: _Sequence, join: int, placement: _Placement) -> int:
+        """Return a branch id that sees the committed tokens and the pending path down to ``join``."""
+        if self._branches_in_use == self._max_branches:
+            raise NoRoomError(f"all {self._max_branches} branches are in use; draft a narrower tree")
+        if state.following:
+            line = max(state.following, key=state.following.__getitem__)
+            follows = state.following.pop(line)
+        else:
+            line, follows = self._take_id(), 0
+        self._branches_in_use += 1
+        placement.fresh.append(line)
+        if join == COMMITTED_END:
+            source, end = state.main, state.committed
+        else:
+            source, end = state.lines[join], state.committed + state.pending.depths[join]
+        if follows < end:
+            api.llama_memory_seq_cp(self._memory, source, line, follows, end)
+        return line
+
+    def _take_id(self) -> int:
+        """Return an id without cells: a free one, else one that only follows some sequence.
+
+        There always is one, because at most ``branches`` are in use and every sequence has its own set aside.
+        """
+        if not self._free_ids:
+            owner = next(state for state in self._sequences.values() if state.following)
+            idle, _ = owner.following.popitem()
+            api.llama_memory_seq_rm(self._memory, idle, -1, -1)
+            return idle
+        return self._free_ids.pop()
+
+    def _undo(self, placements: list[_Placement], *, decoded: bool) -> None:
+        """Put the sequences of a failed pass back to what they were before it.
+
+        Args:
+            placements: the steps that were placed.
+            decoded: whether cells may have been written. A recurrent state that was written to cannot be restored:
+                such a sequence is emptied of its pending *and* committed tokens.
+        """
+        memory = self._memory
+        self._batch.id_counts[:] = 1
+        for placement in placements:
+            state = placement.state
+            before = placement.before
+            tips = placement.tips if placement.tips is not None else {before - 1: state.main}
+            state.pending.truncate(before)
+            del state.lines[before:]
+            state.tips.clear()
+            state.tips.update(tips)
+            for line in placement.fresh:
+                api.llama_memory_seq_rm(memory, line, state.committed, -1)
+                state.following[line] = state.committed
+            self._branches_in_use -= len(placement.fresh)
+            if not decoded:
+                continue
+            if self._recurrent:
+                api.llama_memory_seq_rm(memory, state.main, -1, -1)
+                state.settle(0)
+                continue
+            for tip, line in tips.items():
+                depth = 0 if tip == COMMITTED_END else state.pending.depths[tip]
+                api.llama_memory_seq_rm(memory, line, state.committed + depth, -1)
+
+    # --- inside: deciding ---------------------------------------------------------------------------------------------
+
+    def _commit_branch(self, state: _Sequence, path: Sequence[int], length: int) -> None:
+        """Keep the line through the last node of ``path``, up to there, as the main one; the others only follow."""
+        keep = state.main
+        tip: int | None = None
+        if path:
+            last = path[-1]
+            if last in state.tips:
+                keep, tip = state.tips[last], last
+            else:
+                keep = state.lines[last]
+        if tip is None:
+            api.llama_memory_seq_rm(self._memory, keep, length, -1)
+        self._drop_lines(state, keep, state.committed)
+        state.main = keep
+
+    def _drop_lines(self, state: _Sequence, keep: int, length: int) -> None:
+        """Turn all lines in use but ``keep`` back into ids that follow ``length`` committed tokens."""
+        for line in state.tips.values():
+            if line != keep:
+                api.llama_memory_seq_rm(self._memory, line, length, -1)
+                state.following[line] = length
+        self._branches_in_use -= len(state.tips) - 1
+
+    def _step_back(self, state: _Sequence, length: int) -> None:
+        """Drop the tokens of a recurrent sequence from position ``length`` on.
+
+        llama.cpp keeps the states after the last rows of the *latest* pass only, and takes one step back a pass. It
+        does not notice when an older state is asked for, so that is checked here.
+        """
+        rows = state.committed + len(state.pending) - length
+        if rows == 0:
+            return
+        if length > 0:
+            limit = 0 if state.rewound else min(self._capabilities.max_rollback or 0, state.last_rows - 1)
+            if rows > limit or not api.llama_memory_seq_rm(self._memory, state.main, length, -1):
+                raise CapabilityError(
+                    f"this recurrent model cannot step back {rows} tokens (here at most {limit}); "
+                    "propose chains in one pass, or trim to 0 and feed the tokens again"
+                )
+            state.rewound = True
+            return
+        api.llama_memory_seq_rm(self._memory, state.main, -1, -1)
+        state.rewound = False
+
+    def _keep(self, state: _Sequence) -> None:
+        """Let the keeper see all committed tokens.
+
+        In a model with sliding windows llama.cpp reuses the cells that a sequence's window has left, even when others
+        are free, as soon as several sequences share the cache. Stepping back would then need tokens that are gone. A
+        cell that two ids see is never reused.
+        """
+        if state.keeper is not None and state.kept < state.committed:
+            api.llama_memory_seq_cp(self._memory, state.main, state.keeper, state.kept, state.committed)
+            state.kept = state.committed
+
+    # --- inside: results ----------------------------------------------------------------------------------------------
+
+    def _synchronize(self, generation: int) -> None:
+        self._check_open()
+        if generation == self._generation:  # later passes waited for earlier ones
+            api.llama_synchronize(self._context)
+
+    def _logit_rows(self, generation: int) -> npt.NDArray[np.float32]:
+        """Return llama.cpp's buffer of logits, ``[max_outputs, vocab]``: only the rows of this pass mean anything."""
+        self._check_open()
+        if generation != self._generation:
+            raise EngineError("these logits are gone: the engine has run another pass since")
+        address = get_logits_address(self._context)  # waits for the pass
+        if not address:
+            raise EngineError("llama.cpp has no logits for this pass")
+        if address != self._logits_address or self._logits_view is None:
+            # The buffer moves only when it grows, so one view serves nearly all passes. It may reach past the end of
+            # the buffer; rows that were not asked for are never read.
+            shape = (self._capabilities.max_outputs, self._vocabulary_size)
+            buffer = memoryview((ctypes.c_float * (shape[0] * shape[1])).from_address(address)).cast("B")
+            view = np.frombuffer(buffer, dtype=np.float32).reshape(shape)
+            view.flags.writeable = False
+            self._logits_address, self._logits_view = address, view
+        return self._logits_view
+
+
+def _is_chain(parents: Sequence[int], tip: int) -> bool:
+    """Whether the rows continue each other from node ``tip`` on."""
+    for parent in parents:
+        if parent != tip:
+            return False
+        tip += 1
+    return True
+
+
+def _release(loaded: LoadedModel, vocabulary: GgufVocabulary) -> None:
+    """Free an engine's native memory, when it is closed or collected."""
+    vocabulary.invalidate()
+    loaded.free()

@@ -1,0 +1,336 @@
+"""What to load and how, and loading it: model and context, or one line that says why not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import llama_cpp.llama_cpp as api
+
+from paceline.core.errors import CapabilityError, InputError
+from paceline.engines.base import EngineCapabilities
+from paceline.engines.llama_cpp import native
+
+DEFAULT_CONTEXT_CAP: Final = 4096
+"""Context taken when none is asked for and the model was trained for more: the cache costs memory."""
+
+_INT32_MAX: Final = 2**31 - 1
+_RECURRENT_SNAPSHOTS: Final = 16
+"""Rows a recurrent model can step back; each costs the memory of one more state a sequence."""
+
+_BYTES_OF_BOOKKEEPING: Final = 52
+"""What llama.cpp notes about each cache cell, at least. It touches all of it at once, so that no allocation fails."""
+
+_UNFUSED_ATTENTION_BYTES: Final = 512 << 20
+"""Most scratch memory that attention without the fused kernel may take by default."""
+
+# Largest logit difference between two ways to the same row, measured over random trees, forks and rejections. Quantised
+# weights multiply quantised activations, so a difference in the last bit that flips one rounding grows to some 0.01.
+# [Largest found on the CPU without flash attention: F32 1e-4, F16 7e-4, Q8_0 and Q4_0 0.007, Q4_K_M 0.008; with it
+# and trees: F16 0.003, Q8_0 and Q4_0 0.019, Q4_K_M 0.020. Chains with it: Q8_0 and Q4_0 0.]
+_TIGHT: Final = 0.001
+_LOOSE: Final = 0.02
+_TIGHT_FILE_TYPES: Final = frozenset({api.LLAMA_FTYPE_ALL_F32, api.LLAMA_FTYPE_MOSTLY_F16, api.LLAMA_FTYPE_MOSTLY_BF16})
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppConfig:
+    """What to load and how.
+
+    Attributes:
+        path: the GGUF file; of a split model the first part.
+        context_length: most tokens of one sequence. ``None`` means what the model was trained for, but at most
+            :data:`DEFAULT_CONTEXT_CAP`.
+        max_sequences: most sequences open at once.
+        cache_cells: tokens that all sequences can hold together, pending branches included; a shared prefix counts
+            once. ``None`` means ``context_length * max_sequences``.
+        branches: tree branches pending at once over all sequences; 0 means chains only.
+        batch_rows: most rows of one pass.
+        output_rows: most rows of one pass whose logits can be asked for (at most ``batch_rows``); memory for them is
+            reserved when the model is loaded.
+        n_gpu_layers: layers to offload where there is a device to take them; -1 means all.
+        devices: names of the devices to offload to; empty means all, ``("none",)`` means CPU only.
+        override_tensors: ``(pattern, buffer type)`` pairs that pin tensors to a memory, as llama.cpp's ``-ot``.
+        threads: CPU threads of a pass of one row. ``None`` means one for each physical core the process may use.
+        threads_batch: CPU threads of wider passes. ``None`` means the same as ``threads``.
+        flash_attention: ``None`` means llama.cpp's choice on devices, and off on the CPU unless the context is so long
+            that doing without takes more than 512 MiB. On the CPU the fused kernel halves the speed of wide passes
+            over long contexts, and it sums in half precision in the order of the cells, which trees permute. Chains
+            alone come out bit for bit alike with it (Q8_0, Q4_0).
+        rollback: the caller needs to drop pending tokens. ``False`` allows recurrent models that cannot.
+        verbose: let llama.cpp's log through to stderr, from then on and for the whole process.
+    """
+
+    path: Path
+    context_length: int | None = None
+    max_sequences: int = 1
+    cache_cells: int | None = None
+    branches: int = 8
+    batch_rows: int = 512
+    output_rows: int = 256
+    n_gpu_layers: int = -1
+    devices: tuple[str, ...] = ()
+    override_tensors: tuple[tuple[str, str], ...] = ()
+    threads: int | None = None
+    threads_batch: int | None = None
+    flash_attention: bool | None = None
+    rollback: bool = True
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        for name, lowest, highest in (
+            ("context_length", 1, _INT32_MAX),
+            ("max_sequences", 1, native.MAX_SEQUENCE_IDS),
+            ("cache_cells", 1, _INT32_MAX),
+            ("branches", 0, native.MAX_SEQUENCE_IDS - 1),
+            ("batch_rows", 1, 1 << 16),
+            ("output_rows", 1, 1 << 16),
+            ("n_gpu_layers", -1, _INT32_MAX),
+            ("threads", 1, 512),
+            ("threads_batch", 1, 512),
+        ):
+            value = getattr(self, name)
+            if value is not None and not lowest <= value <= highest:
+                raise InputError(
+                    f"{name} is {value}, but must be from {lowest} to {highest}; choose a value in between"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and its context in native memory, which :meth:`free` gives back.
+
+    Attributes:
+        model: ``llama_model *``.
+        context: ``llama_context *``.
+        capabilities: what the two can do.
+        description: the model, its quantisation and where it runs, in a few words for people.
+        sequence_ids: how many native sequence ids there are.
+        branches: how many of them tree branches may take.
+        keepers: every sequence needs a second id that keeps its old cells from being overwritten.
+        recurrent: rolling back is bounded, and only possible within the latest pass.
+        keep_alive: memory that the model points into.
+    """
+
+    model: Any
+    context: Any
+    capabilities: EngineCapabilities
+    description: str
+    sequence_ids: int
+    branches: int
+    keepers: bool
+    recurrent: bool
+    keep_alive: list[Any]
+
+    def free(self) -> None:
+        """Free the native memory. To be called once."""
+        api.llama_free(self.context)
+        api.llama_model_free(self.model)
+
+
+def load(config: LlamaCppConfig) -> LoadedModel:
+    """Load the model and make a context for it.
+
+    Raises:
+        ModelFileError: the file is missing, damaged, of another format, or refused by llama.cpp.
+        CapabilityError: the model is of a kind that cannot be used here.
+        InputError: a setting does not fit this model or this machine.
+    """
+    native.check_model_file(config.path)
+    native.log.verbose |= config.verbose
+    native.initialize()
+    model, keep_alive = _load_model(config)
+    context = None
+    try:
+        _check_kind(model)
+        settings = _settings(model, config)
+        context = _create_context(model, config, settings)
+        if not api.llama_get_memory(context) or not api.llama_get_causal_attn(context):
+            raise CapabilityError(f"{config.path} is an embedding model; use a decoder-only language model")
+        snapshots = int(api.llama_n_rs_seq(context))
+        recurrent = settings.recurrent or snapshots > 0
+        if recurrent and snapshots == 0 and config.rollback:
+            raise CapabilityError(
+                f"{config.path} is a recurrent model that cannot roll back rejected drafts; "
+                "decode it without speculation (--no-speculation)"
+            )
+    except BaseException:
+        if context:
+            api.llama_free(context)
+        api.llama_model_free(model)
+        raise
+    plain_kernels = not settings.devices and settings.flash_attention == api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    branches = 0 if recurrent else settings.branches
+    return LoadedModel(
+        model=model,
+        context=context,
+        capabilities=EngineCapabilities(
+            context_length=settings.context_length,
+            max_rows=settings.batch_rows,
+            max_outputs=settings.output_rows,
+            max_sequences=config.max_sequences,
+            trees=branches > 0,
+            max_rollback=snapshots if recurrent else None,
+            hidden_states=False,
+            logit_tolerance=_TIGHT if plain_kernels and _file_type(model) in _TIGHT_FILE_TYPES else _LOOSE,
+        ),
+        description=_describe(model, config, settings),
+        sequence_ids=settings.max_ids,
+        branches=branches,
+        keepers=settings.keepers and not recurrent,
+        recurrent=recurrent,
+        keep_alive=keep_alive,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What of a config a model can have."""
+
+    context_length: int
+    cells: int
+    batch_rows: int
+    output_rows: int
+    branches: int
+    max_ids: int
+    threads: int
+    threads_batch: int
+    recurrent: bool
+    keepers: bool
+    devices: tuple[str, ...]
+    flash_attention: int
+
+
+def _load_model(config: LlamaCppConfig) -> tuple[Any, list[Any]]:
+    """Return ``llama_model *`` and what must live as long as it."""
+    parameters = api.llama_model_default_params()
+    parameters.n_gpu_layers = config.n_gpu_layers
+    keep_alive: list[Any] = []
+    if config.devices:
+        devices = native.device_array(config.devices)
+        parameters.devices = ctypes.cast(devices, ctypes.c_void_p)
+        keep_alive.append(devices)
+    if config.override_tensors:
+        overrides = native.tensor_override_array(config.override_tensors)
+        parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+        keep_alive.append(overrides)
+    with native.log.watch() as lines:
+        model = api.llama_model_load_from_file(os.fsencode(config.path), parameters)
+        if not model:
+            raise native.model_file_error(config.path, lines)
+    return model, keep_alive
+
+
+def _check_kind(model: Any) -> None:
+    if api.llama_model_has_encoder(model) or not api.llama_model_has_decoder(model):
+        raise CapabilityError("encoder models are not supported; use a decoder-only language model")
+    if api.llama_model_is_diffusion(model):
+        raise CapabilityError("diffusion models do not decode token by token; use an autoregressive model")
+
+
+def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
+    """Fit the config to the model."""
+    trained = int(api.llama_model_n_ctx_train(model))
+    context_length = config.context_length or min(trained, DEFAULT_CONTEXT_CAP) or DEFAULT_CONTEXT_CAP
+    cells = config.cache_cells or context_length * config.max_sequences
+    if cells < context_length:
+        raise InputError(
+            f"cache_cells is {cells}, but one context is {context_length}; raise it or shorten the context"
+        )
+    if cells > _INT32_MAX:
+        raise InputError(f"{cells} cache cells are over {_INT32_MAX}; take a shorter context or fewer sequences")
+    available = native.available_memory()
+    if available is not None and cells * _BYTES_OF_BOOKKEEPING > available:
+        raise InputError(
+            f"a context of {cells} tokens needs {cells * _BYTES_OF_BOOKKEEPING >> 30} GiB before any key or value, but "
+            f"{available >> 30} GiB are free; take a shorter context or fewer sequences"
+        )
+    recurrent = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
+    # A single sequence never meets old cells of another one, nor of its own unless a tree is deeper than the window.
+    keepers = not recurrent and config.max_sequences > 1 and int(api.llama_model_n_swa(model)) > 0
+    branches = 0 if recurrent else config.branches
+    max_ids = config.max_sequences * (2 if keepers else 1) + branches
+    if max_ids > native.MAX_SEQUENCE_IDS:
+        raise InputError(
+            f"{config.max_sequences} sequences and {branches} branches need {max_ids} sequence ids, "
+            f"but llama.cpp has {native.MAX_SEQUENCE_IDS}; lower one of them"
+        )
+    batch_rows = min(config.batch_rows, context_length)
+    devices = _devices(config)
+    if config.flash_attention is not None:
+        flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED if config.flash_attention else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    elif devices or 4 * int(api.llama_model_n_head(model)) * cells * batch_rows > _UNFUSED_ATTENTION_BYTES:
+        flash = api.LLAMA_FLASH_ATTN_TYPE_AUTO
+    else:
+        flash = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    threads = config.threads or native.usable_cores()
+    return _Settings(
+        context_length=context_length,
+        cells=cells,
+        batch_rows=batch_rows,
+        output_rows=min(config.output_rows, batch_rows),
+        branches=branches,
+        max_ids=max_ids,
+        threads=threads,
+        threads_batch=config.threads_batch or threads,
+        recurrent=recurrent,
+        keepers=keepers,
+        devices=devices,
+        flash_attention=int(flash),
+    )
+
+
+def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> Any:
+    parameters = api.llama_context_default_params()
+    parameters.n_ctx = settings.cells
+    parameters.n_batch = parameters.n_ubatch = settings.batch_rows
+    parameters.n_seq_max = settings.max_ids
+    # llama.cpp reserves an output row for every sequence id, and aborts where that is more than the most outputs.
+    parameters.n_outputs_max = max(settings.output_rows, settings.max_ids)
+    parameters.n_threads = settings.threads
+    parameters.n_threads_batch = settings.threads_batch
+    parameters.flash_attn_type = settings.flash_attention
+    parameters.kv_unified = True
+    parameters.swa_full = True  # else cells that leave the window are gone, and rejected drafts have made them leave
+    parameters.no_perf = False
+    if config.rollback:
+        # Ignored by models that keep all cells. The snapshots and the state before them must fit one batch.
+        parameters.n_rs_seq = max(0, min(_RECURRENT_SNAPSHOTS, settings.batch_rows - 2))
+    with native.log.watch() as lines:
+        context = api.llama_init_from_model(model, parameters)
+        if not context:
+            raise InputError(
+                f"a context of {settings.cells} tokens for {config.path} cannot be created: {native.reason(lines)}; "
+                "ask for a shorter context or fewer sequences"
+            )
+    return context
+
+
+def _describe(model: Any, config: LlamaCppConfig, settings: _Settings) -> str:
+    buffer = ctypes.create_string_buffer(128)
+    api.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer))
+    architecture = buffer.value.decode("utf-8", errors="replace")
+    weights = api.llama_ftype_name(_file_type(model)).decode("utf-8", errors="replace")
+    parameters = float(api.llama_model_n_params(model))
+    for unit in ("", "K", "M", "B", "T"):  # noqa: B007
+        if parameters < 1000:
+            break
+        parameters /= 1000
+    kind = f"{architecture}, {parameters:.3g}{unit} parameters, {weights}"
+    where = ", ".join(settings.devices) if settings.devices else f"CPU, {settings.threads} threads"
+    return f"{config.path.name} ({kind}) on {where}"
+
+
+def _devices(config: LlamaCppConfig) -> tuple[str, ...]:
+    """Return the names of the devices that layers go to; empty on the CPU."""
+    if config.n_gpu_layers == 0 or config.devices == ("none",):
+        return ()
+    return config.devices or tuple(native.default_device_names())
+
+
+def _file_type(model: Any) -> int:
+    """Return how most weights are stored (``LLAMA_FTYPE_*``)."""
+    return int(api.llama_model_ftype(model)) & ~int(api.LLAMA_FTYPE_GUESSED)

@@ -1,0 +1,266 @@
+"""The shared libraries behind llama-cpp-python: their log, their devices, and files that do not load."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import llama_cpp.llama_cpp as api
+from llama_cpp._ctypes_extensions import load_shared_library
+
+from paceline.core.errors import InputError, ModelFileError
+
+MAX_SEQUENCE_IDS: Final = 256
+"""``LLAMA_MAX_SEQ``: most sequence ids a context can have."""
+
+# --- log --------------------------------------------------------------------------------------------------------------
+
+_LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUE = 3, 4, 5  # as in ggml.h; the binding has other numbers
+
+
+class NativeLog:
+    """Where the libraries' log goes: to stderr once an engine asked for it, else only into a short memory of trouble.
+
+    llama.cpp has one log callback for the whole process, so there is one of these, and an engine that wants to be
+    verbose makes the log of all engines visible.
+    """
+
+    def __init__(self) -> None:
+        self.verbose = False
+        self._trouble: deque[str] = deque(maxlen=16)
+        self._line_is_trouble = False
+
+    def receive(self, level: int, text: bytes | None, _user_data: int | None) -> None:
+        """Take one piece of log from native code. Must not raise."""
+        if level != _LEVEL_CONTINUE:
+            self._line_is_trouble = level in (_LEVEL_WARN, _LEVEL_ERROR)
+        if not (self.verbose or self._line_is_trouble) or text is None:
+            return
+        decoded = text.decode("utf-8", errors="replace")
+        if self._line_is_trouble and decoded.strip():
+            self._trouble.append(decoded.strip())
+        if self.verbose:
+            sys.stderr.write(decoded)
+
+    @contextmanager
+    def watch(self) -> Iterator[deque[str]]:
+        """Yield the warnings and errors logged inside the ``with`` block, oldest first."""
+        self._trouble.clear()
+        yield self._trouble
+
+
+log: Final = NativeLog()
+
+# The callback object must live as long as native code may call it, which is until the process ends.
+_log_callback: Final = api.llama_log_callback(log.receive)
+
+
+def initialize() -> None:
+    """Take over the native log and register the backends. Repeating it is harmless."""
+    api.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    api.llama_backend_init()
+    if _device_count() == 0:  # a build with loadable backends has none until asked
+        _load_all_backends()
+
+
+def reason(lines: Sequence[str]) -> str:
+    """Return the line of a native log that best says why something failed, without its function name."""
+    telling = [line for line in lines if "failed to load model" not in line]
+    for line in reversed(telling):
+        for marker in ("error loading model: ", "failed to initialize the context: ", "failed to quantize: "):
+            if marker in line:
+                return line.partition(marker)[2]
+    # The reader of the file says what is wrong first, and what it could not do for that reason afterwards.
+    reader = [line for line in telling if line.startswith("gguf_")]
+    for line in [*reader, *reversed(telling)]:
+        function, colon, rest = line.partition(": ")
+        return rest if colon and " " not in function else line
+    return "llama.cpp gave no reason"
+
+
+# --- symbols the binding does not export ------------------------------------------------------------------------------
+
+
+def _libraries() -> list[ctypes.CDLL]:
+    libraries: list[ctypes.CDLL] = [api._lib]
+    for name in ("ggml", "ggml-base"):
+        try:
+            libraries.append(load_shared_library(name, api._base_path))
+        except (FileNotFoundError, RuntimeError):  # one library may hold everything
+            continue
+    return libraries
+
+
+def _function(name: str, arguments: Sequence[Any], result: Any) -> Any:
+    """Return a fresh ctypes function, independent of the binding's own prototype of the same symbol."""
+    for library in _libraries():
+        try:
+            function = library[name]
+        except AttributeError:
+            continue
+        function.argtypes = list(arguments)
+        function.restype = result
+        return function
+    raise ImportError(f"the installed llama-cpp-python has no {name}; paceline needs version 0.3.36 or later")
+
+
+get_logits_address: Final = _function("llama_get_logits", [ctypes.c_void_p], ctypes.c_void_p)
+"""``llama_get_logits`` as a plain integer: wrapping a typed pointer would cost more than the call."""
+
+_load_all_backends: Final = _function("ggml_backend_load_all", [], None)
+_device_count: Final = _function("ggml_backend_dev_count", [], ctypes.c_size_t)
+_device_get: Final = _function("ggml_backend_dev_get", [ctypes.c_size_t], ctypes.c_void_p)
+_device_name: Final = _function("ggml_backend_dev_name", [ctypes.c_void_p], ctypes.c_char_p)
+_device_type: Final = _function("ggml_backend_dev_type", [ctypes.c_void_p], ctypes.c_int)
+_device_buffer_type: Final = _function("ggml_backend_dev_buffer_type", [ctypes.c_void_p], ctypes.c_void_p)
+_buffer_type_name: Final = _function("ggml_backend_buft_name", [ctypes.c_void_p], ctypes.c_char_p)
+
+_DEVICE_TYPE_CPU, _DEVICE_TYPE_GPU, _DEVICE_TYPE_INTEGRATED_GPU = 0, 1, 2
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def _all_devices() -> list[int]:
+    return [_device_get(index) for index in range(_device_count())]
+
+
+def _name(device: int) -> str:
+    return str(_device_name(device).decode("utf-8", errors="replace"))
+
+
+def offload_devices() -> dict[str, int]:
+    """Return the devices that layers can be offloaded to: name to handle, in llama.cpp's order."""
+    return {_name(device): device for device in _all_devices() if _device_type(device) != _DEVICE_TYPE_CPU}
+
+
+def default_device_names() -> list[str]:
+    """Return the devices llama.cpp takes when none are named: discrete GPUs, else integrated ones."""
+    devices = _all_devices()
+    for wanted in (_DEVICE_TYPE_GPU, _DEVICE_TYPE_INTEGRATED_GPU):
+        names = [_name(device) for device in devices if _device_type(device) == wanted]
+        if names:
+            return names
+    return []
+
+
+def device_array(names: Sequence[str]) -> Any:
+    """Return the null-terminated device list for ``llama_model_params.devices``; ``none`` alone means CPU only.
+
+    Raises:
+        InputError: a name is unknown; the message lists the ones there are.
+    """
+    available = offload_devices()
+    if list(names) == ["none"]:
+        names = ()
+    for name in names:
+        if name not in available:
+            raise InputError(f"device {name!r} is not available; choose from {', '.join(available) or 'none'}")
+    return (ctypes.c_void_p * (len(names) + 1))(*(available[name] for name in names), None)
+
+
+class _TensorOverride(ctypes.Structure):
+    """``struct llama_model_tensor_buft_override``."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def tensor_override_array(overrides: Sequence[tuple[str, str]]) -> Any:
+    """Return the null-terminated list for ``llama_model_params.tensor_buft_overrides``.
+
+    The model keeps a pointer to it, so it must live as long as the model.
+
+    Raises:
+        InputError: a buffer type is unknown, or there are too many overrides.
+    """
+    limit = int(api.llama_max_tensor_buft_overrides())
+    if len(overrides) >= limit:
+        raise InputError(f"{len(overrides)} tensor overrides are too many; llama.cpp takes {limit - 1}")
+    available: dict[str, int] = {}
+    for device in _all_devices():
+        buffer_type = _device_buffer_type(device)
+        if buffer_type:
+            available[_buffer_type_name(buffer_type).decode("utf-8", errors="replace")] = buffer_type
+    entries = []
+    for pattern, name in overrides:
+        if name not in available:
+            raise InputError(f"buffer type {name!r} of {pattern}={name} is unknown; choose from {', '.join(available)}")
+        entries.append(_TensorOverride(pattern.encode(), available[name]))
+    return (_TensorOverride * (len(entries) + 1))(*entries)
+
+
+# --- threads and memory -----------------------------------------------------------------------------------------------
+
+
+def usable_cores() -> int:
+    """Return how many physical cores this process may use: affinity mask, hardware threads and container quota."""
+    try:
+        cpus = os.sched_getaffinity(0)
+    except AttributeError:  # not on this platform
+        return os.cpu_count() or 1
+    cores = set()
+    for cpu in cpus:
+        try:
+            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            cores.add(str(cpu))
+    count = len(cores)
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        count = min(count, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no cgroup v2, or a quota of "max"
+        pass
+    return max(1, count)
+
+
+def available_memory() -> int | None:
+    """Return how many bytes of memory can be had without swapping, or ``None`` where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+# --- model files ------------------------------------------------------------------------------------------------------
+
+
+def check_model_file(path: Path) -> None:
+    """Raise :class:`ModelFileError` for what llama.cpp would explain badly: no file, a directory, not GGUF."""
+    try:
+        if path.is_dir():
+            raise ModelFileError(f"{path} is a directory; give the path of one .gguf file")
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except FileNotFoundError:
+        raise ModelFileError(f"there is no file {path}; give the path of a .gguf file") from None
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
+    if magic != b"GGUF":
+        found = f"it starts with {magic!r}, not b'GGUF'" if magic else "it is empty"
+        raise ModelFileError(f"{path} is not a GGUF file: {found}; convert the model to GGUF first")
+
+
+def model_file_error(path: Path, lines: Sequence[str]) -> ModelFileError:
+    """Turn the log of a failed load into one line with a way out."""
+    why = reason(lines)
+    text = " ".join(lines)
+    if "unknown model architecture" in why or "supports up to version" in why:
+        hint = "a newer llama-cpp-python may know it"
+    elif "not within the file bounds" in text or "gguf_" in text:
+        why = f"it is truncated or damaged ({why})"
+        hint = "copy or download it again"
+    elif "alloc" in text:
+        why = f"too little memory ({why})"
+        hint = "take a smaller model or quantisation, or offload fewer layers"
+    else:
+        hint = "check the file with the tool that made it"
+    return ModelFileError(f"{path} cannot be loaded: {why}; {hint}")

@@ -1,0 +1,68 @@
+"""Turning one GGUF file into another of a different quantisation."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from typing import TYPE_CHECKING
+
+import llama_cpp.llama_cpp as api
+
+from paceline.core.errors import InputError, ModelFileError
+from paceline.engines.llama_cpp import native
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def file_types() -> dict[str, int]:
+    """Return the file types llama.cpp can write, by their usual names (``F16``, ``Q4_K_M``, ...)."""
+    prefixes = ("LLAMA_FTYPE_ALL_", "LLAMA_FTYPE_MOSTLY_")
+    return {
+        name.removeprefix(prefix): int(getattr(api, name))
+        for name in vars(api)
+        for prefix in prefixes
+        if name.startswith(prefix)
+    }
+
+
+def quantize_gguf(source: Path, destination: Path, file_type: str, *, allow_requantize: bool = True) -> None:
+    """Write ``source`` again with other weights; ``destination`` appears only when it is complete.
+
+    Args:
+        source: a GGUF file.
+        destination: file to write or replace.
+        file_type: such as ``"F16"``, ``"Q8_0"`` or ``"Q4_K_M"``; see :func:`file_types`.
+        allow_requantize: also start from weights that are quantised already, with the loss of both.
+
+    Raises:
+        InputError: the file type is unknown.
+        ModelFileError: the source cannot be read, or the destination cannot be written.
+    """
+    known = file_types()
+    if file_type.upper() not in known:
+        raise InputError(f"file type {file_type!r} is unknown; choose from {', '.join(known)}")
+    native.check_model_file(source)
+    if not destination.parent.is_dir():
+        raise ModelFileError(
+            f"{destination} cannot be written: there is no directory {destination.parent}; make it first"
+        )
+    native.initialize()
+    parameters = api.llama_model_quantize_default_params()
+    parameters.ftype = known[file_type.upper()]
+    parameters.allow_requantize = allow_requantize
+    parameters.nthread = native.usable_cores()
+    partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
+    try:
+        with native.log.watch() as lines:
+            status = api.llama_model_quantize(os.fsencode(source), os.fsencode(partial), ctypes.byref(parameters))
+            if status != 0:
+                why = native.reason(lines)
+                raise ModelFileError(f"{source} could not be written as {file_type} to {destination}: {why}")
+        partial.replace(destination)
+    except OSError as error:
+        raise ModelFileError(f"{destination} cannot be written: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()

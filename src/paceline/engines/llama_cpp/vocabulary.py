@@ -1,0 +1,130 @@
+"""The vocabulary inside a GGUF file."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cached_property
+from typing import Any, Final
+
+import llama_cpp.llama_cpp as api
+
+from paceline.core.errors import CapabilityError, ClosedError, InputError
+
+_KINDS: Final = {
+    api.LLAMA_VOCAB_TYPE_NONE: "none",
+    api.LLAMA_VOCAB_TYPE_SPM: "spm",
+    api.LLAMA_VOCAB_TYPE_BPE: "bpe",
+    api.LLAMA_VOCAB_TYPE_WPM: "wpm",
+    api.LLAMA_VOCAB_TYPE_UGM: "ugm",
+    api.LLAMA_VOCAB_TYPE_RWKV: "rwkv",
+    api.LLAMA_VOCAB_TYPE_PLAMO2: "plamo2",
+}
+_INT32_MIN: Final = -(2**31)
+
+
+class GgufVocabulary:
+    """Token ids of a loaded model. Valid until the engine it belongs to is closed.
+
+    Args:
+        pointer: ``llama_vocab *`` of the model.
+    """
+
+    def __init__(self, pointer: Any) -> None:
+        self._pointer = pointer
+        self._kind = _KINDS.get(api.llama_vocab_type(pointer), "unknown")
+        self._size = int(api.llama_vocab_n_tokens(pointer))
+        self._bytes: list[bytes | None] = [None] * self._size
+        self._piece = ctypes.create_string_buffer(64)
+
+    def invalidate(self) -> None:
+        """Forget the native vocabulary; called when its model is freed."""
+        self._pointer = None
+
+    def _open_pointer(self) -> Any:
+        if self._pointer is None:
+            raise ClosedError("the vocabulary belongs to an engine that was closed")
+        return self._pointer
+
+    @property
+    def kind(self) -> str:
+        """``"bpe"``, ``"spm"``, ``"wpm"``, ``"ugm"``, ``"rwkv"``, ``"plamo2"``, or ``"none"`` without a tokenizer."""
+        return self._kind
+
+    @property
+    def size(self) -> int:
+        """Number of token ids, which is the length of a row of logits."""
+        return self._size
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """End-of-generation tokens: those llama.cpp marks, and the end-of-text and end-of-turn tokens of the file."""
+        pointer = self._open_pointer()
+        is_end = api.llama_vocab_is_eog
+        ids = {token_id for token_id in range(self._size) if is_end(pointer, token_id)}
+        ids.update((api.llama_vocab_eos(pointer), api.llama_vocab_eot(pointer)))
+        return frozenset(token_id for token_id in ids if 0 <= token_id < self._size)
+
+    @cached_property
+    def strips_leading_space(self) -> bool:
+        """Whether the tokenizer puts a space before a text, as SentencePiece models do.
+
+        The bytes of such a text's tokens then start with a space the text does not have: take it off when turning a
+        *whole* text back, and leave it when the tokens continue another text, as generated ones do.
+        """
+        first = self.tokenize("a", add_special=False)
+        return bool(first) and b"".join(map(self.token_bytes, first)).startswith(b" ")
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Turn text into token ids.
+
+        Args:
+            text: any text; it may be empty and may contain NUL characters.
+            add_special: add the tokens that the model wants around a text (such as a begin token), if any.
+            parse_special: read the spelling of control tokens (such as ``<|im_end|>``) as these tokens. Only for text
+                that the program wrote itself, such as a chat template.
+
+        Raises:
+            CapabilityError: the file has no tokenizer.
+            InputError: the text is not valid Unicode, or too long for llama.cpp.
+        """
+        pointer = self._open_pointer()
+        if self._kind == "none":
+            raise CapabilityError("this GGUF file has no tokenizer; pass token ids instead of text")
+        try:
+            encoded = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text has half a surrogate pair at character {error.start}; send valid Unicode"
+            ) from None
+        capacity = len(encoded) + 8  # one token a byte, and the special ones
+        while True:
+            buffer = (ctypes.c_int32 * capacity)()
+            count = api.llama_tokenize(pointer, encoded, len(encoded), buffer, capacity, add_special, parse_special)
+            if count >= 0:
+                return buffer[:count]
+            if count == _INT32_MIN:
+                raise InputError(f"a text of {len(encoded)} bytes has more tokens than llama.cpp can count; shorten it")
+            capacity = -count
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to the text; empty for control tokens.
+
+        Raises:
+            ValueError: there is no such token.
+        """
+        if not 0 <= token_id < self._size:
+            raise ValueError(f"token {token_id} is not in a vocabulary of {self._size}")
+        known = self._bytes[token_id]
+        if known is None:
+            known = self._bytes[token_id] = self._read_bytes(token_id)
+        return known
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        pointer = self._open_pointer()
+        if self._kind == "none":
+            return b""
+        length = api.llama_token_to_piece(pointer, token_id, self._piece, len(self._piece), 0, False)
+        if length < 0:
+            self._piece = ctypes.create_string_buffer(-length)
+            length = api.llama_token_to_piece(pointer, token_id, self._piece, len(self._piece), 0, False)
+        return self._piece.raw[:length]

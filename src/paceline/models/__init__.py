@@ -1,0 +1,1 @@
+"""The model pair that travels with the package."""

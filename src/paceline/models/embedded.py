@@ -1,0 +1,33 @@
+"""Where the embedded model pair lies: a small target and a smaller draft, so that paceline runs with nothing else."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+from paceline.core.errors import ModelFileError
+
+_FOLDER = Path(str(files("paceline.models"))) / "embedded"
+
+
+def embedded_target() -> Path:
+    """Return the path of the embedded target, a GGUF file."""
+    return _present(_FOLDER / "target-q8_0.gguf")
+
+
+def embedded_draft() -> Path:
+    """Return the path of the embedded draft model, a GGUF file."""
+    return _present(_FOLDER / "draft-q8_0.gguf")
+
+
+def heldout_code() -> list[str]:
+    """Return pieces of source code that the embedded pair was not trained on, for measuring and for tests."""
+    lines = _present(_FOLDER / "heldout" / "code.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["text"] for line in lines]
+
+
+def _present(path: Path) -> Path:
+    if not path.is_file():
+        raise ModelFileError(f"the embedded file {path.name} is missing from this installation: reinstall paceline")
+    return path

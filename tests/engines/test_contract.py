@@ -1,0 +1,342 @@
+"""What every engine promises: one suite over all of them, the exact scripted one included.
+
+The reference for any row is the same tokens fed as a plain chain to a sequence of their own. Engines in floating point
+may differ from it by what their capabilities call rounding, and by nothing more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import CapabilityError, ClosedError
+from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.models.embedded import embedded_draft
+
+MAX_ROWS = 32
+PROMPT = [11, 42, 7, 99, 3, 3, 250, 17]
+
+
+def scripted() -> Engine:
+    return ScriptedEngine(
+        random_model(300, seed=5, order=4),
+        ScriptedVocabulary.of_size(300, end_ids=[0]),
+        context_length=128,
+        max_rows=MAX_ROWS,
+        max_sequences=4,
+    )
+
+
+def llama_cpp() -> Engine:
+    from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+
+    return LlamaCppEngine(
+        LlamaCppConfig(
+            embedded_draft(), context_length=128, batch_rows=MAX_ROWS, max_sequences=4, branches=12, threads=1
+        )
+    )
+
+
+def torch_hf() -> Engine:
+    pytest.importorskip("torch", reason="needs paceline[torch]")
+    from paceline.engines.torch_hf import TorchHFConfig, TorchHFEngine
+
+    return TorchHFEngine(TorchHFConfig(embedded_draft(), context_length=128, max_rows=MAX_ROWS, max_sequences=4))
+
+
+@pytest.fixture(params=[scripted, llama_cpp, torch_hf], ids=lambda make: make.__name__)
+def make_engine(request: pytest.FixtureRequest) -> Callable[[], Engine]:
+    make: Callable[[], Engine] = request.param
+    return make
+
+
+@pytest.fixture
+def engine(make_engine: Callable[[], Engine]) -> Iterator[Engine]:
+    engine = make_engine()
+    yield engine
+    engine.close()
+
+
+def chain(sequence: int, token_ids: Sequence[int], outputs: Sequence[int] | None = None, first: int = -1) -> Step:
+    """A step that feeds ``token_ids`` one after the other, below pending node ``first``."""
+    rows = range(len(token_ids)) if outputs is None else outputs
+    return Step(sequence, token_ids, range(first, first + len(token_ids)), rows)
+
+
+def reference(engine: Engine, token_ids: Sequence[int]) -> FloatArray:
+    """The row after ``token_ids``, by a sequence of its own."""
+    sequence = engine.open()
+    for start in range(0, len(token_ids), MAX_ROWS):
+        chunk = token_ids[start : start + MAX_ROWS]
+        output = engine.forward([chain(sequence, chunk, outputs=[len(chunk) - 1])])
+        engine.commit(sequence, range(len(chunk)))
+    row = output.logits(0, 0).copy()
+    engine.close_sequence(sequence)
+    return row
+
+
+def assert_same_row(engine: Engine, actual: FloatArray, expected: FloatArray) -> None:
+    assert actual.shape == (engine.vocabulary.size,)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=max(engine.capabilities.logit_tolerance, 0.0))
+
+
+def prefilled(engine: Engine, token_ids: Sequence[int] = PROMPT) -> int:
+    sequence = engine.open()
+    engine.forward([chain(sequence, token_ids, outputs=[])])
+    engine.commit(sequence, range(len(token_ids)))
+    return sequence
+
+
+def test_a_chain_gives_the_row_of_every_prefix(engine: Engine) -> None:
+    sequence = engine.open()
+    output = engine.forward([chain(sequence, PROMPT)])
+    output.wait()
+    rows = [output.logits(0, row).copy() for row in range(len(PROMPT))]
+    for length, row in enumerate(rows, start=1):
+        assert_same_row(engine, row, reference(engine, PROMPT[:length]))
+
+
+def test_rows_differ_by_more_than_rounding(engine: Engine) -> None:
+    """The comparisons of this suite could not fail if every row looked alike."""
+    other = [*PROMPT[:-1], PROMPT[-1] + 1]
+    difference = np.abs(reference(engine, PROMPT) - reference(engine, other)).max()
+    assert difference > 10 * max(engine.capabilities.logit_tolerance, 1e-6)
+
+
+def test_only_requested_rows_are_returned_in_their_order(engine: Engine) -> None:
+    sequence = engine.open()
+    output = engine.forward([chain(sequence, PROMPT, outputs=[1, 4])])
+    second, fifth = output.logits(0, 0).copy(), output.logits(0, 1).copy()
+    assert_same_row(engine, second, reference(engine, PROMPT[:2]))
+    assert_same_row(engine, fifth, reference(engine, PROMPT[:5]))
+
+
+def test_a_tree_gives_each_node_its_own_path(engine: Engine) -> None:
+    sequence = prefilled(engine)
+    #   0 ─┬─ 1 ─── 3
+    #      └─ 2 ─┬─ 4
+    #            └─ 5
+    tokens, parents = [20, 21, 22, 23, 24, 25], [COMMITTED_END, 0, 0, 1, 2, 2]
+    output = engine.forward([Step(sequence, tokens, parents, range(6))])
+    rows = [output.logits(0, node).copy() for node in range(6)]
+    for node, path in enumerate([[20], [20, 21], [20, 22], [20, 21, 23], [20, 22, 24], [20, 22, 25]]):
+        assert_same_row(engine, rows[node], reference(engine, PROMPT + path))
+
+
+def test_a_tree_grows_over_several_passes_below_any_pending_node(engine: Engine) -> None:
+    sequence = prefilled(engine)
+    engine.forward([Step(sequence, [20], [COMMITTED_END], [0])])
+    engine.forward([Step(sequence, [21, 22], [0, 0], [0, 1])])
+    engine.forward([Step(sequence, [23, 24], [1, 1], [])])
+    # Below a node that was a leaf, below one that was not, and below the committed end again.
+    output = engine.forward([Step(sequence, [25, 26, 27], [2, 0, COMMITTED_END], range(3))])
+    rows = [output.logits(0, row).copy() for row in range(3)]
+    for row, path in zip(rows, [[20, 22, 25], [20, 26], [27]], strict=True):
+        assert_same_row(engine, row, reference(engine, PROMPT + path))
+
+
+@pytest.mark.parametrize(
+    ("path", "tokens"),
+    [([], []), ([0], [20]), ([0, 1, 3], [20, 21, 23]), ([0, 2], [20, 22]), ([0, 2, 5], [20, 22, 25])],
+)
+def test_commit_keeps_one_path_and_forgets_the_rest(engine: Engine, path: list[int], tokens: list[int]) -> None:
+    sequence = prefilled(engine)
+    step = Step(sequence, [20, 21, 22, 23, 24, 25], [COMMITTED_END, 0, 0, 1, 2, 2], [])
+    engine.forward([step])
+    engine.commit(sequence, path)
+    assert engine.length(sequence) == len(PROMPT) + len(path)
+    output = engine.forward([Step(sequence, [30, 31], [COMMITTED_END, COMMITTED_END], range(2))])
+    rows = [output.logits(0, row).copy() for row in range(2)]
+    assert_same_row(engine, rows[0], reference(engine, [*PROMPT, *tokens, 30]))
+    assert_same_row(engine, rows[1], reference(engine, [*PROMPT, *tokens, 31]))
+
+
+def test_commit_refuses_what_is_not_a_path(engine: Engine) -> None:
+    sequence = prefilled(engine)
+    engine.forward([Step(sequence, [20, 21, 22], [COMMITTED_END, 0, 0], [])])
+    for path in ([1], [0, 1, 2], [0, 3], [-1]):
+        with pytest.raises(ValueError, match="path"):
+            engine.commit(sequence, path)
+    engine.commit(sequence, [0, 2])
+    assert engine.length(sequence) == len(PROMPT) + 2
+
+
+def test_sequences_share_passes_and_nothing_else(engine: Engine) -> None:
+    texts = [[5, 6, 7], [5, 6, 8, 9], [77]]
+    sequences = [engine.open() for _ in texts]
+    engine.forward([chain(s, t, outputs=[]) for s, t in zip(sequences, texts, strict=True)])
+    for sequence, text in zip(sequences, texts, strict=True):
+        engine.commit(sequence, range(len(text)))
+    engine.close_sequence(sequences.pop(1))
+    del texts[1]
+    output = engine.forward([Step(s, [33, 34], [COMMITTED_END, COMMITTED_END], [0, 1]) for s in sequences])
+    rows = [[output.logits(step, row).copy() for row in range(2)] for step in range(2)]
+    for text, (first, second) in zip(texts, rows, strict=True):
+        assert_same_row(engine, first, reference(engine, [*text, 33]))
+        assert_same_row(engine, second, reference(engine, [*text, 34]))
+
+
+def test_a_fork_goes_its_own_way(engine: Engine) -> None:
+    sequence = prefilled(engine)
+    fork = engine.fork(sequence)
+    assert engine.length(fork) == len(PROMPT)
+    engine.forward([chain(sequence, [40, 41], outputs=[])])
+    engine.commit(sequence, [0, 1])
+    engine.close_sequence(sequence)
+    output = engine.forward([chain(fork, [50])])
+    row = output.logits(0, 0).copy()
+    assert_same_row(engine, row, reference(engine, [*PROMPT, 50]))
+
+
+def test_trim_takes_committed_and_pending_tokens_back(engine: Engine) -> None:
+    sequence = prefilled(engine)
+    engine.forward([Step(sequence, [20, 21], [COMMITTED_END, COMMITTED_END], [])])
+    engine.trim(sequence, 3)
+    assert engine.length(sequence) == 3
+    row = engine.forward([chain(sequence, [60])]).logits(0, 0).copy()
+    assert_same_row(engine, row, reference(engine, [*PROMPT[:3], 60]))
+    engine.trim(sequence, 0)
+    row = engine.forward([chain(sequence, [61])]).logits(0, 0).copy()
+    assert_same_row(engine, row, reference(engine, [61]))
+    with pytest.raises(ValueError, match="keep"):
+        engine.trim(sequence, 5)
+
+
+def test_a_step_that_breaks_the_contract_changes_nothing(engine: Engine) -> None:
+    sequence = prefilled(engine)
+    bad_steps = [
+        [Step(sequence, [1], [0], [])],  # follows a node that is not pending
+        [Step(sequence, [1, 2], [COMMITTED_END, 1], [])],  # follows itself
+        [Step(sequence, [1], [COMMITTED_END], [1])],  # wants a row that is not there
+        [Step(sequence, [1, 2], [COMMITTED_END, 0], [1, 0])],  # wants rows out of order
+        [Step(sequence, [], [], [])],  # has no rows
+        [Step(sequence, [engine.vocabulary.size], [COMMITTED_END], [])],  # an unknown token
+        [chain(sequence, [1] * (MAX_ROWS + 1), outputs=[])],  # more rows than a pass takes
+        [chain(sequence, [1], outputs=[]), chain(sequence, [2], outputs=[])],  # two steps for one sequence
+        [],
+    ]
+    for steps in bad_steps:
+        with pytest.raises(ValueError, match=r"."):
+            engine.forward(steps)
+    row = engine.forward([chain(sequence, [70])]).logits(0, 0).copy()
+    assert_same_row(engine, row, reference(engine, [*PROMPT, 70]))
+
+
+def test_the_context_is_a_limit(engine: Engine) -> None:
+    sequence = engine.open()
+    for _ in range(4):
+        engine.forward([chain(sequence, [9] * 31, outputs=[])])
+        engine.commit(sequence, range(31))
+    with pytest.raises(ValueError, match="context"):
+        engine.forward([chain(sequence, [9] * 5, outputs=[])])
+    engine.forward([chain(sequence, [9] * 4, outputs=[])])
+    engine.commit(sequence, range(4))
+    assert engine.length(sequence) == 128
+
+
+def test_sequences_are_a_limit_and_come_back(engine: Engine) -> None:
+    sequences = [engine.open() for _ in range(4)]
+    with pytest.raises(CapabilityError, match="4"):
+        engine.open()
+    with pytest.raises(CapabilityError, match="4"):
+        engine.fork(sequences[0])
+    engine.close_sequence(sequences[2])
+    assert engine.length(engine.open()) == 0
+
+
+def test_after_closing_everything_says_so(make_engine: Callable[[], Engine]) -> None:
+    engine = make_engine()
+    sequence = engine.open()
+    closed = engine.open()
+    engine.close_sequence(closed)
+    with pytest.raises(ClosedError):
+        engine.length(closed)
+    engine.close()
+    engine.close()
+    for use in (
+        engine.open,
+        lambda: engine.forward([chain(sequence, [1])]),
+        lambda: engine.commit(sequence, []),
+        lambda: engine.length(sequence),
+        lambda: engine.fork(sequence),
+        lambda: engine.trim(sequence, 0),
+        lambda: engine.close_sequence(sequence),
+    ):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_hidden_states_come_or_are_refused(engine: Engine) -> None:
+    sequence = engine.open()
+    output = engine.forward([chain(sequence, PROMPT, outputs=[2, 7])])
+    if engine.capabilities.hidden_states:
+        assert output.hidden_states(0, 0).shape == output.hidden_states(0, 1).shape
+        assert not np.array_equal(output.hidden_states(0, 0), output.hidden_states(0, 1))
+    else:
+        with pytest.raises(CapabilityError, match="hidden"):
+            output.hidden_states(0, 0)
+
+
+def test_the_vocabulary_spells_out_its_text(engine: Engine) -> None:
+    vocabulary = engine.vocabulary
+    text = "def#f(x):return[x]"
+    token_ids = vocabulary.tokenize(text)
+    assert all(0 <= token_id < vocabulary.size for token_id in token_ids)
+    assert b"".join(vocabulary.token_bytes(token_id) for token_id in token_ids).decode() == text
+    for end_id in vocabulary.end_ids:
+        assert vocabulary.token_bytes(end_id) == b""
+
+
+def test_any_history_of_passes_leaves_the_right_rows(engine: Engine) -> None:
+    """Random trees over several passes, commits, trims, forks and closings, against a plain chain each time."""
+    rng = random.Random(20)
+    committed: dict[int, list[int]] = {}
+    for _ in range(60):
+        if not committed or (len(committed) < 3 and rng.random() < 0.2):
+            committed[engine.open()] = []
+        elif len(committed) == 3 and rng.random() < 0.2:
+            closed = rng.choice(list(committed))
+            engine.close_sequence(closed)
+            del committed[closed]
+        elif len(committed) < 3 and rng.random() < 0.2:
+            original = rng.choice(list(committed))
+            committed[engine.fork(original)] = list(committed[original])
+        for sequence, tokens in committed.items():
+            if len(tokens) > 90:
+                keep = rng.randrange(len(tokens))
+                engine.trim(sequence, keep)
+                del tokens[keep:]
+        # For each pending node: the nodes and the tokens of its path.
+        pending: dict[int, list[tuple[list[int], list[int]]]] = {sequence: [] for sequence in committed}
+        for _ in range(rng.randint(1, 3)):
+            steps, wanted = [], []
+            for sequence in rng.sample(list(committed), rng.randint(1, len(committed))):
+                nodes = pending[sequence]
+                new_tokens, parents = [], []
+                for _ in range(rng.randint(1, 4)):
+                    # A recent parent more often than an old one, so that chains, branches and siblings all occur.
+                    parent = max(rng.randint(-1, len(nodes) - 1) for _ in range(2)) if nodes else COMMITTED_END
+                    token = rng.randrange(1, 250)
+                    above_nodes, above_tokens = ([], []) if parent == COMMITTED_END else nodes[parent]
+                    nodes.append(([*above_nodes, len(nodes)], [*above_tokens, token]))
+                    new_tokens.append(token)
+                    parents.append(parent)
+                steps.append(Step(sequence, new_tokens, parents, range(len(new_tokens))))
+                wanted.append([committed[sequence] + path for _, path in nodes[-len(new_tokens) :]])
+            output = engine.forward(steps)
+            rows = [[output.logits(i, row).copy() for row in range(len(paths))] for i, paths in enumerate(wanted)]
+            checked = rng.randrange(len(steps))
+            row = rng.randrange(len(wanted[checked]))
+            assert_same_row(engine, rows[checked][row], reference(engine, wanted[checked][row]))
+        for sequence, nodes in pending.items():
+            if not nodes or rng.random() < 0.1:
+                engine.commit(sequence, [])
+                continue
+            path, path_tokens = rng.choice(nodes)
+            engine.commit(sequence, path)
+            committed[sequence] += path_tokens
+            assert engine.length(sequence) == len(committed[sequence])

@@ -1,0 +1,916 @@
+"""The GGUF engine against itself: whatever was forked, drafted, dropped or trimmed on the way, logits are those of a
+fresh engine that was fed the plain text.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+pytest.importorskip("llama_cpp")
+import llama_cpp.llama_cpp as api
+
+from paceline.core.errors import CapabilityError, ClosedError, EngineError, InputError, ModelFileError, NoRoomError
+from paceline.engines.base import COMMITTED_END, Engine, Step
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
+from paceline.models.embedded import embedded_draft
+
+Logits = npt.NDArray[np.float32]
+
+DRAFT = embedded_draft()
+"""The smaller embedded model, enough for everything that only asks for consistency."""
+
+VOCABULARY_SIZE = 96
+"""Of the models that :func:`write_model` makes."""
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def load(path: Path, **settings: Any) -> LlamaCppEngine:
+    """One thread: these models are too small to gain from more, and other processes may be using the cores."""
+    return LlamaCppEngine(LlamaCppConfig(path, **{"threads": 1, "context_length": 256, **settings}))
+
+
+def chain(sequence: int, token_ids: Sequence[int], after: int = COMMITTED_END, outputs: Sequence[int] = (-1,)) -> Step:
+    """A step that feeds tokens one after the other; a negative output counts from the end."""
+    rows = len(token_ids)
+    first = 0 if after == COMMITTED_END else after + 1
+    parents = [after, *range(first, first + rows - 1)]
+    return Step(sequence, list(token_ids), parents, [output % rows for output in outputs])
+
+
+def feed(engine: Engine, sequence: int, token_ids: Sequence[int]) -> Logits:
+    """Append tokens to the committed ones; return the logits after the last."""
+    logits = np.zeros(0, np.float32)
+    most = engine.capabilities.max_rows
+    for start in range(0, len(token_ids), most):
+        part = token_ids[start : start + most]
+        logits = np.array(engine.forward([chain(sequence, part)]).logits(0, 0))
+        engine.commit(sequence, range(len(part)))
+    return logits
+
+
+class Reference:
+    """Logits after a text, from an engine that only ever saw that text."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.engine = load(path, **settings)
+        self._known: dict[tuple[int, ...], Logits] = {}
+
+    def __call__(self, token_ids: Sequence[int]) -> Logits:
+        key = tuple(token_ids)
+        if key not in self._known:
+            sequence = self.engine.open()
+            self._known[key] = feed(self.engine, sequence, key)
+            self.engine.close_sequence(sequence)
+        return self._known[key]
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded draft with F32 weights: without rounded activations, differences stay near 1e-5."""
+    path = tmp_path_factory.mktemp("model") / "draft-f32.gguf"
+    quantize_gguf(DRAFT, path, "F32")
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(exact: Path) -> Iterator[Reference]:
+    made = Reference(exact)
+    yield made
+    made.engine.close()
+
+
+@pytest.fixture
+def engine(exact: Path) -> Iterator[LlamaCppEngine]:
+    made = load(exact)
+    yield made
+    made.close()
+
+
+def assert_close(found: Any, wanted: Logits, tolerance: float = 1e-3) -> None:
+    assert found.shape == wanted.shape
+    assert float(np.abs(found - wanted).max()) <= tolerance
+
+
+def record(monkeypatch: pytest.MonkeyPatch, name: str, calls: list[str]) -> None:
+    """Append ``name`` to ``calls`` whenever the native function of that name is called."""
+    real = getattr(api, name)
+
+    def called(*arguments: Any) -> Any:
+        calls.append(name)
+        return real(*arguments)
+
+    monkeypatch.setattr(api, name, called)
+
+
+def write_model(path: Path, architecture: str, seed: int = 0) -> Path:
+    """Write a random model of two layers with no tokenizer; weights large enough that every token matters."""
+    gguf = pytest.importorskip("gguf")
+    rng = np.random.default_rng(seed)
+    width, heads, wide = 32, 2, 48
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(256)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(wide)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(VOCABULARY_SIZE)
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCABULARY_SIZE, width)}
+    layers = 2
+    norms = {"output_norm.weight": (width,)}
+
+    def attention(layer: int, kv_heads: int) -> None:
+        kv = width * kv_heads // heads
+        tensors.update(
+            {
+                f"blk.{layer}.attn_q.weight": (width, width),
+                f"blk.{layer}.attn_k.weight": (kv, width),
+                f"blk.{layer}.attn_v.weight": (kv, width),
+                f"blk.{layer}.attn_output.weight": (width, width),
+            }
+        )
+
+    def feed_forward(layer: int) -> None:
+        tensors.update(
+            {
+                f"blk.{layer}.ffn_gate.weight": (wide, width),
+                f"blk.{layer}.ffn_up.weight": (wide, width),
+                f"blk.{layer}.ffn_down.weight": (width, wide),
+            }
+        )
+
+    match architecture:
+        case "llama":
+            writer.add_head_count(heads)
+            for layer in range(layers):
+                attention(layer, heads)
+                feed_forward(layer)
+                norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "ffn")}
+        case "gemma3":  # every layer but each sixth looks back 48 tokens
+            layers = 6
+            writer.add_head_count(heads)
+            writer.add_head_count_kv(1)
+            writer.add_key_length(width // heads)
+            writer.add_value_length(width // heads)
+            writer.add_sliding_window(48)
+            for layer in range(layers):
+                attention(layer, 1)
+                feed_forward(layer)
+                for name in ("attn", "post_attention", "ffn", "post_ffw"):
+                    norms[f"blk.{layer}.{name}_norm.weight"] = (width,)
+                for name in ("attn_q", "attn_k"):
+                    norms[f"blk.{layer}.{name}_norm.weight"] = (width // heads,)
+        case "lfm2":  # a convolution, attention, a convolution: rolls back from snapshots
+            layers = 3
+            writer.add_head_count(heads)
+            writer.add_head_count_kv([0, 1, 0])
+            writer.add_shortconv_l_cache(3)
+            norms = {"token_embd_norm.weight": (width,)}
+            for layer in range(layers):
+                feed_forward(layer)
+                norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "ffn")}
+                if layer == 1:
+                    attention(layer, 1)
+                    for name in ("attn_q", "attn_k"):
+                        norms[f"blk.{layer}.{name}_norm.weight"] = (width // heads,)
+                else:
+                    tensors[f"blk.{layer}.shortconv.conv.weight"] = (width, 3)
+                    tensors[f"blk.{layer}.shortconv.in_proj.weight"] = (3 * width, width)
+                    tensors[f"blk.{layer}.shortconv.out_proj.weight"] = (width, width)
+        case "mamba":  # recurrent, and without snapshots
+            inner, state, rank = 2 * width, 8, 4
+            writer.add_ssm_conv_kernel(4)
+            writer.add_ssm_inner_size(inner)
+            writer.add_ssm_state_size(state)
+            writer.add_ssm_time_step_rank(rank)
+            for layer in range(layers):
+                norms[f"blk.{layer}.attn_norm.weight"] = (width,)
+                norms[f"blk.{layer}.ssm_d"] = (inner,)
+                norms[f"blk.{layer}.ssm_dt.bias"] = (inner,)
+                norms[f"blk.{layer}.ssm_conv1d.bias"] = (inner,)
+                tensors |= {
+                    f"blk.{layer}.ssm_in.weight": (2 * inner, width),
+                    f"blk.{layer}.ssm_conv1d.weight": (inner, 4),
+                    f"blk.{layer}.ssm_x.weight": (rank + 2 * state, inner),
+                    f"blk.{layer}.ssm_dt.weight": (inner, rank),
+                    f"blk.{layer}.ssm_a": (inner, state),
+                    f"blk.{layer}.ssm_out.weight": (width, inner),
+                }
+        case _:
+            pass  # the architecture alone is the point
+    writer.add_block_count(layers)
+    for name, shape in tensors.items():
+        scale = 0.5 if name.startswith("token_embd") else 1.5 / np.sqrt(shape[-1])
+        values = rng.normal(0, scale, shape).astype(np.float32)
+        writer.add_tensor(name, -np.abs(values) if name.endswith("ssm_a") else values)
+    for name, shape in norms.items():
+        writer.add_tensor(name, np.ones(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+# --- any history of calls ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Shadow:
+    """What a sequence should hold."""
+
+    committed: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+
+    def path(self, node: int) -> list[int]:
+        nodes = []
+        while node != COMMITTED_END:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def text(self, node: int) -> list[int]:
+        return self.committed + [self.token_ids[at] for at in self.path(node)]
+
+    def forget_pending(self) -> None:
+        self.token_ids, self.parents = [], []
+
+
+def check_ids(engine: LlamaCppEngine) -> None:
+    """Every native id is free or in one role of one sequence, and its cells reach exactly as far as the role says."""
+    last = api.llama_memory_seq_pos_max
+    seen = list(engine._free_ids)
+    assert all(last(engine._memory, free) == -1 for free in seen)
+    for state in engine._sequences.values():
+        assert state.main in state.tips.values()
+        for tip, line in state.tips.items():
+            depth = 0 if tip == COMMITTED_END else state.pending.depths[tip]
+            assert last(engine._memory, line) == state.committed + depth - 1
+            seen.append(line)
+        for line, follows in state.following.items():
+            assert last(engine._memory, line) == follows - 1
+            seen.append(line)
+        if state.keeper is not None:
+            assert last(engine._memory, state.keeper) == state.kept - 1 == state.committed - 1
+            seen.append(state.keeper)
+    assert sorted(seen) == list(range(len(seen)))
+    assert engine._branches_in_use == sum(len(state.tips) - 1 for state in engine._sequences.values())
+    assert engine._batch.id_counts.min() == engine._batch.id_counts.max() == 1
+
+
+class RandomCaller:
+    """Calls an engine in any order the contract allows and compares all logits it gets with the plain ones."""
+
+    def __init__(self, engine: LlamaCppEngine, reference: Reference, seed: int, tolerance: float) -> None:
+        self.engine = engine
+        self.reference = reference
+        self.random = random.Random(seed)
+        self.tolerance = tolerance
+        self.shadows: dict[int, Shadow] = {}
+        self.compared = self.branched = self.refused = 0
+        self.vocabulary = list(range(1, 9))  # few tokens, so that different sequences share prefixes
+
+    def run(self, calls: int) -> None:
+        actions: list[tuple[Callable[[], None], int]] = [
+            (self.open, 2),
+            (self.forward, 12),
+            (self.commit, 8),
+            (self.fork, 2),
+            (self.trim, 2),
+            (self.close, 1),
+        ]
+        for _ in range(calls):
+            if not self.shadows:
+                self.open()
+            self.random.choices([action for action, _ in actions], [weight for _, weight in actions])[0]()
+            check_ids(self.engine)
+            for handle, shadow in self.shadows.items():
+                assert self.engine.length(handle) == len(shadow.committed)
+
+    def pick(self) -> int:
+        return self.random.choice(list(self.shadows))
+
+    def room(self) -> bool:
+        return len(self.shadows) < self.engine.capabilities.max_sequences
+
+    def open(self) -> None:
+        if self.room():
+            self.shadows[self.engine.open()] = Shadow()
+
+    def close(self) -> None:
+        handle = self.pick()
+        self.engine.close_sequence(handle)
+        del self.shadows[handle]
+
+    def fork(self) -> None:
+        handle = self.pick()
+        if self.room() and not self.shadows[handle].parents:
+            self.shadows[self.engine.fork(handle)] = Shadow(list(self.shadows[handle].committed))
+
+    def trim(self) -> None:
+        handle = self.pick()
+        shadow = self.shadows[handle]
+        length = self.random.randint(0, len(shadow.committed))
+        self.engine.trim(handle, length)
+        del shadow.committed[length:]
+        shadow.forget_pending()
+
+    def commit(self) -> None:
+        handle = self.pick()
+        shadow = self.shadows[handle]
+        node = self.random.randint(COMMITTED_END, len(shadow.parents) - 1)
+        self.engine.commit(handle, shadow.path(node))
+        shadow.committed = shadow.text(node)
+        shadow.forget_pending()
+
+    def grow(self, handle: int) -> Step:
+        shadow = self.shadows[handle]
+        before = len(shadow.parents)
+        rows = self.random.choice([1, 1, 2, 3, 5, 8])
+        if not shadow.parents and self.random.random() < 0.2:
+            rows = 20
+        straight = self.random.random() < 0.4 or rows == 20
+        parents: list[int] = []
+        for row in range(rows):
+            newest = before + row - 1
+            parents.append(newest if straight else self.random.randint(max(COMMITTED_END, newest - 4), newest))
+        outputs = [row for row in range(rows) if self.random.random() < 0.6]
+        return Step(handle, self.random.choices(self.vocabulary, k=rows), parents, outputs)
+
+    def forward(self) -> None:
+        handles = self.random.sample(list(self.shadows), self.random.randint(1, len(self.shadows)))
+        limit = self.engine.capabilities.context_length
+        handles = [handle for handle in handles if len(self.shadows[handle].committed) + 60 < limit]
+        handles = [handle for handle in handles if len(self.shadows[handle].parents) < 30]
+        steps = [self.grow(handle) for handle in handles]
+        if not steps:
+            return
+        try:
+            output = self.engine.forward(steps)
+        except NoRoomError:
+            self.refused += 1
+            return
+        for index, step in enumerate(steps):
+            shadow = self.shadows[step.sequence]
+            before = len(shadow.parents)
+            shadow.token_ids += step.token_ids
+            shadow.parents += step.parents
+            self.branched += len(set(shadow.parents)) < len(shadow.parents)
+            for number, row in enumerate(step.outputs):
+                found = np.array(output.logits(index, number))
+                assert_close(found, self.reference(shadow.text(before + row)), self.tolerance)
+                self.compared += 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_history_gives_the_logits_of_the_plain_text(exact: Path, reference: Reference, seed: int) -> None:
+    engine = load(exact, max_sequences=4, branches=5, cache_cells=400)
+    caller = RandomCaller(engine, reference, seed, tolerance=5e-4)
+    caller.run(200)
+    assert caller.compared > 100
+    assert caller.branched > 10
+    assert caller.refused > 0
+    engine.close()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_any_history_with_random_weights(architecture: str, tmp_path: Path) -> None:
+    """Gemma 3 has sliding windows, here of 48 tokens, whose cells llama.cpp would reuse too early."""
+    path = write_model(tmp_path / "model.gguf", architecture)
+    reference = Reference(path)
+    for seed in range(4):
+        engine = load(path, max_sequences=3, branches=12)
+        caller = RandomCaller(engine, reference, seed, tolerance=0.02)
+        caller.run(300)
+        assert caller.compared > 150
+        engine.close()
+    reference.engine.close()
+
+
+# --- directed cases of the same ---------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_in_chunks(exact: Path) -> None:
+    prompt = random.Random(3).choices(range(1, 4000), k=130)
+    whole, parts = load(exact), load(exact, batch_rows=17)
+    assert_close(feed(parts, parts.open(), prompt), feed(whole, whole.open(), prompt))
+
+
+def test_a_chunked_prompt_may_stay_pending(engine: LlamaCppEngine, reference: Reference) -> None:
+    sequence = engine.open()
+    engine.forward([chain(sequence, [1, 2, 3])])
+    engine.forward([chain(sequence, [4, 5], after=2)])
+    found = np.array(engine.forward([chain(sequence, [6], after=4)]).logits(0, 0))
+    assert_close(found, reference([1, 2, 3, 4, 5, 6]))
+    engine.commit(sequence, [0, 1, 2, 3])
+    assert_close(feed(engine, sequence, [9]), reference([1, 2, 3, 4, 9]))
+
+
+def test_outputs_come_in_the_order_asked_for(exact: Path, reference: Reference) -> None:
+    engine = load(exact, max_sequences=3)
+    texts = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+    wanted = [[0, 2], [], [1, 3]]
+    output = engine.forward(
+        [chain(engine.open(), text, outputs=rows) for text, rows in zip(texts, wanted, strict=True)]
+    )
+    for step, (text, rows) in enumerate(zip(texts, wanted, strict=True)):
+        for number, row in enumerate(rows):
+            assert_close(output.logits(step, number), reference(text[: row + 1]))
+        with pytest.raises(IndexError, match="outputs"):
+            output.logits(step, len(rows))
+
+
+def test_chains_cost_no_native_calls_unless_rejected(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    for name in ("llama_memory_seq_rm", "llama_memory_seq_cp"):
+        record(monkeypatch, name, calls)
+    sequence = engine.open()
+    feed(engine, sequence, [1, 2, 3])
+    engine.forward([chain(sequence, [4, 5, 6])])
+    engine.commit(sequence, [0, 1, 2])
+    assert calls == []
+    engine.forward([chain(sequence, [4, 5, 6])])
+    engine.commit(sequence, [0])
+    assert calls == ["llama_memory_seq_rm"]
+
+
+def test_branches_copy_only_what_is_new(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+    real = api.llama_memory_seq_cp
+
+    def copy(memory: Any, source: int, destination: int, first: int, end: int) -> None:
+        copied.append(end - first)
+        real(memory, source, destination, first, end)
+
+    monkeypatch.setattr(api, "llama_memory_seq_cp", copy)
+    sequence = engine.open()
+    feed(engine, sequence, range(1, 101))
+    for _ in range(4):
+        engine.forward([Step(sequence, [1, 2, 3], [COMMITTED_END, 0, 0], [])])
+        engine.commit(sequence, [0, 2])
+    # The prefix once, for a first branch; from then on the two ids take turns and follow by two tokens a round.
+    assert copied == [100, 2, 2, 2]
+
+
+def test_sliding_windows_keep_what_stepping_back_needs(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "gemma3")
+    reference = Reference(path)
+    engine = load(path, max_sequences=3, cache_cells=512)
+    rng = random.Random(4)
+    first, second, third = (rng.choices(range(1, 90), k=count) for count in (40, 120, 150))
+    gone, kept = engine.open(), engine.open()
+    feed(engine, gone, first)
+    feed(engine, kept, second)
+    engine.close_sequence(gone)
+    # These rows fill the hole and then meet cells that have left the window of the sequence that is kept.
+    feed(engine, engine.open(), third)
+    engine.trim(kept, 60)
+    assert_close(feed(engine, kept, [7, 8]), reference([*second[:60], 7, 8]), tolerance=0.02)
+
+
+# --- no room, failures ------------------------------------------------------------------------------------------------
+
+
+def test_no_branches_left_changes_nothing(exact: Path, reference: Reference) -> None:
+    engine = load(exact, max_sequences=2, branches=2)
+    first, second = engine.open(), engine.open()
+    feed(engine, first, [1, 2])
+    feed(engine, second, [3, 4])
+    engine.forward([Step(first, [5, 6], [COMMITTED_END, COMMITTED_END], [])])
+    with pytest.raises(NoRoomError, match="branches"):
+        engine.forward(
+            [Step(second, [5, 6], [COMMITTED_END] * 2, []), Step(first, [7, 8, 9], [0, 0, COMMITTED_END], [])]
+        )
+    check_ids(engine)
+    output = engine.forward([Step(second, [5, 6], [COMMITTED_END] * 2, [0, 1]), chain(first, [7], after=1)])
+    for step, number, text in [(0, 0, [3, 4, 5]), (0, 1, [3, 4, 6]), (1, 0, [1, 2, 6, 7])]:
+        assert_close(output.logits(step, number), reference(text))
+
+
+def test_idle_branches_of_other_sequences_are_taken(exact: Path, reference: Reference) -> None:
+    engine = load(exact, max_sequences=2, branches=2)
+    for text in ([1, 2], [3, 4], [1, 2]):
+        sequence = engine.open()
+        feed(engine, sequence, text)
+        output = engine.forward([Step(sequence, [5, 6, 7], [COMMITTED_END] * 3, [0, 1, 2])])
+        for number, token in enumerate([5, 6, 7]):
+            assert_close(output.logits(0, number), reference([*text, token]))
+        engine.commit(sequence, [1])
+        check_ids(engine)
+        if text == [3, 4]:
+            engine.close_sequence(sequence)
+
+
+def test_no_cells_left_changes_nothing(exact: Path, reference: Reference) -> None:
+    engine = load(exact, context_length=200, max_sequences=2, cache_cells=200)  # llama.cpp rounds up to 256
+    first, second = engine.open(), engine.open()
+    feed(engine, first, [1] * 180)
+    feed(engine, second, [2] * 70)
+    with pytest.raises(NoRoomError, match="cells"):
+        engine.forward(
+            [
+                Step(second, [3, 4, 5, 6], [COMMITTED_END, COMMITTED_END, 0, 1], []),
+                chain(first, [7, 8, 9]),
+            ]
+        )
+    check_ids(engine)
+    assert_close(feed(engine, second, [3, 4]), reference([*[2] * 70, 3, 4]))
+
+
+def fail_by_abort(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    callbacks = [api.ggml_abort_callback(lambda _: True), api.ggml_abort_callback()]
+    api.llama_set_abort_callback(engine._context, callbacks[0], None)
+    return lambda: api.llama_set_abort_callback(engine._context, callbacks.pop(), None)
+
+
+def fail_by_code(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Fail after the cells were written, which llama.cpp itself never does: the worst case for cleaning up."""
+    real = api.llama_decode
+    monkeypatch.setattr(api, "llama_decode", lambda *arguments: real(*arguments) - 3)
+    return monkeypatch.undo
+
+
+def fail_by_keyboard(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    real = api.llama_decode
+
+    def interrupted(*arguments: Any) -> int:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "llama_decode", interrupted)
+    return monkeypatch.undo
+
+
+@pytest.mark.parametrize("fail", [fail_by_abort, fail_by_code, fail_by_keyboard])
+def test_a_failed_pass_changes_nothing(
+    fail: Callable[[LlamaCppEngine, pytest.MonkeyPatch], Callable[[], None]],
+    exact: Path,
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = load(exact, max_sequences=2)
+    first, second = engine.open(), engine.open()
+    feed(engine, first, [1, 2, 3])
+    feed(engine, second, [4, 5])
+    engine.forward([Step(first, [6, 7, 8], [COMMITTED_END, 0, 0], [])])
+    repair = fail(engine, monkeypatch)
+    with pytest.raises((EngineError, KeyboardInterrupt)):
+        engine.forward([Step(first, [9, 10, 11, 12], [1, 1, 0, 2], []), chain(second, [13, 14])])
+    repair()
+    check_ids(engine)
+    output = engine.forward(
+        [Step(first, [15, 16], [1, 2], [0, 1]), Step(second, [17, 18], [COMMITTED_END] * 2, [0, 1])]
+    )
+    texts = [(0, 0, [1, 2, 3, 6, 7, 15]), (0, 1, [1, 2, 3, 6, 8, 16]), (1, 0, [4, 5, 17]), (1, 1, [4, 5, 18])]
+    for step, number, text in texts:
+        assert_close(output.logits(step, number), reference(text))
+    engine.commit(first, [0, 2, 4])
+    assert_close(feed(engine, first, [19]), reference([1, 2, 3, 6, 8, 16, 19]))
+
+
+def test_limits_are_checked_before_llama_cpp_is_asked(exact: Path, reference: Reference) -> None:
+    engine = load(exact, batch_rows=8, output_rows=4, max_sequences=2)
+    first, second = engine.open(), engine.open()
+    with pytest.raises(ValueError, match=r"9 rows .* 8"):
+        engine.forward([chain(first, [1] * 5), chain(second, [1] * 4)])
+    with pytest.raises(ValueError, match=r"5 rows .* 4"):
+        engine.forward([chain(first, [1] * 5, outputs=range(5))])
+    with pytest.raises(ValueError, match="vocabulary"):
+        engine.forward([chain(first, [1, 4096])])
+    with pytest.raises(ValueError, match="vocabulary"):
+        engine.forward([chain(first, [-1])])
+    with pytest.raises(ValueError, match="one step a sequence"):
+        engine.forward([chain(first, [1]), chain(first, [2])])
+    engine.forward([chain(first, [1])])
+    with pytest.raises(ValueError, match="pending"):
+        engine.fork(first)
+    engine.commit(first, [])
+    assert_close(feed(engine, first, [5]), reference([5]))
+
+
+def test_without_branches_there_are_chains_only(exact: Path) -> None:
+    engine = load(exact, branches=0)
+    assert not engine.capabilities.trees
+    with pytest.raises(ValueError, match="no trees"):
+        engine.forward([Step(engine.open(), [1, 2], [COMMITTED_END, COMMITTED_END], [])])
+
+
+# --- borrowed results, closing ----------------------------------------------------------------------------------------
+
+
+def test_logits_are_borrowed_and_read_only(engine: LlamaCppEngine) -> None:
+    sequence = engine.open()
+    output = engine.forward([chain(sequence, [1, 2], outputs=[0, 1])])
+    row = output.logits(0, 1)
+    assert row.dtype == np.float32
+    assert row.base is not None
+    with pytest.raises(ValueError, match="read-only"):
+        row[0] = 0
+    with pytest.raises(CapabilityError, match="hidden"):
+        output.hidden_states(0, 0)
+    engine.forward([chain(sequence, [3], after=1)])
+    output.wait()
+    with pytest.raises(EngineError, match="another pass"):
+        output.logits(0, 0)
+
+
+def test_after_closing_nothing_touches_freed_memory(exact: Path) -> None:
+    engine = load(exact)
+    vocabulary = engine.vocabulary
+    sequence = engine.open()
+    output = engine.forward([chain(sequence, [1])])
+    output.logits(0, 0)
+    engine.close()
+    engine.close()
+    for use in (
+        lambda: engine.description,
+        lambda: engine.vocabulary,
+        lambda: engine.capabilities,
+        engine.open,
+        engine.decode_counters,
+        engine.reset_decode_counters,
+        lambda: engine.commit(sequence, []),
+        lambda: engine.forward([chain(sequence, [1])]),
+        lambda: output.logits(0, 0),
+        output.wait,
+        lambda: vocabulary.tokenize("text"),
+        lambda: vocabulary.token_bytes(5),
+        lambda: vocabulary.end_ids,
+    ):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_an_engine_that_is_dropped_is_freed(exact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[str] = []
+    record(monkeypatch, "llama_model_free", freed)
+    vocabulary = load(exact).vocabulary
+    gc.collect()
+    assert freed == ["llama_model_free"]
+    with pytest.raises(ClosedError):
+        vocabulary.tokenize("text")
+
+
+def test_decode_counters_are_those_of_llama_cpp(engine: LlamaCppEngine) -> None:
+    sequence = engine.open()
+    feed(engine, sequence, [1, 2, 3])
+    engine.reset_decode_counters()
+    assert engine.decode_counters() == (0, 0)
+    feed(engine, sequence, [4])
+    feed(engine, sequence, [5, 6, 7])
+    rows, seconds = engine.decode_counters()
+    assert rows == 4
+    assert 0 < seconds < 10
+
+
+# --- recurrent models -------------------------------------------------------------------------------------------------
+
+
+def test_a_hybrid_model_steps_back_within_its_latest_pass(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "lfm2")
+    reference = Reference(path, rollback=False)
+    engine = load(path, max_sequences=2)
+    assert not engine.capabilities.trees
+    assert engine.capabilities.max_rollback == 16
+    sequence = engine.open()
+    feed(engine, sequence, [1, 2, 3])
+    text = [1, 2, 3]
+    for accepted in (1, 4, 2, 3, 1):
+        output = engine.forward([chain(sequence, [5, 6, 7, 8], outputs=range(4))])
+        for row in range(4):
+            assert_close(output.logits(0, row), reference([*text, *[5, 6, 7, 8][: row + 1]]), 0.01)
+        engine.commit(sequence, range(accepted))
+        text += [5, 6, 7, 8][:accepted]
+    with pytest.raises(CapabilityError, match="forked"):  # llama.cpp would copy the state from before the step back
+        engine.fork(sequence)
+    feed(engine, sequence, [9])
+    fork = engine.fork(sequence)
+    for handle in (fork, sequence):
+        assert_close(feed(engine, handle, [10]), reference([*text, 9, 10]), 0.01)
+
+
+def test_a_hybrid_model_refuses_what_would_restore_an_old_state(tmp_path: Path) -> None:
+    engine = load(write_model(tmp_path / "model.gguf", "lfm2"))
+    sequence = engine.open()
+    feed(engine, sequence, [1, 2, 3])
+    engine.forward([chain(sequence, [4, 5])])
+    engine.forward([chain(sequence, [6, 7], after=1)])
+    for path in ([], [0], [0, 1]):  # further back than the first row of the latest pass
+        with pytest.raises(CapabilityError, match="step back"):
+            engine.commit(sequence, path)
+    engine.commit(sequence, [0, 1, 2])
+    with pytest.raises(CapabilityError, match="step back"):
+        engine.trim(sequence, 5)
+    assert engine.length(sequence) == 6
+    engine.trim(sequence, 0)
+    assert engine.length(sequence) == 0
+    feed(engine, sequence, [1])
+
+
+def test_a_recurrent_model_without_snapshots_decodes_plainly_or_not_at_all(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "mamba")
+    with pytest.raises(CapabilityError, match="--no-speculation"):
+        load(path)
+    engine = load(path, rollback=False)
+    assert engine.capabilities.max_rollback == 0
+    sequence = engine.open()
+    feed(engine, sequence, [1, 2])
+    assert_close(feed(engine, sequence, [3]), Reference(path, rollback=False)([1, 2, 3]), 0.01)
+
+
+# --- files that do not load -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is not a GGUF file: it is empty"),
+        (b"PK\3\4 and more", r"is not a GGUF file: it starts with b'PK\\x03\\x04'"),
+        (slice(0, 6), "truncated or damaged .*failed to read header"),
+        (slice(0, 3000), "truncated or damaged .*key-value pairs"),
+        (slice(0, 500_000), "truncated or damaged .*not within the file bounds"),
+        (slice(0, -1), "truncated or damaged .*not within the file bounds"),
+        ((b"GGUF\3", b"GGUF\143"), "version 99 .*newer llama-cpp-python"),
+        ((b"llama", b"lxama"), "unknown model architecture: 'lxama'; a newer llama-cpp-python"),
+        ((b"llama.block_count", b"llama.black_count"), "key not found in model: llama.block_count"),
+    ],
+)
+def test_a_bad_file_gives_one_line(
+    content: bytes | slice | tuple[bytes, bytes], says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good = DRAFT.read_bytes()
+    if isinstance(content, slice):
+        content = good[content]
+    elif isinstance(content, tuple):
+        content = good.replace(*content)
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=says) as caught:
+        load(path)
+    message = str(caught.value)
+    assert str(path) in message
+    assert ";" in message  # a way out
+    assert "\n" not in message
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="there is no file"):
+        load(tmp_path / "missing.gguf")
+    with pytest.raises(ModelFileError, match="is a directory"):
+        load(tmp_path)
+
+
+def test_encoder_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "llama_model_has_encoder", lambda model: True)
+    with pytest.raises(CapabilityError, match="decoder-only"):
+        load(DRAFT)
+    monkeypatch.undo()
+    monkeypatch.setattr(api, "llama_get_causal_attn", lambda context: False)
+    with pytest.raises(CapabilityError, match="embedding model"):
+        load(DRAFT)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"context_length": 0}, "context_length is 0"),
+        ({"batch_rows": -1}, "batch_rows is -1"),
+        ({"threads": 0}, "threads is 0"),
+        ({"n_gpu_layers": -2}, "n_gpu_layers is -2"),
+        ({"cache_cells": 100}, "cache_cells is 100, but one context is 256"),
+        ({"max_sequences": 250, "branches": 20}, "270 sequence ids"),
+        ({"devices": ("CUDA7",)}, "device 'CUDA7' is not available; choose from "),
+        ({"override_tensors": (("ffn", "CUDA7"),)}, "buffer type 'CUDA7' of ffn=CUDA7 is unknown; choose from .*CPU"),
+        ({"context_length": 2**31 - 1}, "GiB are free"),
+    ],
+)
+def test_a_bad_setting_gives_one_line(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says) as caught:
+        load(DRAFT, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_default_context_is_the_trained_one_up_to_a_cap(tmp_path: Path) -> None:
+    assert LlamaCppEngine(LlamaCppConfig(DRAFT, threads=1)).capabilities.context_length == 4096
+    path = write_model(tmp_path / "model.gguf", "llama")
+    assert LlamaCppEngine(LlamaCppConfig(path, threads=1)).capabilities.context_length == 256
+    assert load(path, context_length=300).capabilities.context_length == 300
+
+
+def test_cpu_only_and_pinned_tensors(exact: Path, reference: Reference) -> None:
+    engine = load(exact, devices=("none",), override_tensors=(("ffn_.*", "CPU"),))
+    assert "on CPU" in engine.description
+    assert "F32" in engine.description
+    assert_close(feed(engine, engine.open(), [1, 2]), reference([1, 2]))
+
+
+def test_flash_attention_only_rounds_differently(exact: Path, reference: Reference) -> None:
+    engine = load(exact, flash_attention=True)
+    assert engine.capabilities.logit_tolerance > load(exact).capabilities.logit_tolerance
+    assert_close(feed(engine, engine.open(), [1, 2, 3]), reference([1, 2, 3]), engine.capabilities.logit_tolerance)
+
+
+def test_the_log_is_silent_unless_asked_for(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    load(DRAFT).close()
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setattr(native.log, "verbose", False)  # restored afterwards
+    load(DRAFT, verbose=True).close()
+    assert "llama_model_loader" in capfd.readouterr().err
+
+
+# --- vocabulary -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "def f(x):\n    return x + 1\n",
+        " leading and trailing ",
+        "naïve façade Ωμέγα",
+        "日本語のテキスト",
+        "👩‍👩‍👧 🎉🏳️‍🌈",
+        "nul\0inside\0",
+        "<|endoftext|> spelled out",
+        "x" * 5000,
+    ],
+)
+def test_tokens_spell_the_text(engine: LlamaCppEngine, text: str) -> None:
+    vocabulary = engine.vocabulary
+    token_ids = vocabulary.tokenize(text)
+    assert b"".join(map(vocabulary.token_bytes, token_ids)).decode() == text
+    assert not vocabulary.end_ids.intersection(token_ids)
+
+
+def test_control_tokens_are_read_only_where_asked_and_add_no_text(engine: LlamaCppEngine) -> None:
+    vocabulary = engine.vocabulary
+    (end,) = vocabulary.end_ids
+    assert vocabulary.tokenize("a<|endoftext|>", parse_special=True)[-1] == end
+    assert vocabulary.token_bytes(end) == b""
+    for wrong in (-1, vocabulary.size):
+        with pytest.raises(ValueError, match=str(wrong)):
+            vocabulary.token_bytes(wrong)
+
+
+def test_what_the_vocabulary_says_of_itself(engine: LlamaCppEngine) -> None:
+    vocabulary = engine.vocabulary
+    assert (vocabulary.kind, vocabulary.size, vocabulary.end_ids) == ("bpe", 4096, frozenset({0}))
+    assert not vocabulary.strips_leading_space
+    with pytest.raises(InputError, match="character 2"):
+        vocabulary.tokenize("ab\ud83d")
+
+
+def test_a_file_without_tokenizer(tmp_path: Path) -> None:
+    engine = load(write_model(tmp_path / "model.gguf", "llama"))
+    vocabulary = engine.vocabulary
+    assert (vocabulary.kind, vocabulary.size, vocabulary.end_ids) == ("none", VOCABULARY_SIZE, frozenset())
+    assert vocabulary.token_bytes(3) == b""
+    with pytest.raises(CapabilityError, match="no tokenizer"):
+        vocabulary.tokenize("text")
+
+
+# --- quantising -------------------------------------------------------------------------------------------------------
+
+
+def test_quantising_writes_a_model_of_that_type(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    plain = load(DRAFT)
+    wanted = feed(plain, plain.open(), [1, 2, 3])
+    for file_type, name, tolerance in (("f16", "F16", 0.05), ("Q4_K_M", "Q4_K - Medium", 2.0)):
+        quantize_gguf(DRAFT, path, file_type)
+        engine = load(path)
+        assert name in engine.description
+        assert_close(feed(engine, engine.open(), [1, 2, 3]), wanted, tolerance)
+        engine.close()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_quantising_explains_itself(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(DRAFT.read_bytes()[:9000])
+    with pytest.raises(InputError, match=r"'Q9' is unknown; choose from .*Q8_0"):
+        quantize_gguf(DRAFT, tmp_path / "out.gguf", "Q9")
+    with pytest.raises(ModelFileError, match="no directory"):
+        quantize_gguf(DRAFT, tmp_path / "missing" / "out.gguf", "F16")
+    with pytest.raises(ModelFileError, match=r"requantizing .* disabled"):
+        quantize_gguf(DRAFT, tmp_path / "out.gguf", "F16", allow_requantize=False)
+    with pytest.raises(ModelFileError, match="key-value pairs"):
+        quantize_gguf(bad, tmp_path / "out.gguf", "F16")
+    assert list(tmp_path.iterdir()) == [bad]
