@@ -1,0 +1,84 @@
+"""The answer on the screen: plain text into pipes, tokens coloured by their drafter on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+
+from paceline.core.request import SOURCE_TARGET
+from paceline.core.text import TextSegment
+
+SOURCE_STYLES = {
+    "draft": Style(color="green"),
+    "suffix": Style(color="cyan"),
+    "lookup": Style(color="magenta"),
+}
+"""Colours of accepted tokens by drafter; the target's own tokens keep the terminal's colour."""
+
+_PROMPT_STYLE = Style(dim=True)
+_COLOUR_SYSTEMS = {
+    "standard": ColorSystem.STANDARD,
+    "256": ColorSystem.EIGHT_BIT,
+    "truecolor": ColorSystem.TRUECOLOR,
+    "windows": ColorSystem.WINDOWS,
+}
+
+
+def error_console() -> Console:
+    """Return a console on standard error, where everything but the answer goes."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class AnswerWriter:
+    """Writes an answer to standard output as it arrives.
+
+    On a terminal the prompt comes first, dimmed, and accepted tokens have their drafter's colour; colour respects
+    ``NO_COLOR``. Into a pipe goes the answer alone.
+
+    Args:
+        prompt: shown on a terminal.
+        drafters: names for the legend.
+        silent: write nothing at all.
+    """
+
+    def __init__(self, prompt: str, drafters: list[str], *, silent: bool) -> None:
+        console = Console(file=sys.stdout)
+        self._silent = silent
+        self._terminal = console.is_terminal and not silent
+        self._colours = None if console.no_color else _COLOUR_SYSTEMS.get(console.color_system or "")
+        self._ends_in_newline = True
+        if self._terminal:
+            if self._colours is not None and drafters:
+                self._put(self._legend(drafters) + "\n\n")
+            self._put(self._render(prompt, _PROMPT_STYLE))
+            self._ends_in_newline = prompt.endswith("\n")
+
+    def write(self, segments: Sequence[TextSegment]) -> None:
+        """Write pieces of the answer."""
+        if self._silent or not segments:
+            return
+        # Rendered here and not by rich's print, which would cost more than a small model's whole round.
+        self._put("".join(self._render(s.text, SOURCE_STYLES.get(s.source)) for s in segments))
+        self._ends_in_newline = segments[-1].text.endswith("\n")
+
+    def finish(self) -> None:
+        """End the answer's last line, on a terminal only: a pipe gets the exact text."""
+        if self._terminal and not self._ends_in_newline:
+            self._put("\n")
+
+    def _legend(self, drafters: list[str]) -> str:
+        names = [self._render(name, SOURCE_STYLES.get(name)) for name in drafters]
+        return f"tokens accepted from: {', '.join(names)}; the rest are the {SOURCE_TARGET}'s own"
+
+    def _render(self, text: str, style: Style | None) -> str:
+        if style is None or not self._terminal or self._colours is None:
+            return text
+        return style.render(text, color_system=self._colours)
+
+    def _put(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -1,0 +1,66 @@
+"""The ``paceline`` command: its subcommands, and how errors leave it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from paceline import __version__
+from paceline.cli.run import EPILOG, run
+from paceline.core.errors import InputError, PacelineError
+
+EXIT_FAILURE = 1
+EXIT_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="paceline",
+    help="Speculative decoding one switches on and forgets: the same text, sooner.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run", epilog=EPILOG)(run)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Speculative decoding one switches on and forgets: the same text, sooner."""
+
+
+def main() -> None:
+    """Run the command line; errors become one line on stderr and an exit status."""
+    try:
+        app()
+    except InputError as error:
+        _fail(error, EXIT_INPUT)
+    except PacelineError as error:
+        _fail(error, EXIT_FAILURE)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output is gone (``paceline run | head``); what is left to flush has nowhere to go.
+        sys.stdout = None
+        sys.exit(EXIT_FAILURE)
+
+
+def _fail(error: PacelineError, status: int) -> None:
+    print(f"paceline: {error}", file=sys.stderr)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

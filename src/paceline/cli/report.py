@@ -1,0 +1,195 @@
+"""What speculation gave, in plain numbers: for people and as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from rich.console import Console
+
+from paceline.api import Generation, Model
+from paceline.comparison import Comparison
+from paceline.core.stats import RequestStats, percentile
+
+PERCENTILES = (0.5, 0.9, 0.99)
+
+
+def generation_report(console: Console, model: Model, generation: Generation, draft_max: int) -> None:
+    """Print the closing block: llama.cpp's figures first, then what they leave out."""
+    stats = generation.stats
+    decoded = max(stats.predicted_tokens - 1, 0)
+    lines = [
+        "",
+        f"encoded {stats.prompt_tokens:4d} tokens in {stats.prompt_s:8.3f} seconds, "
+        f"speed: {stats.prompt_per_second or 0.0:8.3f} t/s",
+        f"decoded {decoded:4d} tokens in {stats.decode_s:8.3f} seconds, "
+        f"speed: {stats.predicted_per_second or 0.0:8.3f} t/s",
+        "",
+    ]
+    if model.drafters:
+        share = stats.accept_share
+        lines += [
+            f"n_draft   = {draft_max}",
+            f"n_predict = {stats.predicted_tokens}",
+            f"n_drafted = {stats.num_drafted}",
+            f"n_accept  = {stats.num_accepted}",
+            f"accept    = {'-' if share is None else f'{share:.3%}'}",
+            "",
+            f"acceptance rate alpha   = {_number(stats.acceptance_rate)}  (accepted / judged)",
+            f"acceptance length tau   = {_number(stats.acceptance_length)}  "
+            "(tokens a round, with the target's own bonus token)",
+        ]
+        if len(model.drafters) > 1:
+            lines.append(
+                "accepted from           = "
+                + ", ".join(
+                    f"{d.name} {stats.accepted_by_source[d.name]} of {stats.drafted_by_source[d.name]}"
+                    for d in model.drafters
+                )
+            )
+    else:
+        lines += [f"n_predict = {stats.predicted_tokens}", ""]
+    lines += [f"time                    = {_breakdown(stats)}"]
+    gaps = stats.inter_token_s()
+    if gaps:
+        shown = [f"p{share:.0%} {percentile(gaps, share) * 1e3:.2f}".replace("%", "") for share in PERCENTILES]
+        lines.append(f"between tokens          = {', '.join(shown)}, max {max(gaps) * 1e3:.2f} ms")
+    lines += [
+        f"ended by                = {generation.finish_reason}; seed {generation.seed}",
+        f"target                  = {model.target.description}",
+    ]
+    console.print("\n".join(lines), markup=False)
+
+
+def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
+    """Return the answer and its figures as plain data; times in milliseconds."""
+    stats = generation.stats
+    gaps = stats.inter_token_s()
+    return {
+        "text": generation.text,
+        "token_ids": list(generation.token_ids),
+        "sources": list(generation.sources),
+        "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
+        "target": model.target.description,
+        "drafters": [drafter.name for drafter in model.drafters],
+        "stats": {
+            "prompt_n": stats.prompt_tokens,
+            "prompt_ms": stats.prompt_s * 1e3,
+            "prompt_per_second": stats.prompt_per_second,
+            "predicted_n": stats.predicted_tokens,
+            "predicted_ms": stats.decode_s * 1e3,
+            "predicted_per_second": stats.predicted_per_second,
+            "rounds": stats.rounds,
+            "draft_n": stats.num_drafted,
+            "draft_n_accepted": stats.num_accepted,
+            "accept_share": stats.accept_share,
+            "acceptance_rate": stats.acceptance_rate,
+            "acceptance_length": stats.acceptance_length,
+            "drafted_by_source": dict(stats.drafted_by_source),
+            "accepted_by_source": dict(stats.accepted_by_source),
+            "draft_ms": stats.phases.draft_s * 1e3,
+            "verify_ms": stats.phases.verify_s * 1e3,
+            "sampling_ms": stats.phases.sampling_s * 1e3,
+            "rest_ms": stats.phases.rest_s * 1e3,
+            "inter_token_ms": {f"p{share:.0%}".rstrip("%"): percentile(gaps, share) * 1e3 for share in PERCENTILES}
+            if gaps
+            else None,
+        },
+    }
+
+
+def comparison_report(console: Console, model: Model, comparison: Comparison) -> None:
+    """Print which way is faster, by how much, and whether the texts are equal."""
+    trials = comparison.trials
+    speedups = [trial.speedup for trial in trials]
+    noise = [trial.noise for trial in trials]
+    plain = [speed for trial in trials for speed in (trial.plain_before, trial.plain_after)]
+    speculative = [trial.speculative for trial in trials]
+    verdict = comparison.verdict
+    console.print(
+        f"\n{verdict}: {comparison.speedup:.2f} times plain "
+        f"({min(speedups):.2f} to {max(speedups):.2f} in {len(trials)} pairs)",
+        style="green" if verdict.startswith("spec") else "yellow" if verdict.startswith("plain") else None,
+    )
+    console.print(
+        f"speculative             = {_speeds(speculative)}\n"
+        f"plain                   = {_speeds(plain)}\n"
+        f"plain against plain     = {min(noise):.2f} to {max(noise):.2f}\n"
+        f"acceptance length tau   = {_number(comparison.speculative.stats.acceptance_length)}\n"
+        f"texts                   = {_equality(model, comparison)}",
+        markup=False,
+    )
+
+
+def comparison_json(model: Model, comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain data."""
+    divergence = comparison.divergence
+    return {
+        "verdict": comparison.verdict,
+        "speedup": comparison.speedup,
+        "trials": [
+            {
+                "plain_per_second": [trial.plain_before, trial.plain_after],
+                "speculative_per_second": trial.speculative,
+                "speedup": trial.speedup,
+                "plain_against_plain": trial.noise,
+            }
+            for trial in comparison.trials
+        ],
+        "equal": comparison.equal,
+        "repeatable": comparison.repeatable,
+        "divergence": None
+        if divergence is None
+        else {
+            "index": divergence.index,
+            "plain_token": divergence.plain_token,
+            "speculative_token": divergence.speculative_token,
+            "margin": divergence.margin,
+            "logit_difference": divergence.logit_difference,
+            "tolerance": divergence.tolerance,
+            "verdict": divergence.verdict,
+        },
+        "plain": generation_json(model, comparison.plain),
+        "speculative": generation_json(model, comparison.speculative),
+    }
+
+
+def _equality(model: Model, comparison: Comparison) -> str:
+    repeatable = "" if comparison.repeatable else "; but runs of one kind differ among themselves"
+    divergence = comparison.divergence
+    if divergence is None:
+        return f"equal, {len(comparison.plain.token_ids)} tokens{repeatable}"
+    spell = model.target.vocabulary.token_bytes
+    margin = "at the border of a truncation" if divergence.margin is None else f"margin {divergence.margin:.2g}"
+    return (
+        f"differ at token {divergence.index}: plain {_show(spell(divergence.plain_token))}, "
+        f"speculative {_show(spell(divergence.speculative_token))}; {margin}, rows differ by "
+        f"{divergence.logit_difference:.2g} (tolerance {divergence.tolerance:g}): {divergence.verdict}{repeatable}"
+    )
+
+
+def _show(token: bytes) -> str:
+    return repr(token.decode("utf-8", "backslashreplace"))
+
+
+def _speeds(speeds: list[float]) -> str:
+    return f"{statistics.median(speeds):.1f} t/s ({min(speeds):.1f} to {max(speeds):.1f})"
+
+
+def _breakdown(stats: RequestStats) -> str:
+    phases = stats.phases
+    total = phases.total_s
+    if total <= 0:
+        return "-"
+    parts = (
+        ("draft", phases.draft_s),
+        ("verify", phases.verify_s),
+        ("sampling", phases.sampling_s),
+        ("rest", phases.rest_s),
+    )
+    return ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in parts)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,526 @@
+"""``paceline run``: one prompt, the answer as it is decided, and what speculation gave."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from paceline.api import GenerateOptions, Model, load
+from paceline.cli.display import AnswerWriter, error_console
+from paceline.cli.interrupts import interrupts_held
+from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
+from paceline.comparison import Comparison, run_trials, summarise
+from paceline.core.errors import InputError
+from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, StopRules
+from paceline.core.verify import VerifierName
+from paceline.drafters.registry import DRAFTER_NAMES
+from paceline.engines.loading import DType, EngineName, ModelOptions
+from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+
+DEMO_PROMPT = '''\
+import json
+from pathlib import Path
+
+
+class Settings:
+    """Settings of the application, kept in a JSON file."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.values = {}
+
+    def load(self):
+'''
+
+EXIT_INTERRUPTED = 130
+_MODELS, _SAMPLING, _SPECULATION, _OUTPUT = "Models", "Sampling", "Speculation", "Prompt and output"
+_SAMPLING_DEFAULTS = SamplingParams()
+_STOP_DEFAULTS = StopRules()
+_POLICY_DEFAULTS = FixedPolicy()
+
+EPILOG = """[bold]Examples[/bold]
+
+paceline run  [dim]# the embedded pair on a prompt of its own[/dim]
+
+paceline run -m big.gguf -md small.gguf -p "Once upon" -n 200
+
+paceline run -m big.gguf -f draft.txt --drafters suffix,lookup --temp 0
+
+paceline run -m big.gguf -md small.gguf -p "Once upon" --compare
+
+paceline run -m ./hf-model -md ./hf-draft -p "Once upon" --json
+"""
+
+
+def _complete_drafters(incomplete: str) -> list[str]:
+    done, _, last = incomplete.rpartition(",")
+    taken = done.split(",") if done else []
+    return [",".join([*taken, name]) for name in DRAFTER_NAMES if name not in taken and name.startswith(last)]
+
+
+def run(
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "-m",
+            "--model",
+            help="Target: a GGUF file or Hugging Face folder. [dim]\\[embedded pair][/dim]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    model_draft: Annotated[
+        Path | None,
+        typer.Option(
+            "-md",
+            "--model-draft",
+            "--spec-draft-model",
+            help="Draft model with the same vocabulary.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    engine: Annotated[
+        EngineName | None,
+        typer.Option("--engine", help="Engine for both models. [dim]\\[by file][/dim]", rich_help_panel=_MODELS),
+    ] = None,
+    ctx_size: Annotated[
+        int | None,
+        typer.Option(
+            "-c",
+            "--ctx-size",
+            help="Context of the target, in tokens. [dim]\\[its own, at most 4096][/dim]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    ctx_size_draft: Annotated[
+        int | None,
+        typer.Option(
+            "-cd",
+            "--ctx-size-draft",
+            "--spec-draft-ctx-size",
+            help="Context of the draft. [dim]\\[as -c][/dim]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    gpu_layers: Annotated[
+        int,
+        typer.Option(
+            "-ngl",
+            "--gpu-layers",
+            "--n-gpu-layers",
+            help="Target layers to put on GPUs; -1 for all.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = -1,
+    gpu_layers_draft: Annotated[
+        int,
+        typer.Option(
+            "-ngld",
+            "--gpu-layers-draft",
+            "--n-gpu-layers-draft",
+            "--spec-draft-ngl",
+            help="Draft layers to put on GPUs; -1 for all.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = -1,
+    device: Annotated[
+        str,
+        typer.Option(
+            "-dev",
+            "--device",
+            help="Devices for the target, with commas; 'none' is the CPU.",
+            metavar="DEV[,...]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = "",
+    device_draft: Annotated[
+        str,
+        typer.Option(
+            "-devd",
+            "--device-draft",
+            "--spec-draft-device",
+            help="Devices for the draft.",
+            metavar="DEV[,...]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = "",
+    override_tensor: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-ot",
+            "--override-tensor",
+            help="Place the target's tensors that match a pattern.",
+            metavar="PATTERN=BUFFER[,...]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "-t",
+            "--threads",
+            help="CPU threads for passes of one token. [dim]\\[one a core][/dim]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    threads_batch: Annotated[
+        int | None,
+        typer.Option(
+            "-tb",
+            "--threads-batch",
+            help="CPU threads for wider passes. [dim]\\[as -t][/dim]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    dtype: Annotated[
+        DType | None,
+        typer.Option("--dtype", help="Weights' type under torch_hf.", rich_help_panel=_MODELS),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option("-p", "--prompt", help="The prompt.", rich_help_panel=_OUTPUT),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("-f", "--file", help="A file with the prompt; - is standard input.", rich_help_panel=_OUTPUT),
+    ] = None,
+    escape: Annotated[
+        bool,
+        typer.Option("--escape/--no-escape", help="Read \\n, \\t and the like in -p.", rich_help_panel=_OUTPUT),
+    ] = True,
+    predict: Annotated[
+        int,
+        typer.Option(
+            "-n",
+            "--predict",
+            "--n-predict",
+            help="Most tokens to generate; -1 fills the context.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = _STOP_DEFAULTS.max_tokens,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="End where this text begins; may be repeated.", rich_help_panel=_OUTPUT),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the end of the answer.", rich_help_panel=_OUTPUT)
+    ] = False,
+    temp: Annotated[
+        float, typer.Option("--temp", "--temperature", help="0 decodes greedily.", rich_help_panel=_SAMPLING)
+    ] = _SAMPLING_DEFAULTS.temperature,
+    top_k: Annotated[
+        int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING)
+    ] = _SAMPLING_DEFAULTS.top_k,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Keep the likeliest tokens up to this mass.", rich_help_panel=_SAMPLING)
+    ] = _SAMPLING_DEFAULTS.top_p,
+    min_p: Annotated[
+        float,
+        typer.Option("--min-p", help="Keep tokens with this share of the best one's.", rich_help_panel=_SAMPLING),
+    ] = _SAMPLING_DEFAULTS.min_p,
+    repeat_penalty: Annotated[
+        float, typer.Option("--repeat-penalty", help="1 switches it off.", rich_help_panel=_SAMPLING)
+    ] = _SAMPLING_DEFAULTS.repeat_penalty,
+    presence_penalty: Annotated[
+        float, typer.Option("--presence-penalty", help="0 switches it off.", rich_help_panel=_SAMPLING)
+    ] = _SAMPLING_DEFAULTS.presence_penalty,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="0 switches it off.", rich_help_panel=_SAMPLING)
+    ] = _SAMPLING_DEFAULTS.frequency_penalty,
+    repeat_last_n: Annotated[
+        int,
+        typer.Option("--repeat-last-n", help="Tokens that penalties look at; -1 for all.", rich_help_panel=_SAMPLING),
+    ] = _SAMPLING_DEFAULTS.penalty_last_n,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option("--logit-bias", help="May be repeated.", metavar="TOKEN_ID=BIAS", rich_help_panel=_SAMPLING),
+    ] = None,
+    sampler_order: Annotated[
+        Literal["llama.cpp", "transformers"],
+        typer.Option("--sampler-order", help="Temperature last, or before truncation.", rich_help_panel=_SAMPLING),
+    ] = "llama.cpp",
+    seed: Annotated[
+        int,
+        typer.Option("--seed", "-s", help="-1 picks one; the report says which.", rich_help_panel=_SAMPLING),
+    ] = -1,
+    drafters: Annotated[
+        str | None,
+        typer.Option(
+            "--drafters",
+            help=f"Among {', '.join(DRAFTER_NAMES)}, in the order to ask. "
+            "[dim]\\[draft if there is a draft model, else suffix][/dim]",
+            metavar="NAME[,...]",
+            autocompletion=_complete_drafters,
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    draft_max: Annotated[
+        int,
+        typer.Option(
+            "--draft-max",
+            "--draft",
+            "--spec-draft-n-max",
+            help="Most tokens to draft along one path.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = _POLICY_DEFAULTS.draft_max,
+    draft_min: Annotated[
+        int,
+        typer.Option(
+            "--draft-min", "--spec-draft-n-min", help="Don't verify shorter drafts.", rich_help_panel=_SPECULATION
+        ),
+    ] = _POLICY_DEFAULTS.draft_min,
+    draft_p_min: Annotated[
+        float,
+        typer.Option(
+            "--draft-p-min",
+            "--spec-draft-p-min",
+            help="Stop drafting, at the first token too, where the drafter's likeliest token (at the temperature "
+            "in use, 1 if greedy) is less likely than this.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = _POLICY_DEFAULTS.p_min,
+    draft_siblings: Annotated[
+        int,
+        typer.Option(
+            "--draft-siblings", help="Proposals of the draft model for each position.", rich_help_panel=_SPECULATION
+        ),
+    ] = _POLICY_DEFAULTS.siblings,
+    verify: Annotated[
+        VerifierName,
+        typer.Option(
+            "--verify",
+            help="coupled: a seed's text is the same with any drafts or none.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = "coupled",
+    no_speculation: Annotated[
+        bool, typer.Option("--no-speculation", help="Decode plainly.", rich_help_panel=_SPECULATION)
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Run plain and speculative in turn and say which is faster, and whether the texts are equal.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = False,
+    repeats: Annotated[
+        int, typer.Option("--repeats", help="Pairs of runs under --compare.", rich_help_panel=_SPECULATION)
+    ] = 5,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=_OUTPUT)
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Let the engine log to stderr.", rich_help_panel=_OUTPUT)
+    ] = False,
+) -> None:
+    """Generate text from a prompt, speculatively: the same text as without, sooner.
+
+    The text goes to standard output, the report to standard error. On a terminal, tokens are coloured by the drafter
+    they came from.
+    """
+    if repeats < 1:
+        raise InputError(f"{repeats} repeats: the least is 1")
+    if compare and no_speculation:
+        raise InputError("--compare runs both ways already: leave out --no-speculation")
+    names = None if drafters is None else [name.strip() for name in drafters.split(",") if name.strip()]
+    if names == []:
+        raise InputError(f"no drafter is named: choose from {', '.join(DRAFTER_NAMES)}, or use --no-speculation")
+    _refuse_without_effect(no_speculation, names, model, model_draft, draft_siblings)
+    options: GenerateOptions = {
+        "temperature": temp,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repeat_penalty": repeat_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "penalty_last_n": repeat_last_n,
+        "logit_bias": _parse_biases(logit_bias or []),
+        "order": LLAMA_CPP_ORDER if sampler_order == "llama.cpp" else TRANSFORMERS_ORDER,
+        "seed": int.from_bytes(os.urandom(4), "little") if seed == -1 else seed,
+        "stop": tuple(stop or ()),
+        "ignore_end": ignore_eos,
+    }
+    text = _read_prompt(prompt, file, escape, embedded=model is None)
+    policy = NO_SPECULATION if no_speculation else FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings)
+    common = ModelOptions(
+        embedded_target() if model is None else model,
+        engine=engine,
+        context_length=ctx_size,
+        gpu_layers=gpu_layers,
+        devices=_split(device),
+        override_tensors=_parse_overrides(override_tensor or []),
+        threads=threads,
+        threads_batch=threads_batch,
+        dtype=dtype,
+        verbose=verbose,
+    )
+    draft = model_draft
+    if model is None and draft is None and not no_speculation and (names is None or "draft" in names):
+        draft = embedded_draft()
+    draft_options = (
+        None
+        if draft is None
+        else ModelOptions(
+            draft,
+            engine=engine,
+            context_length=ctx_size_draft or ctx_size,
+            gpu_layers=gpu_layers_draft,
+            devices=_split(device_draft),
+            threads=threads,
+            threads_batch=threads_batch,
+            dtype=dtype,
+            verbose=verbose,
+        )
+    )
+    # Values are checked before the models are loaded, which may take long.
+    options["max_tokens"] = _checked_max_tokens(predict, options)
+    with load(common, draft=draft_options, drafters=names, policy=policy, verify=verify) as loaded:
+        if predict == -1:
+            options["max_tokens"] = loaded.target.capabilities.context_length
+        if compare:
+            _compare(loaded, text, options, repeats, as_json)
+        else:
+            _generate(loaded, text, options, draft_max, as_json)
+
+
+def _generate(model: Model, prompt: str, options: GenerateOptions, draft_max: int, as_json: bool) -> None:
+    stream = model.stream(prompt, **options)
+    writer = AnswerWriter(prompt, [drafter.name for drafter in model.drafters], silent=as_json)
+    with interrupts_held() as interrupted:
+        for segments in stream.rounds():
+            writer.write(segments)
+            if interrupted.is_set():
+                break
+    writer.write(stream.close())
+    writer.finish()
+    generation = stream.so_far()
+    if as_json:
+        print(json.dumps(generation_json(model, generation), ensure_ascii=False))
+    else:
+        generation_report(error_console(), model, generation, draft_max)
+    if interrupted.is_set():
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _compare(model: Model, prompt: str, options: GenerateOptions, repeats: int, as_json: bool) -> None:
+    console = error_console()
+    runs = []
+    try:
+        with console.status("warming up") as status:
+            model.generate(prompt, **options)
+            for trial, plain, speculative in run_trials(model, prompt, options, repeats):
+                runs.append((trial, plain, speculative))
+                status.update(f"{len(runs)} of {repeats} pairs: speculative is {trial.speedup:.2f} times plain")
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        console.print(f"interrupted: {len(runs)} of {repeats} pairs were run", highlight=False)
+    comparison: Comparison = summarise(model, prompt, options, runs)
+    if as_json:
+        print(json.dumps(comparison_json(model, comparison), ensure_ascii=False))
+    else:
+        comparison_report(console, model, comparison)
+    if len(runs) < repeats:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _refuse_without_effect(
+    no_speculation: bool, names: list[str] | None, model: Path | None, model_draft: Path | None, siblings: int
+) -> None:
+    """Refuse combinations in which a flag would do nothing."""
+    if no_speculation and names is not None:
+        raise InputError("--drafters has no effect with --no-speculation: leave out one of them")
+    if no_speculation and model_draft is not None:
+        raise InputError("-md has no effect with --no-speculation: leave out one of them")
+    uses_model = model_draft is not None or (model is None and (names is None or "draft" in names))
+    if siblings > 1 and not uses_model:
+        raise InputError("--draft-siblings has no effect without a draft model: name one with -md, or leave it out")
+
+
+def _checked_max_tokens(predict: int, options: GenerateOptions) -> int:
+    """Build the request's parts once, so that a bad value is reported at once; return the token limit."""
+    max_tokens = _STOP_DEFAULTS.max_tokens if predict == -1 else predict
+    if predict < -1:
+        raise InputError(f"-n {predict} is out of range: give 1 or more, or -1 to fill the context")
+    StopRules(max_tokens=max_tokens, stop=tuple(options["stop"]))
+    sampling = {k: v for k, v in options.items() if k in SamplingParams.__dataclass_fields__}
+    SamplingParams(**sampling)  # type: ignore[arg-type]
+    return max_tokens
+
+
+def _read_prompt(prompt: str | None, file: Path | None, escape: bool, *, embedded: bool) -> str:
+    if prompt is not None and file is not None:
+        raise InputError("-p and -f both give a prompt: leave out one of them")
+    if prompt is not None:
+        text = _unescape(prompt) if escape else prompt
+    elif file is not None:
+        text = _read_file(file)
+    elif embedded:
+        return DEMO_PROMPT
+    else:
+        raise InputError("there is no prompt: give one with -p, or a file with -f")
+    if not text:
+        raise InputError("the prompt is empty: give at least one character with -p or -f")
+    return text
+
+
+def _read_file(file: Path) -> str:
+    try:
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        text = data.decode("utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read the prompt file {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"the prompt file {file} is not UTF-8: byte {error.start} is {data[error.start]:#04x}"
+        ) from None
+    # As llama.cpp does: the newline that ends a text file is not part of the prompt.
+    return text.removesuffix("\n")
+
+
+def _unescape(text: str) -> str:
+    """Replace backslash escapes as llama.cpp's ``--escape`` does; unknown ones stay as they are."""
+    simple = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+    out = []
+    rest = iter(range(len(text)))
+    for i in rest:
+        following = text[i + 1] if i + 1 < len(text) else ""
+        if text[i] == "\\" and following in simple and following:
+            out.append(simple[following])
+            next(rest)
+        else:
+            out.append(text[i])
+    return "".join(out)
+
+
+def _split(devices: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in devices.split(",") if name.strip())
+
+
+def _parse_overrides(values: list[str]) -> tuple[tuple[str, str], ...]:
+    overrides = []
+    for value in (part for text in values for part in text.split(",")):
+        pattern, equals, buffer = value.rpartition("=")
+        if not (pattern and equals and buffer):
+            raise InputError(f"tensor override {value!r} is not PATTERN=BUFFER, such as exps=CPU")
+        overrides.append((pattern, buffer))
+    return tuple(overrides)
+
+
+def _parse_biases(values: list[str]) -> dict[int, float]:
+    biases = {}
+    for value in values:
+        token_id, _, bias = value.partition("=")
+        try:
+            biases[int(token_id)] = float(bias)
+        except ValueError:
+            raise InputError(f"logit bias {value!r} is not TOKEN_ID=BIAS, such as 13=-2.5 or 13=-inf") from None
+    return biases

@@ -1,0 +1,174 @@
+"""Plain against speculative decoding of one prompt: which is faster, by how much, and whether the texts are equal.
+
+The runs alternate, so that a machine that speeds up or slows down does so for both; every speculative run has a plain
+one on either side, and plain is compared with plain as well, which shows how much of a ratio is noise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from paceline.api import GenerateOptions, Generation, Model, Stream
+from paceline.core.divergence import Divergence, first_difference, judge_divergence
+from paceline.core.processors import FloatArray
+from paceline.core.request import Request
+from paceline.core.sampling import RowSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Decoding speeds, in tokens per second, of three runs made one after the other."""
+
+    plain_before: float
+    speculative: float
+    plain_after: float
+
+    @property
+    def speedup(self) -> float:
+        """Speculative speed over the mean of the plain speeds around it."""
+        return 2 * self.speculative / (self.plain_before + self.plain_after)
+
+    @property
+    def noise(self) -> float:
+        """The second plain run's speed over the first's: 1 on a quiet machine."""
+        return self.plain_after / self.plain_before
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a series of trials showed.
+
+    Attributes:
+        trials: the trials, in order.
+        plain: the answer of the first plain run.
+        speculative: the answer of the first speculative run.
+        divergence: where and why the two differ; ``None`` if they are equal.
+        repeatable: whether all plain runs gave one text, and all speculative runs gave one text.
+    """
+
+    trials: Sequence[Trial]
+    plain: Generation
+    speculative: Generation
+    divergence: Divergence | None
+    repeatable: bool
+
+    @property
+    def speedup(self) -> float:
+        """Median speedup of the trials."""
+        return statistics.median(trial.speedup for trial in self.trials)
+
+    @property
+    def equal(self) -> bool:
+        """Whether both gave the same tokens."""
+        return first_difference(self.plain.token_ids, self.speculative.token_ids) is None
+
+    @property
+    def verdict(self) -> str:
+        """One of ``"speculation is faster"``, ``"plain is faster"`` and ``"no difference beyond the noise"``."""
+        spread = max(abs(trial.noise - 1.0) for trial in self.trials)
+        slowest = min(trial.speedup for trial in self.trials)
+        fastest = max(trial.speedup for trial in self.trials)
+        if slowest > 1.0 and self.speedup - 1.0 > spread / 2:
+            return "speculation is faster"
+        if fastest < 1.0 and 1.0 - self.speedup > spread / 2:
+            return "plain is faster"
+        return "no difference beyond the noise"
+
+
+def run_trials(
+    model: Model, prompt: str | Sequence[int], options: GenerateOptions, repeats: int
+) -> Iterator[tuple[Trial, Generation, Generation]]:
+    """Yield each trial with its plain and its speculative answer, as they are made.
+
+    ``options`` must hold a seed, so that all runs answer alike.
+    """
+    before = answer(model, prompt, options, speculate=False)
+    for _ in range(repeats):
+        speculative = answer(model, prompt, options, speculate=True)
+        after = answer(model, prompt, options, speculate=False)
+        yield Trial(_speed(before), _speed(speculative), _speed(after)), after, speculative
+        before = after
+
+
+def summarise(
+    model: Model,
+    prompt: str | Sequence[int],
+    options: GenerateOptions,
+    runs: Sequence[tuple[Trial, Generation, Generation]],
+) -> Comparison:
+    """Put trials together, and find out why the texts differ if they do."""
+    _, plain, speculative = runs[0]
+    repeatable = all(
+        first_difference(plain.token_ids, p.token_ids) is None
+        and first_difference(speculative.token_ids, s.token_ids) is None
+        for _, p, s in runs
+    )
+    return Comparison(
+        trials=[trial for trial, _, _ in runs],
+        plain=plain,
+        speculative=speculative,
+        divergence=explain(model, prompt, options, plain, speculative),
+        repeatable=repeatable,
+    )
+
+
+def explain(
+    model: Model, prompt: str | Sequence[int], options: GenerateOptions, plain: Generation, speculative: Generation
+) -> Divergence | None:
+    """Say why two answers to a prompt differ; ``None`` if they do not.
+
+    Both are made again, to see the rows that the diverging tokens were drawn from.
+    """
+    index = first_difference(plain.token_ids, speculative.token_ids)
+    if index is None:
+        return None
+    plain_row, request = _row_at(model, prompt, options, index, speculate=False)
+    speculative_row, _ = _row_at(model, prompt, options, index, speculate=True)
+    history = request.token_ids[: request.num_prompt + index]
+    tolerance = model.target.capabilities.logit_tolerance
+    return judge_divergence(index, plain_row, speculative_row, request.params, history, tolerance)
+
+
+class _RecordingSampler(RowSampler):
+    """Keeps a copy of the row that one position's token is drawn from."""
+
+    def __init__(self, sampler: RowSampler, position: int) -> None:
+        super().__init__(sampler.params)
+        self.row: FloatArray | None = None
+        self._position = position
+
+    def emit(self, logits: FloatArray, position: int, history: Sequence[int]) -> int:
+        if position == self._position:
+            self.row = logits.copy()
+        return super().emit(logits, position, history)
+
+
+def _row_at(
+    model: Model, prompt: str | Sequence[int], options: GenerateOptions, index: int, *, speculate: bool
+) -> tuple[FloatArray, Request]:
+    """Return the row from which token ``index`` of the answer is drawn, and the finished request."""
+    stream = _stream(model, prompt, options, speculate)
+    request = stream.request
+    sampler = _RecordingSampler(request.verifier.sampler, request.num_prompt + index)
+    request.verifier.sampler = sampler
+    stream.result()
+    if sampler.row is None:
+        raise RuntimeError(f"the answer ended before token {index} when it was made again")
+    return sampler.row, request
+
+
+def answer(model: Model, prompt: str | Sequence[int], options: GenerateOptions, *, speculate: bool) -> Generation:
+    """Answer a prompt with or without speculation."""
+    return _stream(model, prompt, options, speculate).result()
+
+
+def _stream(model: Model, prompt: str | Sequence[int], options: GenerateOptions, speculate: bool) -> Stream:
+    chosen = options.copy()
+    chosen["speculate"] = speculate
+    return model.stream(prompt, **chosen)
+
+
+def _speed(generation: Generation) -> float:
+    return generation.stats.predicted_per_second or 0.0

@@ -1,0 +1,282 @@
+"""``paceline run`` as its users call it: output, reports, and one clear line for every bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.models.embedded import embedded_draft, embedded_target
+
+FAST = ("-n", "24", "-t", "1", "--temp", "0", "--seed", "1")
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+class Invoke:
+    """Runs the command in this process, as the console script does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Outcome:
+        self._monkeypatch.setattr(sys, "argv", ["paceline", *arguments])
+        self._monkeypatch.setenv("COLUMNS", "200")
+        try:
+            main()
+            status = 0
+        except SystemExit as leaving:
+            status = int(leaving.code or 0)
+        return Outcome(status, *self._capsys.readouterr())
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    return Invoke(monkeypatch, capsys)
+
+
+def spawn(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "paceline", *arguments], **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_the_text_goes_to_a_pipe_alone_and_the_report_to_stderr(invoke: Invoke) -> None:
+    plain = invoke("run", "-p", "def f(x):", *FAST, "--no-speculation")
+    speculative = invoke("run", "-p", "def f(x):", *FAST)
+    assert (plain.status, speculative.status) == (0, 0)
+    assert speculative.out == plain.out
+    assert plain.out
+    assert "\x1b" not in speculative.out
+    for line in ("n_draft   = 5", "n_predict = 24", "n_drafted = ", "n_accept  = ", "accept    = "):
+        assert line in speculative.err
+    for words in ("encoded ", "decoded ", "acceptance rate alpha", "acceptance length tau", "verify", "p50", "p99"):
+        assert words in speculative.err
+    assert "n_drafted" not in plain.err
+
+
+def test_the_report_adds_up(invoke: Invoke) -> None:
+    outcome = invoke("run", "-p", "def f(x):", *FAST, "--json", "--drafters", "draft,suffix,lookup")
+    answer = json.loads(outcome.out)
+    stats = answer["stats"]
+    assert stats["predicted_n"] == 24 == len(answer["token_ids"]) == len(answer["sources"])
+    # Each decoding round emits what it accepted and one token of the target's own; so does the prompt's last pass.
+    assert stats["draft_n_accepted"] + stats["rounds"] + 1 == 24
+    assert stats["draft_n_accepted"] == sum(source != "target" for source in answer["sources"])
+    assert sum(stats["drafted_by_source"].values()) == stats["draft_n"]
+    parts = stats["draft_ms"] + stats["verify_ms"] + stats["sampling_ms"] + stats["rest_ms"]
+    assert parts == pytest.approx(stats["predicted_ms"])
+    assert answer["drafters"] == ["draft", "suffix", "lookup"]
+
+
+def test_a_seed_gives_the_same_text_with_any_drafter_and_none(invoke: Invoke) -> None:
+    common = ("-p", "import os\n", "-n", "24", "-t", "1", "--temp", "0.8", "--seed", "7", "--json")
+    answers = [
+        json.loads(invoke("run", *common, *extra).out)
+        for extra in (
+            ("--no-speculation",),
+            (),
+            ("--drafters", "lookup,suffix"),
+            ("--spec-draft-n-max", "3", "--draft-siblings", "2"),
+            ("--draft-p-min", "0.4", "--draft-min", "2"),
+        )
+    ]
+    assert {answer["text"] for answer in answers} == {answers[0]["text"]}
+    assert {answer["seed"] for answer in answers} == {7}
+
+
+def test_without_a_seed_the_report_names_one_that_repeats_the_text(invoke: Invoke) -> None:
+    first = json.loads(invoke("run", "-p", "x", "-n", "16", "-t", "1", "--json").out)
+    again = json.loads(invoke("run", "-p", "x", "-n", "16", "-t", "1", "--json", "--seed", str(first["seed"])).out)
+    assert again["text"] == first["text"]
+
+
+def test_p_min_of_one_verifies_nothing(invoke: Invoke) -> None:
+    """The first draft token is judged by p-min like any other."""
+    answer = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", "--draft-p-min", "1").out)
+    assert answer["stats"]["draft_n"] == 0
+
+
+def test_compare_says_which_is_faster_and_whether_texts_are_equal(invoke: Invoke) -> None:
+    outcome = invoke("run", "-p", "def f(x):", *FAST, "--compare", "--repeats", "2")
+    assert outcome.status == 0
+    assert outcome.out == ""
+    assert re.search(
+        r"(speculation is faster|plain is faster|no difference beyond the noise): \d+\.\d\d times", outcome.err
+    )
+    assert "plain against plain" in outcome.err
+    assert "texts                   = equal, 24 tokens" in outcome.err
+    as_json = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--compare", "--repeats", "2", "--json").out)
+    assert as_json["equal"] is True
+    assert len(as_json["trials"]) == 2
+    assert as_json["divergence"] is None
+
+
+def test_stop_texts_escapes_and_prompt_files(invoke: Invoke, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text('a\t"b"\n\n', encoding="utf-8")
+    from_file = json.loads(invoke("run", "-f", str(file), *FAST, "--json").out)
+    from_flag = json.loads(invoke("run", "-p", r"a\t\"b\"\n", *FAST, "--json").out)
+    assert from_file["text"] == from_flag["text"]
+    middle = from_flag["text"][5:8]
+    stopped = json.loads(invoke("run", "-p", r"a\t\"b\"\n", *FAST, "--json", "--stop", middle).out)
+    assert stopped["text"] == from_flag["text"][: from_flag["text"].index(middle)]
+    assert stopped["finish_reason"] == "stop"
+
+
+def damaged(tmp_path: Path, name: str, data: bytes) -> str:
+    (tmp_path / name).write_bytes(data)
+    return str(tmp_path / name)
+
+
+BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
+    "missing file": (("-m", "nowhere.gguf", "-p", "x"), "nowhere.gguf"),
+    "empty folder": (("-m", ".", "-p", "x"), "config.json"),
+    "missing draft": (("-md", "nowhere.gguf", "-p", "x"), "nowhere.gguf"),
+    "no prompt": (("-m", str(embedded_target())), "no prompt"),
+    "empty prompt": (("-p", ""), "prompt is empty"),
+    "two prompts": (("-p", "x", "-f", "y"), "leave out"),
+    "missing prompt file": (("-f", "nowhere.txt"), "nowhere.txt"),
+    "long prompt": (("-p", "x y " * 400, "-c", "64"), "64"),
+    "nothing to predict": (("-p", "x", "-n", "0"), "0 tokens"),
+    "negative length": (("-p", "x", "-n", "-2"), "-2"),
+    "temperature": (("-p", "x", "--temp", "-1"), "temperature -1"),
+    "top-p": (("-p", "x", "--top-p", "0"), "top-p 0"),
+    "min-p": (("-p", "x", "--min-p", "1.5"), "min-p 1.5"),
+    "top-k": (("-p", "x", "--top-k", "-3"), "top-k -3"),
+    "repeat penalty": (("-p", "x", "--repeat-penalty", "0"), "repeat penalty 0"),
+    "not a number": (("-p", "x", "--temp", "nan"), "temperature nan"),
+    "seed": (("-p", "x", "--seed", "-5"), "seed -5"),
+    "logit bias": (("-p", "x", "--logit-bias", "seven"), "seven"),
+    "logit bias token": (("-p", "x", "--logit-bias", "999999=1"), "999999"),
+    "unknown drafter": (("-p", "x", "--drafters", "oracle"), "oracle"),
+    "repeated drafter": (("-p", "x", "--drafters", "suffix,suffix"), "twice"),
+    "no drafter": (("-p", "x", "--drafters", ","), "no drafter"),
+    "drafter without model": (("-m", str(embedded_target()), "-p", "x", "--drafters", "draft"), "-md"),
+    "model without drafter": (("-md", str(embedded_draft()), "-p", "x", "--drafters", "suffix"), "-md"),
+    "draft-max": (("-p", "x", "--draft-max", "1000"), "1000"),
+    "draft-min": (("-p", "x", "--draft-min", "9"), "draft-min 9"),
+    "draft-p-min": (("-p", "x", "--draft-p-min", "2"), "draft-p-min 2"),
+    "biased combination": (("-p", "x", "--verify", "rejection", "--draft-min", "3"), "bias"),
+    "drafters without speculation": (("-p", "x", "--no-speculation", "--drafters", "suffix"), "no effect"),
+    "model without speculation": (("-p", "x", "--no-speculation", "-md", str(embedded_draft())), "no effect"),
+    "siblings without model": (("-p", "x", "--drafters", "suffix", "--draft-siblings", "2"), "no effect"),
+    "compare without speculation": (("-p", "x", "--compare", "--no-speculation"), "--compare"),
+    "repeats": (("-p", "x", "--compare", "--repeats", "0"), "0 repeats"),
+    "context": (("-p", "x", "-c", "0"), "0"),
+    "threads": (("-p", "x", "-t", "0"), "0"),
+    "device": (("-p", "x", "-dev", "abacus"), "abacus"),
+    "tensor override": (("-p", "x", "-ot", "nonsense"), "nonsense"),
+    "dtype": (("-p", "x", "--dtype", "float16"), "float16"),
+    "unknown option": (("-p", "x", "--fast"), "--fast"),
+    "unknown engine": (("-p", "x", "--engine", "abacus"), "abacus"),
+    "unknown verifier": (("-p", "x", "--verify", "trust"), "trust"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_input_gets_one_clear_line_and_status_2(name: str, invoke: Invoke) -> None:
+    arguments, words = BAD_CALLS[name]
+    status, out, err = invoke("run", *arguments)
+    assert status == 2
+    assert out == ""
+    assert "Traceback" not in err
+    assert words in re.sub(r"\s*│\s*│?\s*", " ", err)
+    if "unknown" not in name or name == "unknown drafter":  # the parser's own errors come with a line of usage
+        assert err.count("\n") == 1
+        assert err.startswith("paceline: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("text.gguf", b"this is not a model"),
+        ("empty.gguf", b""),
+        ("cut.gguf", embedded_draft().read_bytes()[:200_000]),
+        ("header.gguf", embedded_draft().read_bytes()[:100]),
+    ],
+)
+def test_a_damaged_file_gets_one_clear_line(name: str, data: bytes, invoke: Invoke, tmp_path: Path) -> None:
+    for flag in ("-m", "-md"):
+        status, out, err = invoke("run", flag, damaged(tmp_path, name, data), "-p", "x")
+        assert (status, out) == (2, "")
+        assert err.count("\n") == 1
+        assert name in err
+
+
+def test_the_loss_of_the_reader_is_no_traceback() -> None:
+    process = spawn("run", "-p", "x", "-n", "200", "-t", "1", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) != 0
+
+
+def test_ctrl_c_keeps_the_text_and_prints_the_report() -> None:
+    process = spawn(
+        "run", "-p", "x", "-n", "3000", "-t", "1", "--ignore-eos", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert first
+    assert b"ended by                = cancelled" in err
+    assert b"Traceback" not in err + out
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_a_terminal_gets_colours_unless_no_color_is_set(no_color: str, coloured: bool) -> None:
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": no_color}
+    if not no_color:
+        del environment["NO_COLOR"]
+    process = spawn(
+        "run",
+        "-p",
+        "def f(x):",
+        *FAST,
+        "--drafters",
+        "draft,suffix",
+        stdout=follower,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(leader, 4096)
+        except OSError:  # how Linux says that the terminal's other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(leader)
+    assert process.wait(60) == 0
+    assert b"def f(x):" in shown
+    assert (b"\x1b[" in shown) is coloured
+    assert (b"tokens accepted from" in shown) is coloured
+
+
+def test_help_shows_examples_and_llama_cpp_names(invoke: Invoke) -> None:
+    status, out, _ = invoke("run", "--help")
+    assert status == 0
+    for words in ("Examples", "-md", "-ngl", "-cd", "--draft-p-min", "--spec-draft-n-max", "--no-speculation"):
+        assert words in out

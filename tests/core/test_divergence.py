@@ -1,0 +1,50 @@
+"""Hand-worked divergences: what may be called rounding, and what may not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.core.divergence import first_difference, judge_divergence
+from paceline.core.params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("plain", "speculative", "index"),
+    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([1, 2], [1], 1), ([], [], None)],
+)
+def test_first_difference(plain: list[int], speculative: list[int], index: int | None) -> None:
+    assert first_difference(plain, speculative) == index
+
+
+def test_a_tie_that_rounding_turns_is_a_near_tie() -> None:
+    verdict = judge_divergence(4, np.array([1.0, 1.0004]), np.array([1.0, 0.9997]), GREEDY, [0], tolerance=0.001)
+    assert (verdict.verdict, verdict.plain_token, verdict.speculative_token, verdict.index) == ("near-tie", 1, 0, 4)
+    assert verdict.margin == pytest.approx(0.0004)
+    assert verdict.logit_difference == pytest.approx(0.0007)
+
+
+def test_rows_that_differ_by_more_than_rounding_are_a_bug() -> None:
+    verdict = judge_divergence(0, np.array([1.0, 1.1]), np.array([1.0, 0.9]), GREEDY, [0], tolerance=0.001)
+    assert verdict.verdict == "bug"
+
+
+def test_equal_rows_cannot_explain_a_divergence() -> None:
+    """Both rows give the same token: whatever made the runs differ, it was not rounding."""
+    row = np.array([1.0, 2.0])
+    assert judge_divergence(0, row, row, GREEDY, [0], tolerance=0.001).verdict == "bug"
+
+
+def test_a_token_at_the_border_of_a_truncation_is_a_near_tie() -> None:
+    """Top-k keeps two of three; the second and third trade places by rounding, and the noise favours the loser."""
+    plain, speculative = np.array([1.0, 0.99999, 0.99998]), np.array([1.0, 0.99998, 0.99999])
+    for seed in range(200):
+        params = SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0, seed=seed)
+        verdict = judge_divergence(0, plain, speculative, params, [0], tolerance=0.001)
+        if verdict.plain_token != verdict.speculative_token:
+            assert verdict.margin is None
+            assert verdict.verdict == "near-tie"
+            return
+    raise AssertionError("no seed made the rows disagree")
