@@ -45,7 +45,9 @@ def torch_hf() -> Engine:
     pytest.importorskip("torch", reason="needs paceline[torch]")
     from paceline.engines.torch_hf import TorchHFConfig, TorchHFEngine
 
-    return TorchHFEngine(TorchHFConfig(embedded_draft(), context_length=128, max_rows=MAX_ROWS, max_sequences=4))
+    return TorchHFEngine(
+        TorchHFConfig(embedded_draft(), context_length=128, max_rows=MAX_ROWS, max_sequences=4, threads=1)
+    )
 
 
 @pytest.fixture(params=[scripted, llama_cpp, torch_hf], ids=lambda make: make.__name__)

@@ -94,8 +94,15 @@ class Vocabulary(Protocol):
         """End-of-generation tokens."""
         ...
 
-    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Turn text into token ids, with the model's own special tokens at the start if ``add_special``."""
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Turn text into token ids.
+
+        Args:
+            text: any text.
+            add_special: put the model's own special tokens at the start.
+            parse_special: take the spelling of a control token for that token; for text that is trusted, such as a
+                rendered chat template.
+        """
         ...
 
     def token_bytes(self, token_id: int) -> bytes:

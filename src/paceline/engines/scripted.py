@@ -53,8 +53,8 @@ class ScriptedVocabulary:
         """Number of token ids."""
         return len(self._pieces)
 
-    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Cut text into the longest pieces from left to right; ``add_special`` has nothing to add."""
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Cut text into the longest pieces from left to right; there are no special tokens to add or to parse."""
         rest, token_ids = text.encode(), []
         while rest:
             token_id = next((i for i in self._longest_first if rest.startswith(self._pieces[i])), None)

@@ -1,0 +1,42 @@
+"""Engine for Hugging Face models on PyTorch. Importing this package needs neither torch nor transformers.
+
+One forward pass, file by file::
+
+    engine.py   checks the steps, picks cells, runs the model, hands out logits
+    cells.py    which cell of the pool holds which token; what each row may see
+    masks.py    that as the additive mask (or masks) the model takes
+    pool.py     the cache the model writes its keys and values into
+    loading.py  a folder or GGUF file becomes a model and a tokenizer, or one clear error
+    vocabulary.py  the tokenizer as token ids and bytes
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.errors import CapabilityError
+from paceline.engines.torch_hf.config import TorchHFConfig
+
+if TYPE_CHECKING:
+    from paceline.engines.torch_hf.engine import TorchHFEngine
+
+__all__ = ["TorchHFConfig", "TorchHFEngine"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the engine when it is first asked for, so that its configuration is readable without torch.
+
+    Raises:
+        CapabilityError: torch or transformers is not installed.
+    """
+    if name != "TorchHFEngine":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from paceline.engines.torch_hf.engine import TorchHFEngine
+    except ModuleNotFoundError as error:
+        if error.name not in {"torch", "transformers", "tokenizers"}:
+            raise
+        raise CapabilityError(
+            f"the torch engine needs {error.name}, which comes with the extra: pip install 'paceline[torch]'"
+        ) from error
+    return TorchHFEngine

@@ -1,0 +1,68 @@
+"""What can be set about the torch engine. Free of torch, so that a command line can read the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from paceline.core.errors import InputError
+
+DType: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
+Attention: TypeAlias = Literal["auto", "sdpa", "eager"]
+
+DEFAULT_CONTEXT_LENGTH = 4096
+"""Longest context that is used unless asked for: the pool of cells is allocated in full when a model is loaded."""
+
+SMALLEST_CONTEXT = 4
+"""Cells and context that the check made at load needs (see ``TorchHFEngine``)."""
+
+
+@dataclass(frozen=True)
+class TorchHFConfig:
+    """Settings of :class:`~paceline.engines.torch_hf.engine.TorchHFEngine`.
+
+    Attributes:
+        path: folder with ``config.json`` and weights, or a ``.gguf`` file (its weights are dequantised on load).
+        device: a torch device such as ``"cpu"`` or ``"cuda:1"``; ``"auto"`` is CUDA if there is any, else the CPU.
+        dtype: of weights, cache and arithmetic; ``"auto"`` is the checkpoint's on CUDA and float32 on the CPU,
+            where half precision is seldom faster and always less exact.
+        attention: ``"auto"`` is sdpa, or eager for models without it (Gemma 2, gpt-oss).
+        context_length: most tokens a sequence may hold; ``None`` is the model's, at most
+            :data:`DEFAULT_CONTEXT_LENGTH`.
+        max_rows: most rows in one forward pass.
+        max_sequences: most sequences open at once.
+        cells: tokens the pool of keys and values holds, over all sequences; ``None`` is room for
+            ``max_sequences`` full contexts and one pass.
+        local_files_only: never look on the network for a missing file.
+        threads: of torch's CPU operations, for the whole process; ``None`` leaves torch's own choice.
+        verbose: let transformers print what it has to say while loading.
+
+    Raises:
+        InputError: a number is below its smallest sensible value.
+    """
+
+    path: str | Path
+    device: str = "auto"
+    dtype: DType = "auto"
+    attention: Attention = "auto"
+    context_length: int | None = None
+    max_rows: int = 512
+    max_sequences: int = 1
+    cells: int | None = None
+    local_files_only: bool = True
+    threads: int | None = None
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        smallest = {
+            "context_length": SMALLEST_CONTEXT,
+            "max_rows": 1,
+            "max_sequences": 1,
+            "cells": SMALLEST_CONTEXT,
+            "threads": 1,
+        }
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in smallest and value is not None and value < smallest[field.name]:
+                raise InputError(f"{field.name} is {value}, it must be at least {smallest[field.name]}")

@@ -1,0 +1,514 @@
+"""The torch engine: a Hugging Face model run over packed rows of many sequences, trees included."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.core.errors import CapabilityError, ClosedError, EngineError
+from paceline.engines.base import COMMITTED_END, EngineCapabilities, Step
+from paceline.engines.pending import check_step
+from paceline.engines.torch_hf.cells import CellPool, SequenceCells
+from paceline.engines.torch_hf.config import TorchHFConfig
+from paceline.engines.torch_hf.loading import (
+    LoadedModel,
+    choose_context_length,
+    load,
+    one_line,
+    refuse_unsupported,
+)
+from paceline.engines.torch_hf.masks import AttentionPattern
+from paceline.engines.torch_hf.pool import PoolCache
+from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline.engines.base import FloatArray
+    from paceline.engines.torch_hf.cells import BoolArray, IntArray
+
+WIDTH_STEP = 64
+"""Attention reads the pool in steps of so many cells: few shapes, and rows aligned for the GPU's masked kernels."""
+
+LOGIT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.0625, torch.bfloat16: 0.5}
+"""Largest logit difference that rounding explains. In half precision the logits themselves are rounded, so these are
+four units in the last place of a logit between 16 and 32."""
+
+_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""The same for the check at load, relative to the largest logit: loose, as it looks for wrong attention."""
+
+
+class TorchHFEngine:
+    """Any causal language model of transformers whose layers attend fully or over sliding windows.
+
+    Rows of all sequences run side by side at batch size 1, with explicit positions and a prepared mask, over one pool
+    of cells (:mod:`~paceline.engines.torch_hf.cells`). Trees, forks and rollback are bookkeeping; nothing is moved.
+
+    A model may accept masks and positions and yet ignore them, so loading ends with a check: a small tree in
+    shuffled cells must give the logits of the plain forward of its paths.
+
+    Args:
+        config: what to load and how; see :class:`~paceline.engines.torch_hf.config.TorchHFConfig`.
+
+    Raises:
+        ModelFileError: the files are missing, corrupt, or of an unknown architecture.
+        CapabilityError: the model cannot run this way, or a package or device is missing.
+        EngineError: the device has no memory for the weights or the pool.
+    """
+
+    def __init__(self, config: TorchHFConfig) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self._start(
+            load(config),
+            context_length=config.context_length,
+            max_rows=config.max_rows,
+            max_sequences=config.max_sequences,
+            cells=config.cells,
+        )
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Any,
+        tokenizer: Any,
+        *,
+        context_length: int | None = TorchHFConfig.context_length,
+        max_rows: int = TorchHFConfig.max_rows,
+        max_sequences: int = TorchHFConfig.max_sequences,
+        cells: int | None = TorchHFConfig.cells,
+    ) -> TorchHFEngine:
+        """Run a model that is loaded already, where it is and in its dtype.
+
+        It is put in evaluation mode and gets a hook on its output head, which :meth:`close` takes off again.
+
+        Raises:
+            CapabilityError: the model cannot run this way.
+            InputError: a number is below its smallest sensible value.
+        """
+        name = model.config.name_or_path or type(model).__name__
+        limits: dict[str, Any] = {
+            "context_length": context_length,
+            "max_rows": max_rows,
+            "max_sequences": max_sequences,
+            "cells": cells,
+        }
+        TorchHFConfig(path=name, **limits)  # the checks of its values
+        engine = cls.__new__(cls)
+        engine._start(LoadedModel(model.eval(), tokenizer, name), **limits)
+        return engine
+
+    def _start(
+        self,
+        loaded: LoadedModel,
+        *,
+        context_length: int | None,
+        max_rows: int,
+        max_sequences: int,
+        cells: int | None,
+    ) -> None:
+        model = loaded.model
+        config = model.config.get_text_config()
+        refuse_unsupported(model.config, model)
+        if config._attn_implementation not in {"sdpa", "eager"}:
+            raise CapabilityError(
+                f"attention {config._attn_implementation!r} takes no prepared mask; load the model with "
+                "attn_implementation='sdpa' or 'eager'"
+            )
+        context_length = choose_context_length(config, context_length)
+        self._model: Any = model
+        self._device: torch.device = model.device  # transformers walks the weights for either
+        self._dtype: torch.dtype = model.dtype
+        self._pattern = AttentionPattern.of(config, context_length)
+        self._pool = CellPool(context_length * max_sequences + max_rows if cells is None else cells)
+        self._cache: Any = PoolCache(len(self._pool))
+        self._keeps_rows = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        self._head_input = _InputCapture(model.get_output_embeddings())
+        self._sequences: dict[int, SequenceCells] = {}
+        self._next_handle = 0
+        self._closed = False
+        self._capabilities = EngineCapabilities(
+            context_length=context_length,
+            max_rows=max_rows,
+            max_outputs=max_rows,
+            max_sequences=max_sequences,
+            trees=True,
+            max_rollback=None,
+            hidden_states=self._head_input.possible,
+            logit_tolerance=LOGIT_TOLERANCE.get(self._dtype, LOGIT_TOLERANCE[torch.float32]),
+        )
+        try:
+            vocab_size = self._check_against_plain_forward()
+            self._vocabulary = TokenizerVocabulary(loaded.tokenizer, size=vocab_size, end_ids=_end_ids(model))
+        except BaseException:
+            self.close()
+            raise
+        dtype = str(self._dtype).removeprefix("torch.")
+        self._description = f"{loaded.name} ({config.model_type}, {dtype}) on {self._device}, torch"
+
+    @property
+    def description(self) -> str:
+        """The model, its dtype and where it runs, in a few words for people."""
+        return self._description
+
+    @property
+    def vocabulary(self) -> TokenizerVocabulary:
+        """The model's vocabulary."""
+        return self._vocabulary
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What this engine can do with the model."""
+        return self._capabilities
+
+    def open(self) -> int:
+        """Start an empty sequence and return its handle.
+
+        Raises:
+            CapabilityError: ``max_sequences`` are open already.
+        """
+        self._check_open()
+        if len(self._sequences) >= self._capabilities.max_sequences:
+            raise CapabilityError(
+                f"{len(self._sequences)} sequences are open and max_sequences is {self._capabilities.max_sequences}; "
+                "close one or raise it"
+            )
+        handle = self._next_handle
+        self._next_handle += 1
+        self._sequences[handle] = SequenceCells(self._capabilities.context_length)
+        return handle
+
+    def forward(self, steps: Sequence[Step]) -> TorchOutput:
+        """Append the rows of ``steps`` (at most one step a sequence) to their pending trees in one pass.
+
+        Raises:
+            NoRoomError: the pool has fewer free cells than there are rows; no sequence was changed.
+            EngineError: the pass failed; no sequence was changed.
+            ValueError: a step breaks the contract, or holds a token outside the vocabulary.
+        """
+        self._check_open()
+        self._check_steps(steps)
+        return self._run(steps)
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        """Append the pending nodes of ``path`` to the committed tokens and forget the other pending nodes.
+
+        Raises:
+            ValueError: ``path`` does not run down from a child of the committed end.
+        """
+        state = self._sequence(sequence)
+        state.pending.check_path(path)
+        self._pool.release(state.keep(path))
+
+    def length(self, sequence: int) -> int:
+        """Return the number of committed tokens."""
+        return self._sequence(sequence).length
+
+    def fork(self, sequence: int) -> int:
+        """Start a sequence that shares the committed tokens of ``sequence``, and their cells.
+
+        Raises:
+            CapabilityError: ``max_sequences`` are open already.
+            ValueError: ``sequence`` has pending nodes.
+        """
+        state = self._sequence(sequence)
+        if len(state.pending):
+            raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before a fork")
+        handle = self.open()
+        self._sequences[handle].append_committed(state.committed)
+        self._pool.share(state.committed)
+        return handle
+
+    def trim(self, sequence: int, length: int) -> None:
+        """Keep the first ``length`` committed tokens; pending nodes are dropped.
+
+        Raises:
+            ValueError: fewer than ``length`` tokens are committed.
+        """
+        state = self._sequence(sequence)
+        if not 0 <= length <= state.length:
+            raise ValueError(f"cannot keep {length} of the {state.length} tokens of sequence {sequence}")
+        self._pool.release(state.keep([]))
+        self._pool.release(state.cut(length))
+
+    def close_sequence(self, sequence: int) -> None:
+        """Forget a sequence; cells that no fork shares are free."""
+        self.trim(sequence, 0)
+        del self._sequences[sequence]
+
+    def close(self) -> None:
+        """Drop the model and the pool. Idempotent; everything else raises ``ClosedError`` after."""
+        if self._closed:
+            return
+        self._closed = True
+        on_cuda = self._device.type == "cuda"
+        self._head_input.remove()
+        self._sequences.clear()
+        self._model = self._cache = None
+        if on_cuda:
+            torch.cuda.empty_cache()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the torch engine is closed")
+
+    def _sequence(self, handle: int) -> SequenceCells:
+        self._check_open()
+        try:
+            return self._sequences[handle]
+        except KeyError:
+            raise ClosedError(f"sequence {handle} is not open") from None
+
+    def _check_steps(self, steps: Sequence[Step]) -> None:
+        rows = sum(len(step.token_ids) for step in steps)
+        if not 0 < rows <= self._capabilities.max_rows:
+            raise ValueError(f"a pass has 1 to {self._capabilities.max_rows} rows, not {rows}")
+        if len({step.sequence for step in steps}) < len(steps):
+            raise ValueError("a pass has at most one step for each sequence")
+        size = self._vocabulary.size
+        for step in steps:
+            state = self._sequence(step.sequence)
+            check_step(step, state.pending, state.length, self._capabilities)
+            if min(step.token_ids) < 0 or max(step.token_ids) >= size:
+                raise ValueError(f"tokens {list(step.token_ids)} are not all in the vocabulary of {size}")
+
+    def _run(self, steps: Sequence[Step], width_step: int = WIDTH_STEP) -> TorchOutput:
+        """Run checked steps. Cells are taken only when the pass has succeeded, so a failure has little to undo."""
+        states = [self._sequences[step.sequence] for step in steps]
+        cells = self._pool.find(sum(len(step.token_ids) for step in steps))
+        for step, state in zip(steps, states, strict=True):
+            state.pending.append(step.parents)
+        try:
+            with torch.inference_mode():
+                output = self._compute(self._pack(steps, states, cells, width_step))
+        except BaseException:
+            for state in states:
+                state.pending.truncate(len(state.pending_cells))
+            raise
+        self._pool.share(cells)
+        for state, rows in zip(states, _row_ranges(steps), strict=True):
+            state.pending_cells += cells[rows].tolist()
+        return output
+
+    def _pack(
+        self, steps: Sequence[Step], states: Sequence[SequenceCells], cells: IntArray, width_step: int
+    ) -> _PackedRows:
+        """Lay the rows of all steps side by side."""
+        token_ids = [token_id for step in steps for token_id in step.token_ids]
+        width = min(-(-self._pool.width_with(cells) // width_step) * width_step, len(self._pool))
+        visible: BoolArray = np.empty((len(cells), width), dtype=np.bool_)
+        outputs: list[int] = []
+        for step, state, rows in zip(steps, states, _row_ranges(steps), strict=True):
+            depths = state.pending.depths[len(state.pending_cells) :]
+            self._pool.positions[cells[rows]] = np.array(depths) + (state.length - 1)
+            state.mark_visible(visible[rows], step.parents, cells[rows])
+            outputs += [rows.start + row for row in step.outputs]
+        return _PackedRows(
+            np.array(token_ids, dtype=np.int64),
+            cells,
+            visible,
+            np.array(outputs, dtype=np.int64),
+            np.cumsum([0, *(len(step.outputs) for step in steps)]).tolist(),
+        )
+
+    def _compute(self, packed: _PackedRows) -> TorchOutput:
+        """Run the model over packed rows.
+
+        Raises:
+            EngineError: the model raised; no memory on the device, for instance.
+        """
+        device = self._device
+        positions = self._pool.positions[packed.cells]
+        inputs = torch.from_numpy(np.stack([packed.token_ids, positions, packed.cells])).to(device)
+        keep = torch.from_numpy(packed.outputs).to(device)
+        width = packed.visible.shape[1]
+        self._cache.aim(inputs[2], width)
+        mask = self._pattern.masks(packed.visible, positions, self._pool.positions[:width], self._dtype, device)
+        try:
+            with self._head_input as head_input:
+                logits = self._model(
+                    input_ids=inputs[:1],
+                    position_ids=inputs[1:2],
+                    attention_mask=mask,
+                    past_key_values=self._cache,
+                    use_cache=True,
+                    **({"logits_to_keep": keep} if self._keeps_rows else {}),
+                ).logits[0]
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"no memory for a pass of {len(packed.cells)} rows over a pool of {len(self._pool)} cells; lower "
+                "max_rows, context_length or cells"
+            ) from error
+        except Exception as error:
+            raise EngineError(f"the pass of {len(packed.cells)} rows failed: {one_line(error)}") from error
+        hidden = None if head_input.captured is None else head_input.captured[0]
+        if not self._keeps_rows:
+            logits = logits[keep]
+            hidden = None if hidden is None else hidden[keep]
+        return TorchOutput(packed.first_outputs, logits, hidden)
+
+    def _check_against_plain_forward(self) -> int:
+        """Compare a small tree with the plain forward of its paths and return the length of a row of logits.
+
+        A model may take masks and positions and still place rows by their column (ALiBi, older causal masks, state
+        beside the cache). So the tree's ancestors sit in higher cells than its branches, and width is not rounded::
+
+            cell        0  1  2  3
+            first pass  c  d  a ─ b       a and b are committed, which frees 0 and 1
+            second pass c  d              both follow b
+
+        Raises:
+            CapabilityError: the logits differ by more than rounding, or the model cannot be called this way.
+            EngineError: there is no memory for the pool.
+        """
+        count = self._model.get_input_embeddings().weight.shape[0]
+        a, b, c, d = (count * share // 5 for share in range(1, 5))
+        end = COMMITTED_END
+        architecture = self._model.config.model_type
+        way_out = "use a GGUF file with the llama_cpp engine"
+        sequence = self.open()
+        try:
+            self._run([Step(sequence, [c, d, a, b], [end, end, end, 2], [])], width_step=1)
+            self.commit(sequence, [2, 3])
+            output = self._run([Step(sequence, [c, d], [end, end], [0, 1])], width_step=1)
+        except EngineError as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise
+            raise CapabilityError(f"{architecture} does not run over a pool of cells ({error}); {way_out}") from error
+        finally:
+            self.close_sequence(sequence)
+        plain = self._plain_logits([a, b, c]), self._plain_logits([a, b, d])
+        largest = max(float(np.abs(logits).max()) for logits in plain)
+        difference = max(float(np.abs(output.logits(0, row) - logits).max()) for row, logits in enumerate(plain))
+        # Written so that nan fails too.
+        if not difference <= largest * _CHECK_TOLERANCE.get(self._dtype, 1e-3):
+            raise CapabilityError(
+                f"{architecture} gives other logits over a pool of cells than in a plain forward (off by "
+                f"{difference:.2g} of {largest:.2g}), so it ignores masks or positions; {way_out}"
+            )
+        return len(plain[0])
+
+    def _plain_logits(self, token_ids: list[int]) -> FloatArray:
+        with torch.inference_mode():
+            input_ids = torch.tensor([token_ids], device=self._device)
+            logits: FloatArray = self._model(input_ids=input_ids, use_cache=False).logits[0, -1].float().cpu().numpy()
+        return logits
+
+
+class TorchOutput:
+    """Logits and hidden states of the rows asked for. On CUDA their way to the host starts at once, without waiting.
+
+    Args:
+        first_outputs: ``[steps + 1]`` index of each step's first output, and the number of outputs.
+        logits: ``[outputs, vocab]``.
+        hidden: ``[outputs, hidden]``, or ``None`` if the engine does not offer hidden states.
+    """
+
+    def __init__(self, first_outputs: Sequence[int], logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
+        self._first_outputs = first_outputs
+        self._hidden_on_device = hidden
+        self._hidden: FloatArray | None = None
+        self._ready: Any = None
+        if logits.is_cuda:
+            host = torch.empty(logits.shape, dtype=torch.float32, pin_memory=True)
+            host.copy_(logits.float(), non_blocking=True)
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+        else:
+            host = logits.float()
+        self._logits = _read_only(host)
+
+    def wait(self) -> None:
+        """Return when the pass has finished."""
+        if self._ready is not None:
+            self._ready.synchronize()
+            self._ready = None
+
+    def logits(self, step: int, output: int) -> FloatArray:
+        """Return the float32 logits ``[vocab]`` of ``steps[step].outputs[output]``, read-only."""
+        self.wait()
+        row: FloatArray = self._logits[self._index(step, output)]
+        return row
+
+    def hidden_states(self, step: int, output: int) -> FloatArray:
+        """Return what the output head read for that row: the last hidden state ``[hidden]``, after the final norm.
+
+        Raises:
+            CapabilityError: the model has no output head to take it from.
+        """
+        if self._hidden_on_device is None:
+            raise CapabilityError("this model has no output head whose input could be read as hidden states")
+        if self._hidden is None:
+            self._hidden = _read_only(self._hidden_on_device.float().cpu())
+        row: FloatArray = self._hidden[self._index(step, output)]
+        return row
+
+    def _index(self, step: int, output: int) -> int:
+        first, past = self._first_outputs[step], self._first_outputs[step + 1]
+        if not 0 <= output < past - first:
+            raise IndexError(f"step {step} has {past - first} outputs, there is no {output}")
+        return first + output
+
+
+class _PackedRows(NamedTuple):
+    """One pass: ``[rows]`` tokens and cells, ``[rows, width]`` who sees what, ``[outputs]`` rows wanted."""
+
+    token_ids: IntArray
+    cells: IntArray
+    visible: BoolArray
+    outputs: IntArray
+    first_outputs: list[int]
+
+
+class _InputCapture:
+    """Keeps what a module is called with inside a ``with`` block: hidden states that cost nothing extra."""
+
+    def __init__(self, module: Any) -> None:
+        self.possible = module is not None
+        self.captured: torch.Tensor | None = None
+        self._active = False
+        self._hook = module.register_forward_pre_hook(self._keep) if self.possible else None
+
+    def __enter__(self) -> _InputCapture:
+        self.captured = None
+        self._active = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._active = False
+
+    def remove(self) -> None:
+        """Take the hook off the module, which may outlive the engine."""
+        if self._hook is not None:
+            self._hook.remove()
+        self.captured = None
+
+    def _keep(self, module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        if self._active:
+            self.captured = inputs[0]
+
+
+def _row_ranges(steps: Sequence[Step]) -> Iterator[slice]:
+    """Yield the rows of each step in the pass."""
+    start = 0
+    for step in steps:
+        yield slice(start, start + len(step.token_ids))
+        start += len(step.token_ids)
+
+
+def _read_only(tensor: torch.Tensor) -> FloatArray:
+    array: FloatArray = tensor.numpy()
+    array.flags.writeable = False
+    return array
+
+
+def _end_ids(model: Any) -> list[int]:
+    """Return the end-of-generation tokens that the generation and model configurations name, one or many each."""
+    named: list[int] = []
+    for config in (model.config.get_text_config(), getattr(model, "generation_config", None)):
+        end = getattr(config, "eos_token_id", None)
+        named += [] if end is None else end if isinstance(end, list) else [end]
+    return named

@@ -1,0 +1,197 @@
+"""From a folder or a GGUF file to a model and its tokenizer, or to one clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import transformers
+from transformers.utils import logging as transformers_logging
+
+from paceline.core.errors import CapabilityError, EngineError, ModelFileError
+from paceline.engines.torch_hf.config import DEFAULT_CONTEXT_LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.engines.torch_hf.config import TorchHFConfig
+
+
+class LoadedModel(NamedTuple):
+    """A causal language model ready to run, its tokenizer, and its name for people."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+
+
+def load(settings: TorchHFConfig) -> LoadedModel:
+    """Load the model and the tokenizer that ``settings`` name.
+
+    Raises:
+        ModelFileError: missing, incomplete, corrupt, or of an architecture transformers does not know.
+        CapabilityError: an architecture that this engine cannot run, or a missing package or device.
+        EngineError: the weights do not fit on the device.
+    """
+    path = Path(settings.path)
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(path),
+        "local_files_only": settings.local_files_only,
+        "trust_remote_code": False,  # without it, a folder with code of its own asks on the terminal
+    }
+    if path.is_file() and path.suffix == ".gguf":
+        _check_gguf(path)
+        source |= {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    elif not (path / "config.json").is_file() and (path.exists() or settings.local_files_only):
+        problem = "has no config.json" if path.is_dir() else "is neither a folder nor a .gguf file"
+        raise ModelFileError(
+            f"{path} {problem if path.exists() else 'does not exist'}; give a model folder or a GGUF file"
+        )
+
+    device = _device(settings.device)
+    with contextlib.nullcontext() if settings.verbose else _quiet():
+        with _file_errors(path):
+            config = transformers.AutoConfig.from_pretrained(**source)
+        model_class = refuse_unsupported(config)
+        if settings.attention == "sdpa" and not model_class._supports_sdpa:
+            raise CapabilityError(f"{config.model_type} has no sdpa attention; set attention to 'auto' or 'eager'")
+        with _file_errors(path):
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                **source,
+                config=config,
+                dtype=_dtype(settings.dtype, device),
+                attn_implementation=None if settings.attention == "auto" else settings.attention,
+                output_loading_info=True,
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(**source, config=config)
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ModelFileError(f"{path} lacks {len(missing)} weights of the model, such as {missing[0]}; fetch it again")
+    try:
+        model = model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise EngineError(f"the weights of {path} do not fit on {device}; set device or a smaller dtype") from error
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+        raise CapabilityError(f"device {settings.device!r} cannot be used: {one_line(error)}") from error
+    return LoadedModel(model, tokenizer, path.name)
+
+
+def refuse_unsupported(config: Any, model: Any = None) -> Any:
+    """Refuse architectures known not to run as packed rows over a pool of cells, before anything is computed.
+
+    Returns:
+        The class of ``model``, or of the model that ``config`` stands for.
+
+    Raises:
+        CapabilityError: the message says why, and the way out.
+    """
+    way_out = "use a GGUF file with the llama_cpp engine"
+    if config.is_encoder_decoder:
+        raise CapabilityError(f"{config.model_type} is an encoder-decoder model; the torch engine runs decoders only")
+    try:
+        model_class = type(model) if model is not None else transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        raise ModelFileError(f"transformers has no causal language model for {config.model_type!r}") from None
+    if getattr(model_class, "_is_stateful", False):
+        raise CapabilityError(f"{config.model_type} has recurrent state, which cannot be rolled back here; {way_out}")
+    if "position_ids" not in inspect.signature(model_class.forward).parameters:
+        raise CapabilityError(f"{config.model_type} takes no position_ids, so rows cannot be packed; {way_out}")
+    return model_class
+
+
+def choose_context_length(config: Any, wanted: int | None) -> int:
+    """Return the context to use: ``wanted``, or the model's own up to the default.
+
+    Raises:
+        CapabilityError: ``wanted`` is more than the model can place exactly.
+    """
+    longest: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for setting in [rope, *rope.values()]:
+        # longrope turns every position differently once the longest one of a pass exceeds the original length:
+        # what a row sees would depend on its neighbours, and cached keys would not match.
+        if isinstance(setting, dict) and setting.get("rope_type") == "longrope":
+            original = setting["original_max_position_embeddings"]
+            longest = original if longest is None else min(longest, original)
+    if wanted is None:
+        return DEFAULT_CONTEXT_LENGTH if longest is None else min(longest, DEFAULT_CONTEXT_LENGTH)
+    if longest is not None and wanted > longest:
+        raise CapabilityError(f"context_length {wanted} exceeds the {longest} positions {config.model_type} can place")
+    return wanted
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise CapabilityError(f"device {name!r}: {one_line(error)}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise CapabilityError(f"device {name!r} is not there: this torch sees no CUDA; use device='cpu'")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> Any:
+    if name == "auto":
+        return "auto" if device.type == "cuda" else torch.float32
+    return getattr(torch, name)
+
+
+def _check_gguf(path: Path) -> None:
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ModelFileError(f"{path} is not a GGUF file: it starts with {magic!r}")
+    # transformers needs both to read GGUF, and says so in a ValueError that looks like a broken file.
+    for package in ("gguf", "accelerate"):
+        if not getattr(transformers.utils, f"is_{package}_available")():
+            raise CapabilityError(
+                f"reading GGUF files with torch needs {package}, which comes with the extra: "
+                "pip install 'paceline[torch]'"
+            )
+
+
+@contextlib.contextmanager
+def _file_errors(path: Path) -> Iterator[None]:
+    """Turn whatever transformers raises on a file into one line."""
+    try:
+        yield
+    except ImportError as error:
+        raise CapabilityError(f"{path} needs a package that is not installed: {one_line(error)}") from error
+    except torch.OutOfMemoryError as error:
+        raise EngineError(f"the weights of {path} do not fit in memory; set a smaller dtype") from error
+    except Exception as error:
+        # transformers, safetensors, tokenizers and json all raise their own types here, bare Exception included.
+        raise ModelFileError(f"{path} cannot be loaded: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers' log, warnings and progress bars (which write to stderr), and restore them.
+
+    All of these are the process's: what other threads write to stderr meanwhile is lost too.
+    """
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,179 @@
+"""A transformers tokenizer as the engine contract wants it: token ids and the exact bytes each one adds."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.errors import CapabilityError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SENTENCEPIECE_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 characters stand for themselves, the rest from U+0100 on."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    others = [byte for byte in range(256) if byte not in printable]
+    spelling = {chr(byte): byte for byte in printable}
+    spelling.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return spelling
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
+
+
+def _byte_level(piece: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF_CHARACTER[character] for character in piece])
+    except KeyError:  # a token written outside the alphabet stands for its own text
+        return piece.encode()
+
+
+def _sentencepiece(space: str, byte_fallback: bool) -> Callable[[str], bytes]:
+    def bytes_of(piece: str) -> bytes:
+        byte = _BYTE_TOKEN.fullmatch(piece) if byte_fallback else None
+        return bytes([int(byte[1], 16)]) if byte else piece.replace(space, " ").encode()
+
+    return bytes_of
+
+
+class TokenizerVocabulary:
+    """The vocabulary of a fast (``tokenizers``-backed) tokenizer.
+
+    Control tokens add no bytes and other added tokens add their literal text. A sentencepiece token keeps its leading
+    space even at the start of a text, where ``tokenizer.decode`` would strip one.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        size: length of a row of logits; ids that the tokenizer does not know are padding and add no bytes.
+        end_ids: end-of-generation tokens that the model's own configuration names.
+
+    Raises:
+        CapabilityError: how the tokenizer turns tokens into text is unknown.
+    """
+
+    def __init__(self, tokenizer: Any, *, size: int, end_ids: Iterable[int] = ()) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise CapabilityError(
+                f"{type(tokenizer).__name__} is not backed by the tokenizers library, so the bytes of its tokens are "
+                "unknown; save a tokenizer.json beside the model"
+            )
+        self._tokenizer = tokenizer
+        self._size = size
+        self._kind, self._piece_bytes = _spelling(backend)
+        self._pieces: dict[int, str] = {
+            token_id: piece for piece, token_id in backend.get_vocab(with_added_tokens=False).items()
+        }
+        self._added: dict[int, bytes] = {
+            token_id: b"" if token.special else token.content.encode()
+            for token_id, token in backend.get_added_tokens_decoder().items()
+        }
+        self._added.update(dict.fromkeys(tokenizer.all_special_ids, b""))
+        own_end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self._end_ids = frozenset(token_id for token_id in [*end_ids, *own_end] if 0 <= token_id < size)
+        self._prefix = self._special_prefix()
+
+    @property
+    def kind(self) -> str:
+        """``"bpe"`` for byte-level BPE, ``"spm"`` for sentencepiece BPE, ``"ugm"`` for unigram: llama.cpp's names."""
+        return self._kind
+
+    @property
+    def size(self) -> int:
+        """Number of token ids: the model's, which may be padded beyond the tokenizer's."""
+        return self._size
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """End-of-generation tokens, of the model's configuration and of the tokenizer."""
+        return self._end_ids
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Turn text into token ids.
+
+        Args:
+            text: any text.
+            add_special: put the tokenizer's own special tokens at the start; the text is never closed with one.
+            parse_special: read the spelling of a control token (such as ``<|im_end|>``) as that token. Only for text
+                that the program wrote itself, such as a chat template.
+
+        Raises:
+            InputError: the text is not valid Unicode.
+        """
+        token_ids = self._encode(text, add_special=False, parse_special=parse_special)
+        return [*self._prefix, *token_ids] if add_special else token_ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that a token adds to the text; empty for control tokens and padding.
+
+        Raises:
+            ValueError: the id is outside the vocabulary.
+        """
+        if not 0 <= token_id < self._size:
+            raise ValueError(f"token {token_id} is outside the vocabulary of {self._size}")
+        added = self._added.get(token_id)
+        if added is not None:
+            return added
+        piece = self._pieces.get(token_id)
+        return b"" if piece is None else self._piece_bytes(piece)
+
+    def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        try:
+            token_ids: list[int] = self._tokenizer.encode(
+                text,
+                add_special_tokens=add_special,
+                split_special_tokens=not parse_special,
+                verbose=False,  # no remark on the length that the tokenizer's configuration believes in
+            )
+        except TypeError:
+            # tokenizers takes only what is UTF-8, and calls anything else a wrong type.
+            raise InputError("the text has half a surrogate pair; send valid Unicode") from None
+        return token_ids
+
+    def _special_prefix(self) -> list[int]:
+        plain = self._encode("a", add_special=False, parse_special=False)
+        special = self._encode("a", add_special=True, parse_special=False)
+        return special[: special.index(plain[0])] if plain and plain[0] in special else []
+
+
+def _spelling(backend: Any) -> tuple[str, Callable[[str], bytes]]:
+    """Return the kind of vocabulary and how its pieces spell bytes, from the decoder.
+
+    Raises:
+        CapabilityError: the decoder is of a kind not known here.
+    """
+    # The decoder's pickled state is its part of tokenizer.json, without writing out the whole vocabulary.
+    decoder: dict[str, Any] = {"type": None}
+    if backend.decoder is not None:
+        decoder = json.loads(backend.decoder.__getstate__())
+    steps: list[dict[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    by_type = {step["type"]: step for step in steps}
+    model = type(backend.model).__name__
+    if model == "BPE" and set(by_type) in ({"ByteLevel"}, {"ByteLevel", "Fuse"}):
+        return "bpe", _byte_level
+    if model in {"BPE", "Unigram"} and by_type and set(by_type) <= _SENTENCEPIECE_STEPS:
+        space = by_type.get("Metaspace", {}).get("replacement") or _replaced_by_space(by_type.get("Replace"))
+        if space is not None:
+            return ("spm" if model == "BPE" else "ugm"), _sentencepiece(space, "ByteFallback" in by_type)
+    names = " + ".join(str(step["type"]) for step in steps)
+    raise CapabilityError(
+        f"the bytes of tokens are unknown for a {model} tokenizer that decodes by {names}; the torch engine knows "
+        "byte-level BPE and sentencepiece"
+    )
+
+
+def _replaced_by_space(replace: dict[str, Any] | None) -> str | None:
+    if replace is None or replace["content"] != " ":
+        return None
+    pattern: str | None = replace["pattern"].get("String")
+    return pattern

@@ -1,0 +1,819 @@
+"""The torch engine against transformers itself: however its tokens got into the pool, the logits of a row are those
+of a plain forward, without any cache, over that row's path.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from paceline.core.errors import (
+    CapabilityError,
+    ClosedError,
+    EngineError,
+    InputError,
+    ModelFileError,
+    NoRoomError,
+)
+from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.models.embedded import embedded_draft, embedded_target
+
+torch = pytest.importorskip("torch", reason="needs paceline[torch]")
+transformers = pytest.importorskip("transformers", reason="needs paceline[torch]")
+tokenizers = pytest.importorskip("tokenizers", reason="needs paceline[torch]")
+
+from paceline.engines.torch_hf import TorchHFConfig  # noqa: E402
+from paceline.engines.torch_hf.engine import TorchHFEngine  # noqa: E402
+from paceline.engines.torch_hf.loading import choose_context_length  # noqa: E402
+from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary  # noqa: E402
+
+VOCAB_SIZE = 300
+WINDOW = 8
+"""Of the models with sliding windows: far shorter than the sequences they are tested on."""
+
+TOLERANCE = 1e-5
+"""In float32, for logits of about 5."""
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+OLD_SHAPE = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2}
+ONE_HEAD_FOR_EACH = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
+ALTERNATING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", SHAPE),
+    "qwen2": ("Qwen2Config", SHAPE),
+    "qwen3": ("Qwen3Config", SHAPE | {"head_dim": 16}),
+    "mixtral": ("MixtralConfig", SHAPE | {"num_local_experts": 4}),
+    "gpt_neox": ("GPTNeoXConfig", ONE_HEAD_FOR_EACH),
+    "gpt2, learned positions": ("GPT2Config", OLD_SHAPE | ENDS),
+    "gptj, eager": ("GPTJConfig", OLD_SHAPE | ENDS | {"rotary_dim": 8}),
+    "granite, scaled logits": ("GraniteConfig", SHAPE | {"logits_scaling": 3.0}),
+    "mistral, all layers slide": ("MistralConfig", SHAPE | {"sliding_window": WINDOW}),
+    "qwen2, one layer slides": (
+        "Qwen2Config",
+        SHAPE | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "gemma2, eager, one layer slides": ("Gemma2Config", SHAPE | {"head_dim": 16} | ALTERNATING),
+    "gemma3, one layer slides": ("Gemma3TextConfig", SHAPE | {"head_dim": 16} | ALTERNATING),
+}
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """These models are too small to gain from more, and threads that wait for a busy core cost far more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def build(config_class: str, values: dict[str, Any]) -> Any:
+    """A model with random weights, large enough that attention shows in the logits."""
+    config = getattr(transformers, config_class)(**values)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    generator = torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.12, generator=generator)
+    return model
+
+
+@cache
+def tiny(architecture: str = "llama") -> Any:
+    return build(*ARCHITECTURES[architecture])
+
+
+def byte_level_backend(vocabulary: dict[str, int] | None = None) -> Any:
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = vocabulary or {character: index for index, character in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return backend
+
+
+def wrapped(backend: Any, **names: Any) -> Any:
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+def tiny_tokenizer() -> Any:
+    return wrapped(byte_level_backend())
+
+
+def start(model: Any = None, **limits: Any) -> TorchHFEngine:
+    return TorchHFEngine.from_model(
+        model if model is not None else tiny(),
+        tiny_tokenizer(),
+        **{"context_length": 128, "max_sequences": 4, **limits},
+    )
+
+
+def plain(model: Any, token_ids: Sequence[int]) -> FloatArray:
+    """The logits after ``token_ids``, from a forward without a cache."""
+    with torch.inference_mode():
+        logits: FloatArray = model(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0, -1].numpy()
+    return logits
+
+
+def assert_plain(logits: FloatArray, model: Any, token_ids: Sequence[int]) -> None:
+    np.testing.assert_allclose(logits, plain(model, token_ids), rtol=0, atol=TOLERANCE)
+
+
+def chain(sequence: int, token_ids: Sequence[int]) -> Step:
+    """A step that feeds ``token_ids`` one after the other and wants the last row."""
+    return Step(sequence, token_ids, range(-1, len(token_ids) - 1), [len(token_ids) - 1])
+
+
+def prefilled(engine: Engine, token_ids: Sequence[int]) -> int:
+    sequence = engine.open()
+    engine.forward([chain(sequence, token_ids)])
+    engine.commit(sequence, range(len(token_ids)))
+    return sequence
+
+
+# --- logits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_packed_trees_give_the_logits_of_a_plain_forward(architecture: str) -> None:
+    model = tiny(architecture)
+    engine: Engine = start(model)
+    prompts = [[5, 6, 7, 8, 9], list(range(40, 62))]
+    sequences = [prefilled(engine, prompt) for prompt in prompts]
+    #   0 ─┬─ 1 ─── 3
+    #      └─ 2 ─┬─ 4
+    #            └─ 5
+    tokens, parents = [20, 21, 22, 23, 24, 25], [COMMITTED_END, 0, 0, 1, 2, 2]
+    paths = [[20], [20, 21], [20, 22], [20, 21, 23], [20, 22, 24], [20, 22, 25]]
+    output = engine.forward([Step(sequence, tokens, parents, range(6)) for sequence in sequences])
+    for step, prompt in enumerate(prompts):
+        for node, path in enumerate(paths):
+            assert_plain(output.logits(step, node), model, prompt + path)
+    # Rows now land in the cells that the dropped branches leave, below their ancestors'.
+    for sequence in sequences:
+        engine.commit(sequence, [0, 2, 5])
+    output = engine.forward([Step(sequence, [30, 31], [COMMITTED_END, COMMITTED_END], [1]) for sequence in sequences])
+    for step, prompt in enumerate(prompts):
+        assert_plain(output.logits(step, 0), model, [*prompt, 20, 22, 25, 31])
+    engine.close()
+
+
+@dataclass
+class Text:
+    """What a sequence should hold. Each row fed has a serial number, which forks share as they share its cell."""
+
+    committed: list[tuple[int, int]] = field(default_factory=list)  # (serial number, token)
+    pending: list[tuple[int, int]] = field(default_factory=list)
+    paths: list[list[int]] = field(default_factory=list)  # of each pending node: the nodes down to it, itself last
+
+    def tokens_to(self, node: int) -> list[int]:
+        rows = self.committed + [self.pending[i] for i in self.paths[node]]
+        return [token for _, token in rows]
+
+    def drop_pending(self) -> None:
+        self.pending, self.paths = [], []
+
+
+class RandomHistory(RuleBasedStateMachine):
+    """Any order of passes, commits, trims, forks and closings; each pass is compared with the plain forward."""
+
+    model_name = "llama"
+
+    @initialize()
+    def load(self) -> None:
+        self.model = tiny(self.model_name)
+        self.engine = start(self.model, context_length=64, max_rows=16, max_sequences=3)
+        self.texts: dict[int, Text] = {}
+        self.serial_numbers = itertools.count()
+
+    def teardown(self) -> None:
+        self.engine.close()
+
+    def pick(self, data: st.DataObject, among: Callable[[Text], bool] = lambda _: True) -> int:
+        return data.draw(st.sampled_from([sequence for sequence, text in self.texts.items() if among(text)]))
+
+    @rule(prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=16))
+    @precondition(lambda self: len(self.texts) < 3)
+    def open(self, prompt: list[int]) -> None:
+        sequence = prefilled(self.engine, prompt) if prompt else self.engine.open()
+        self.texts[sequence] = Text([(next(self.serial_numbers), token) for token in prompt])
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.texts)
+    def forward(self, data: st.DataObject) -> None:
+        steps = []
+        for sequence in data.draw(st.lists(st.sampled_from(list(self.texts)), min_size=1, unique=True)):
+            text = self.texts[sequence]
+            deepest = max(map(len, text.paths), default=0)
+            first = len(text.pending)
+            parents = []
+            for _ in range(min(data.draw(st.integers(1, 5)), 64 - len(text.committed) - deepest, 20 - first)):
+                parent = data.draw(st.integers(-1, len(text.pending) - 1))
+                text.paths.append([*(text.paths[parent] if parent >= 0 else []), len(text.pending)])
+                text.pending.append((next(self.serial_numbers), data.draw(st.integers(0, VOCAB_SIZE - 1))))
+                parents.append(parent)
+            if parents:
+                tokens = [token for _, token in text.pending[first:]]
+                steps.append(Step(sequence, tokens, parents, range(len(parents))))
+        if not steps:
+            return
+        output = self.engine.forward(steps)
+        for index, step in enumerate(steps):
+            text = self.texts[step.sequence]
+            first = len(text.pending) - len(step.token_ids)
+            for row in step.outputs:
+                assert_plain(output.logits(index, row), self.model, text.tokens_to(first + row))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.texts)
+    def commit(self, data: st.DataObject) -> None:
+        sequence = self.pick(data)
+        text = self.texts[sequence]
+        path = data.draw(st.sampled_from([[], *text.paths]))
+        self.engine.commit(sequence, path)
+        text.committed += [text.pending[node] for node in path]
+        text.drop_pending()
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.texts)
+    def trim(self, data: st.DataObject) -> None:
+        sequence = self.pick(data)
+        text = self.texts[sequence]
+        length = data.draw(st.integers(0, len(text.committed)))
+        self.engine.trim(sequence, length)
+        del text.committed[length:]
+        text.drop_pending()
+
+    @rule(data=st.data())
+    @precondition(lambda self: len(self.texts) < 3 and not all(text.pending for text in self.texts.values()))
+    def fork(self, data: st.DataObject) -> None:
+        sequence = self.pick(data, lambda text: not text.pending)
+        self.texts[self.engine.fork(sequence)] = Text(list(self.texts[sequence].committed))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.texts)
+    def close_sequence(self, data: st.DataObject) -> None:
+        sequence = self.pick(data)
+        self.engine.close_sequence(sequence)
+        del self.texts[sequence]
+
+    @invariant()
+    def lengths_and_cells_agree(self) -> None:
+        for sequence, text in self.texts.items():
+            assert self.engine.length(sequence) == len(text.committed)
+        held = {serial for text in self.texts.values() for serial, _ in text.committed + text.pending}
+        assert self.engine._pool.used == len(held)
+
+
+class RandomHistoryWithWindows(RandomHistory):
+    model_name = "gemma3, one layer slides"
+
+
+HISTORY_SETTINGS = settings(max_examples=25, stateful_step_count=30)
+TestRandomHistory = RandomHistory.TestCase
+TestRandomHistory.settings = HISTORY_SETTINGS
+TestRandomHistoryWithWindows = RandomHistoryWithWindows.TestCase
+TestRandomHistoryWithWindows.settings = HISTORY_SETTINGS
+
+
+def test_the_pool_is_read_beyond_its_first_bucket_of_cells() -> None:
+    model = tiny()
+    engine = start(model)
+    long_texts = [[(7 * i + 3 * sequence) % VOCAB_SIZE for i in range(100)] for sequence in range(3)]
+    sequences = [prefilled(engine, text) for text in long_texts]
+    output = engine.forward([chain(sequence, [9]) for sequence in sequences])
+    for step, text in enumerate(long_texts):
+        assert_plain(output.logits(step, 0), model, [*text, 9])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_stays_within_the_stated_tolerance(dtype: str) -> None:
+    model = build(*ARCHITECTURES["llama"]).to(getattr(torch, dtype))
+    engine = start(model)
+    text = list(range(30, 50))
+    sequence = prefilled(engine, text)
+    wide = engine.forward([Step(sequence, [1, 2, 3], [COMMITTED_END] * 3, range(3))])
+    rows = [wide.logits(0, row) for row in range(3)]
+    for token, row in zip([1, 2, 3], rows, strict=True):
+        engine.commit(sequence, [])
+        narrow = engine.forward([chain(sequence, [token])]).logits(0, 0)
+        assert row.dtype == np.float32
+        assert np.abs(narrow - row).max() <= engine.capabilities.logit_tolerance
+
+
+def test_outputs_outlive_the_pass_and_are_read_only() -> None:
+    engine = start()
+    sequence = engine.open()
+    output = engine.forward([Step(sequence, [4, 5], [-1, 0], [0, 1])])
+    first = output.logits(0, 0)
+    before = first.copy()
+    engine.forward([Step(sequence, [6], [1], [0])])
+    np.testing.assert_array_equal(first, before)
+    assert not first.flags.writeable
+    with pytest.raises(IndexError, match="2 outputs"):
+        output.logits(0, 2)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "granite, scaled logits"])
+def test_hidden_states_are_the_last_of_the_model(architecture: str) -> None:
+    model = tiny(architecture)
+    engine = start(model)
+    sequence = prefilled(engine, [5, 6, 7])
+    output = engine.forward([Step(sequence, [8, 9], [COMMITTED_END, COMMITTED_END], [0, 1])])
+    with torch.inference_mode():
+        states = model(input_ids=torch.tensor([[5, 6, 7, 9]]), output_hidden_states=True).hidden_states
+    assert engine.capabilities.hidden_states
+    np.testing.assert_allclose(output.hidden_states(0, 1), states[-1][0, -1].numpy(), rtol=0, atol=TOLERANCE)
+
+
+# --- failures leave everything as it was ------------------------------------------------------------------------------
+
+
+def test_a_full_pool_refuses_the_pass_and_changes_nothing() -> None:
+    model = tiny()
+    engine = start(model, cells=12)
+    first, second = prefilled(engine, [5, 6, 7, 8]), prefilled(engine, [9, 10, 11])
+    engine.forward([Step(first, [20, 21], [COMMITTED_END, COMMITTED_END], [])])
+    with pytest.raises(NoRoomError, match="3 of 12"):
+        engine.forward([chain(second, [1, 2]), Step(first, [22, 23], [0, 1], [])])
+    # The pending nodes are still 0 and 1, and the last three cells can still be had.
+    output = engine.forward([Step(first, [24], [1], [0]), Step(second, [30, 31], [-1, 0], [1])])
+    assert_plain(output.logits(0, 0), model, [5, 6, 7, 8, 21, 24])
+    assert_plain(output.logits(1, 0), model, [9, 10, 11, 30, 31])
+
+
+def test_forks_share_cells_until_the_last_one_is_closed() -> None:
+    model = tiny()
+    engine = start(model, cells=12, max_sequences=3)
+    original = prefilled(engine, range(8))
+    forks = [engine.fork(original), engine.fork(original)]
+    engine.close_sequence(original)
+    engine.trim(forks[0], 6)
+    output = engine.forward([chain(forks[0], [50]), chain(forks[1], [51])])
+    assert_plain(output.logits(0, 0), model, [0, 1, 2, 3, 4, 5, 50])
+    assert_plain(output.logits(1, 0), model, [0, 1, 2, 3, 4, 5, 6, 7, 51])
+    for fork in forks:
+        engine.close_sequence(fork)
+    assert_plain(engine.forward([chain(engine.open(), range(12))]).logits(0, 0), model, range(12))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_an_exception_in_the_model_changes_nothing(layer: int) -> None:
+    model = build(*ARCHITECTURES["llama"])
+    engine = start(model, cells=8)
+    sequence = prefilled(engine, [5, 6, 7])
+    engine.forward([Step(sequence, [20], [COMMITTED_END], [])])
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of luck\nand more")
+
+    hook = model.model.layers[layer].mlp.register_forward_pre_hook(fail)
+    with pytest.raises(EngineError, match=r"2 rows failed: out of luck$"):
+        engine.forward([Step(sequence, [21, 22], [0, 0], [])])
+    hook.remove()
+    output = engine.forward([Step(sequence, [23, 24, 25, 26], [0, 1, 2, 3], [3])])
+    assert_plain(output.logits(0, 0), model, [5, 6, 7, 20, 23, 24, 25, 26])
+
+
+def test_a_step_for_one_sequence_twice_or_with_an_unknown_token_is_refused() -> None:
+    engine = start(max_rows=4)
+    sequence = engine.open()
+    for steps in (
+        [chain(sequence, [VOCAB_SIZE])],
+        [chain(sequence, [-1])],
+        [chain(sequence, [1]), chain(sequence, [2])],
+        [chain(sequence, [1] * 5)],
+        [],
+    ):
+        with pytest.raises(ValueError, match=r"vocabulary|one step|1 to 4 rows"):
+            engine.forward(steps)
+    with pytest.raises(ClosedError, match="not open"):
+        engine.forward([chain(sequence + 1, [1])])
+
+
+def test_a_fork_of_pending_nodes_is_refused() -> None:
+    engine = start()
+    sequence = engine.open()
+    engine.forward([chain(sequence, [1, 2])])
+    with pytest.raises(ValueError, match="2 pending"):
+        engine.fork(sequence)
+
+
+def test_closing_leaves_the_model_of_the_caller_as_it_was() -> None:
+    model = build(*ARCHITECTURES["llama"])
+    before = plain(model, [1, 2, 3])
+    engine = start(model)
+    engine.close()
+    engine.close()
+    with pytest.raises(ClosedError):
+        engine.open()
+    assert not model.get_output_embeddings()._forward_pre_hooks
+    np.testing.assert_array_equal(plain(model, [1, 2, 3]), before)
+
+
+# --- what the engine refuses ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config_class", "values", "reason"),
+    [
+        ("BloomConfig", {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4}, "position_ids"),
+        ("MambaConfig", {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2}, "recurrent"),
+        ("Llama4TextConfig", SHAPE | {"head_dim": 16}, "chunked_attention"),
+        # Takes a mask and positions, but masks by column in its local layers.
+        (
+            "GPTNeoConfig",
+            {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_heads": 4, "max_position_embeddings": 256}
+            | {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8},
+            "plain forward",
+        ),
+        # Takes positions, but turns them into ALiBi biases by column.
+        (
+            "FalconConfig",
+            {
+                "vocab_size": VOCAB_SIZE,
+                "hidden_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "alibi": True,
+            },
+            "pool of cells",
+        ),
+    ],
+)
+def test_models_that_cannot_run_over_a_pool_are_refused(config_class: str, values: dict[str, Any], reason: str) -> None:
+    model = build(config_class, values | ENDS)
+    with pytest.raises(CapabilityError, match=reason) as caught:
+        start(model)
+    assert not model.get_output_embeddings()._forward_pre_hooks
+    assert "GGUF" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_encoder_decoders_are_refused() -> None:
+    config = transformers.T5Config(vocab_size=VOCAB_SIZE, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    with pytest.raises(CapabilityError, match="encoder-decoder"):
+        start(transformers.T5ForConditionalGeneration(config))
+
+
+def test_attention_that_takes_no_mask_is_refused() -> None:
+    model = build(*ARCHITECTURES["llama"])
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(CapabilityError, match="flex_attention"):
+        start(model)
+
+
+def test_a_context_beyond_the_positions_of_the_model_is_refused() -> None:
+    with pytest.raises(CapabilityError, match="257 exceeds the 256"):
+        start(context_length=257)
+
+
+def test_the_default_context_is_the_model_s_within_reason() -> None:
+    config = transformers.LlamaConfig(max_position_embeddings=2048)
+    assert choose_context_length(config, None) == 2048
+    config = transformers.LlamaConfig(max_position_embeddings=131072)
+    assert choose_context_length(config, None) == 4096
+    assert choose_context_length(config, 100_000) == 100_000
+
+
+def test_longrope_ends_where_its_rotation_would_change() -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    config = transformers.Phi3Config(
+        **(SHAPE | {"max_position_embeddings": 512}), rope_parameters=rope, original_max_position_embeddings=128
+    )
+    assert choose_context_length(config, None) == 128
+    with pytest.raises(CapabilityError, match="129 exceeds the 128"):
+        choose_context_length(config, 129)
+
+
+@pytest.mark.parametrize("setting", ["context_length", "max_rows", "max_sequences", "cells", "threads"])
+def test_numbers_below_sense_are_refused(setting: str) -> None:
+    values: dict[str, Any] = {setting: 0}
+    with pytest.raises(InputError, match=f"{setting} is 0"):
+        TorchHFConfig("somewhere", **values)
+
+
+def test_without_torch_the_configuration_reads_and_the_engine_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("paceline.engines.torch_hf.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "paceline.engines.torch_hf")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    import paceline.engines.torch_hf as package
+
+    assert package.TorchHFConfig("somewhere").max_rows == 512
+    with pytest.raises(CapabilityError, match=r"needs torch.*pip install 'paceline\[torch\]'"):
+        _ = package.TorchHFEngine
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A saved model with its tokenizer."""
+    path = tmp_path / "model"
+    build(*ARCHITECTURES["llama"]).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+def load(path: Path, **values: Any) -> TorchHFEngine:
+    return TorchHFEngine(TorchHFConfig(path, device="cpu", **{"context_length": 64, **values}))
+
+
+def test_a_folder_loads_silently(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = load(folder)
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    text = engine.vocabulary.tokenize("naïve")
+    assert_plain(engine.forward([chain(engine.open(), text)]).logits(0, 0), model, text)
+    assert engine.vocabulary.size == VOCAB_SIZE
+    assert engine.vocabulary.end_ids == {2}
+    assert engine.capabilities.context_length == 64
+    assert engine.description == "model (llama, float32) on cpu, torch"
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+def test_the_dtype_is_float32_on_a_cpu_unless_asked_for(folder: Path, dtype: Any, expected: str) -> None:
+    build(*ARCHITECTURES["llama"]).to(torch.float16).save_pretrained(folder)
+    assert expected in load(folder, dtype=dtype).description
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_can_be_chosen(folder: Path, attention: Any) -> None:
+    engine = load(folder, attention=attention)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert_plain(engine.forward([chain(engine.open(), [3, 1, 4])]).logits(0, 0), model, [3, 1, 4])
+
+
+def test_attention_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    build(*ARCHITECTURES["gemma2, eager, one layer slides"]).save_pretrained(tmp_path)
+    with pytest.raises(CapabilityError, match="gemma2 has no sdpa"):
+        load(tmp_path, attention="sdpa")
+
+
+def _remove_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def _break_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "llama",')
+
+
+def _name_unknown_architecture(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "abacus"}')
+
+
+def _name_vision_model(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "vit"}')
+
+
+def _remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _truncate_weights(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+
+
+def _forget_a_layer(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = 3
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _remove_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_remove_config, "has no config.json"),
+        (_break_config, "config.json"),
+        (_name_unknown_architecture, "abacus"),
+        (_name_vision_model, "no causal language model"),
+        (_remove_weights, "model.safetensors"),
+        (_truncate_weights, "cannot be loaded"),
+        (_forget_a_layer, r"lacks \d+ weights .*layers\.2\."),
+        (_remove_tokenizer, "cannot be loaded"),
+    ],
+)
+def test_a_damaged_folder_is_one_clear_line(folder: Path, damage: Callable[[Path], None], message: str) -> None:
+    damage(folder)
+    with pytest.raises(ModelFileError, match=message) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_to_nothing_or_to_another_file_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="does not exist"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "model.bin").write_bytes(b"weights")
+    with pytest.raises(ModelFileError, match=r"neither a folder nor a \.gguf file"):
+        load(tmp_path / "model.bin")
+    (tmp_path / "model.gguf").write_bytes(b"weights")
+    with pytest.raises(ModelFileError, match="not a GGUF file"):
+        load(tmp_path / "model.gguf")
+
+
+def test_devices_that_are_not_there_are_refused(folder: Path) -> None:
+    with pytest.raises(CapabilityError, match="abacus"):
+        TorchHFEngine(TorchHFConfig(folder, device="abacus"))
+    with pytest.raises(CapabilityError, match="'maia' cannot be used"):
+        TorchHFEngine(TorchHFConfig(folder, device="maia"))
+    if not torch.cuda.is_available():
+        with pytest.raises(CapabilityError, match="no CUDA"):
+            TorchHFEngine(TorchHFConfig(folder, device="cuda"))
+
+
+# --- GGUF -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gguf_support() -> None:
+    pytest.importorskip("gguf", reason="needs paceline[torch]")
+    pytest.importorskip("accelerate", reason="transformers reads GGUF with accelerate only")
+
+
+@pytest.mark.usefixtures("gguf_support")
+@pytest.mark.parametrize("path_of", [embedded_draft, embedded_target])
+def test_a_gguf_file_loads_and_agrees_with_its_plain_forward(path_of: Callable[[], Path]) -> None:
+    path = path_of()
+    engine = load(path, context_length=256)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
+    text = engine.vocabulary.tokenize("def mean(values):\n    return sum(values) / len(values)\n")
+    sequence = prefilled(engine, text)
+    output = engine.forward([Step(sequence, [40, 41, 42], [COMMITTED_END, COMMITTED_END, 0], range(3))])
+    for row, path_tokens in enumerate([[40], [41], [40, 42]]):
+        expected = plain(model, text + path_tokens)
+        np.testing.assert_allclose(output.logits(0, row), expected, rtol=0, atol=engine.capabilities.logit_tolerance)
+
+
+@pytest.mark.usefixtures("gguf_support")
+def test_the_vocabulary_of_a_gguf_file_is_whole() -> None:
+    vocabulary = load(embedded_draft()).vocabulary
+    assert vocabulary.kind == "bpe"
+    assert vocabulary.size == 4096
+    assert vocabulary.end_ids
+    for text in ("for i in range(10):\n\tprint(i)", "naïve 🙂 \x00 <|endoftext|>", "日本語"):
+        token_ids = vocabulary.tokenize(text)
+        assert b"".join(map(vocabulary.token_bytes, token_ids)) == text.encode()
+    assert {vocabulary.token_bytes(token_id) for token_id in vocabulary.end_ids} == {b""}
+
+
+def test_a_gguf_file_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.utils, "is_accelerate_available", lambda: False)
+    with pytest.raises(CapabilityError, match=r"needs (gguf|accelerate).*pip install 'paceline\[torch\]'"):
+        load(embedded_draft())
+
+
+@pytest.mark.usefixtures("gguf_support")
+def test_a_truncated_gguf_file_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "half.gguf"
+    whole = embedded_draft().read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelFileError, match=r"half\.gguf cannot be loaded") as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+# --- vocabulary -------------------------------------------------------------------------------------------------------
+
+
+def sentencepiece_backend() -> Any:
+    """Like Llama 2: BPE with spaces as ▁ and unknown characters as byte tokens."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "▁h", "▁hi"]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            vocab={piece: index for index, piece in enumerate(pieces)},
+            merges=[("▁", "h"), ("▁h", "i")],
+            byte_fallback=True,
+            unk_token="<unk>",
+        )
+    )
+    backend.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    )
+    backend.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("▁", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+            tokenizers.decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return backend
+
+
+def spelled(vocabulary: TokenizerVocabulary, token_ids: Sequence[int]) -> bytes:
+    return b"".join(map(vocabulary.token_bytes, token_ids))
+
+
+def test_byte_level_tokens_spell_every_byte() -> None:
+    vocabulary = TokenizerVocabulary(tiny_tokenizer(), size=VOCAB_SIZE)
+    assert vocabulary.kind == "bpe"
+    assert sorted(vocabulary.token_bytes(token_id) for token_id in range(256)) == [bytes([b]) for b in range(256)]
+    for text in ("plain", "naïve 🙂\n\t\x00\x7f", "日本語", " "):
+        assert spelled(vocabulary, vocabulary.tokenize(text)) == text.encode()
+
+
+def test_ids_beyond_the_tokenizer_are_padding_and_beyond_the_model_an_error() -> None:
+    vocabulary = TokenizerVocabulary(tiny_tokenizer(), size=VOCAB_SIZE)
+    assert vocabulary.token_bytes(VOCAB_SIZE - 1) == b""
+    for token_id in (-1, VOCAB_SIZE):
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            vocabulary.token_bytes(token_id)
+
+
+def test_control_tokens_are_silent_and_other_added_tokens_are_text() -> None:
+    tokenizer = wrapped(byte_level_backend(), eos_token="<|end|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    tokenizer.add_tokens(["<think> ☺"])
+    vocabulary = TokenizerVocabulary(tokenizer, size=VOCAB_SIZE, end_ids=[7, 9999])
+    end, turn, think = (tokenizer.convert_tokens_to_ids(token) for token in ("<|end|>", "<|turn|>", "<think> ☺"))
+    assert [vocabulary.token_bytes(token_id) for token_id in (end, turn, think)] == [b"", b"", "<think> ☺".encode()]
+    assert vocabulary.end_ids == {end, 7}
+    text = "a<|turn|>b<think> ☺"
+    assert spelled(vocabulary, vocabulary.tokenize(text)) == text.encode()
+    assert turn not in vocabulary.tokenize(text)
+    assert turn in vocabulary.tokenize(text, parse_special=True)
+
+
+def test_special_tokens_open_a_text_and_never_close_it() -> None:
+    tokenizer = wrapped(byte_level_backend(), bos_token="<|start|>", eos_token="<|end|>")
+    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|start|> $A <|end|>",
+        special_tokens=[
+            ("<|start|>", tokenizer.bos_token_id),
+            ("<|end|>", tokenizer.eos_token_id),
+        ],
+    )
+    vocabulary = TokenizerVocabulary(tokenizer, size=VOCAB_SIZE)
+    plain_ids = vocabulary.tokenize("hi", add_special=False)
+    assert vocabulary.tokenize("hi") == [tokenizer.bos_token_id, *plain_ids]
+    assert vocabulary.tokenize("") == [tokenizer.bos_token_id]
+
+
+def test_sentencepiece_tokens_keep_their_space_and_fall_back_to_bytes() -> None:
+    vocabulary = TokenizerVocabulary(wrapped(sentencepiece_backend(), bos_token="<s>"), size=VOCAB_SIZE)
+    assert vocabulary.kind == "spm"
+    text = "hi hi🙂\n"
+    assert spelled(vocabulary, vocabulary.tokenize(text)) == b" " + text.encode()
+    assert vocabulary.token_bytes(3 + 0x0A) == b"\n"
+
+
+def test_unigram_tokens_are_their_own_kind() -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram([("<unk>", 0.0), ("▁hi", -1.0), ("!", -1.0)], unk_id=0))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    backend.decoder = tokenizers.decoders.Metaspace()
+    vocabulary = TokenizerVocabulary(wrapped(backend, unk_token="<unk>"), size=3)
+    assert vocabulary.kind == "ugm"
+    assert spelled(vocabulary, vocabulary.tokenize("hi!")) == b" hi!"
+
+
+@pytest.mark.parametrize("decoder", ["WordPiece", None])
+def test_tokenizers_that_decode_in_unknown_ways_are_refused(decoder: str | None) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    if decoder is not None:
+        backend.decoder = getattr(tokenizers.decoders, decoder)()
+    with pytest.raises(CapabilityError, match=f"decodes by {decoder}"):
+        TokenizerVocabulary(wrapped(backend), size=2)
+
+
+def test_half_a_surrogate_pair_is_an_input_error() -> None:
+    vocabulary = TokenizerVocabulary(tiny_tokenizer(), size=VOCAB_SIZE)
+    with pytest.raises(InputError, match="surrogate"):
+        vocabulary.tokenize("\ud83d")
