@@ -12,6 +12,7 @@ Requests whose prompt is not in the cache yet take part in the same passes with 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class _Turn:
     request: Request
     step: Step
     tree: DraftTree
+    num_rows: int
     emits: bool
     was_decoding: bool
 
@@ -56,6 +58,8 @@ class DecodingLoop:
         self._policy = policy
         self._clock = clock or WallClock()
         self._requests: dict[int, Request] = {}
+        # Drafts that had no room in the last pass and have to be judged in the next, by request.
+        self._unjudged: dict[int, DraftTree] = {}
         self._ids = itertools.count()
         self._capabilities = engine.capabilities
         self._vocabulary = engine.vocabulary
@@ -96,6 +100,8 @@ class DecodingLoop:
         for token_id in params.logit_bias:
             if token_id >= vocab_size:
                 raise InputError(f"logit bias for token id {token_id}, which is not in the vocabulary of {vocab_size}")
+        if list(params.logit_bias.values()).count(-math.inf) >= vocab_size:
+            raise InputError("logit biases of -inf ban every token: lift one")
         request = Request(
             next(self._ids),
             prompt_ids,
@@ -136,22 +142,26 @@ class DecodingLoop:
             output = self._engine.forward([turn.step for turn in turns])
         except NoRoomError:
             # The same tokens fit without drafts, unless the cache is full of other requests' text.
-            turns = self._schedule(decoding, [DraftTree(request.token_ids[-1]) for request in decoding])
+            turns = self._schedule(decoding, trees, most_rows=1)
             try:
                 output = self._engine.forward([turn.step for turn in turns])
             except NoRoomError:
                 return [self._finish(turns[-1].request, "no_room", [], [], [])]
-        output.wait()
-        verified_s = self._clock.now_s()
+        try:
+            output.wait()
+            verified_s = self._clock.now_s()
 
-        walks = [self._walk(turn, output, index) for index, turn in enumerate(turns)]
-        sampled_s = self._clock.now_s()
+            walks = [self._walk(turn, output, index) for index, turn in enumerate(turns)]
+            sampled_s = self._clock.now_s()
 
-        emissions: list[Emission] = []
-        for index, (turn, walk) in enumerate(zip(turns, walks, strict=True)):
-            emission = self._settle(turn, walk, TargetRows(output, index))
-            if emission is not None:
-                emissions.append(emission)
+            emissions: list[Emission] = []
+            for index, (turn, walk) in enumerate(zip(turns, walks, strict=True)):
+                emission = self._settle(turn, walk, TargetRows(output, index))
+                if emission is not None:
+                    emissions.append(emission)
+        except BaseException:
+            self._abandon(turns)
+            raise
 
         ended_s = self._clock.now_s()
         draft_s, verify_s = drafted_s - started_s, verified_s - drafted_s
@@ -182,13 +192,13 @@ class DecodingLoop:
 
     def _draft(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Grow one tree for each decoding request."""
-        trees = [DraftTree(request.token_ids[-1]) for request in requests]
+        trees = [self._unjudged.get(request.id) or DraftTree(request.token_ids[-1]) for request in requests]
         if not requests or not self._drafters:
             return trees
         budgets = self._policy.budgets(requests)
         jobs = []
         for request, tree, budget in zip(requests, trees, budgets, strict=True):
-            if budget is not None:
+            if budget is not None and not tree.num_drafted:
                 limited = self._limit(request, budget)
                 if limited.max_depth > 0:
                     jobs.append(DraftJob(request, tree, limited))
@@ -221,21 +231,30 @@ class DecodingLoop:
             return budget
         return DraftBudget(max(depth, 0), siblings, budget.min_probability)
 
-    def _schedule(self, decoding: Sequence[Request], trees: Sequence[DraftTree]) -> list[_Turn]:
-        """Cut one pass: the trees of decoding requests first, then as much prompt as still fits."""
+    def _schedule(
+        self, decoding: Sequence[Request], trees: Sequence[DraftTree], most_rows: int | None = None
+    ) -> list[_Turn]:
+        """Cut one pass: the trees of decoding requests first, then as much prompt as still fits.
+
+        Args:
+            decoding: requests that emit in this pass.
+            trees: their trees; their last nodes stay out where room is short.
+            most_rows: most rows for each of them.
+        """
         room = self._capabilities.max_rows
         output_room = self._capabilities.max_outputs
         turns = []
         for request, tree in zip(decoding, trees, strict=True):
             if output_room == 0:
                 break
-            if len(tree) > output_room:
-                # Parents come before their children, so the first nodes are a tree of their own.
-                tree.keep(range(output_room))
-            room -= len(tree)
-            output_room -= len(tree)
-            rows = range(len(tree))
-            turns.append(_Turn(request, Step(request.sequence, tree.token_ids, tree.parents, rows), tree, True, True))
+            # Parents come before their children, so the first nodes are a tree of their own.
+            num_rows = min(len(tree), output_room, most_rows or output_room)
+            if not request.verifier.judges_every_draw:
+                tree.keep(range(num_rows))
+            room -= num_rows
+            output_room -= num_rows
+            step = Step(request.sequence, tree.token_ids[:num_rows], tree.parents[:num_rows], range(num_rows))
+            turns.append(_Turn(request, step, tree, num_rows, True, True))
         for request in self._requests.values():
             if room == 0 or output_room == 0:
                 break
@@ -251,14 +270,15 @@ class DecodingLoop:
                 range(COMMITTED_END, COMMITTED_END + len(chunk)),
                 [len(chunk) - 1] if last else [],
             )
-            turns.append(_Turn(request, step, DraftTree(chunk[-1]), last, False))
+            turns.append(_Turn(request, step, DraftTree(chunk[-1]), 1, last, False))
         return turns
 
     def _walk(self, turn: _Turn, output: ForwardOutput, index: int) -> Walk | None:
         if not turn.emits:
             return None
         request = turn.request
-        return request.verifier.walk(turn.tree, TargetRows(output, index).logits, request.token_ids)
+        rows = TargetRows(output, index)
+        return request.verifier.walk(turn.tree, turn.num_rows, rows.logits, request.token_ids)
 
     def _settle(self, turn: _Turn, walk: Walk | None, rows: TargetRows) -> Emission | None:
         """Book what a pass decided for one request, and commit it."""
@@ -285,6 +305,9 @@ class DecodingLoop:
         self._count(turn, walk, len(token_ids), sources)
         if reason is not None:
             return self._finish(request, reason, token_ids, sources, segments)
+        self._unjudged.pop(request.id, None)
+        if walk.unread is not None:
+            self._unjudged[request.id] = tree.below(walk.unread)
         if turn.was_decoding:
             request.cached += 1 + len(walk.path)
             self._engine.commit(request.sequence, [ROOT, *walk.path])
@@ -296,6 +319,17 @@ class DecodingLoop:
             for drafter in self._drafters:
                 drafter.observe(request, commit)
         return Emission(request, token_ids, sources, segments, None)
+
+    def _abandon(self, turns: Sequence[_Turn]) -> None:
+        """Drop what a pass left undecided when an error or an interrupt cut its round short.
+
+        A request then has more than one token outside the cache; the next round feeds them as it feeds a prompt.
+        """
+        for turn in turns:
+            request = turn.request
+            if request.finish_reason is None:
+                self._engine.commit(request.sequence, [])
+                request.cached = self._engine.length(request.sequence)
 
     def _judge_end(
         self, request: Request, token_id: int, source: str, segments: list[TextSegment]
@@ -313,17 +347,17 @@ class DecodingLoop:
         return None
 
     def _count(self, turn: _Turn, walk: Walk, num_emitted: int, sources: Sequence[str]) -> None:
-        stats, tree = turn.request.stats, turn.tree
+        stats, num_drafted = turn.request.stats, turn.num_rows - 1
         stats.predicted_tokens += num_emitted
-        if not turn.was_decoding or not tree.num_drafted:
+        if not turn.was_decoding or not num_drafted:
             return
         accepted = min(len(walk.path), num_emitted)
-        stats.num_drafted += tree.num_drafted
+        stats.num_drafted += num_drafted
         stats.num_accepted += accepted
         # A walk that ends for the request's sake judged only what it accepted.
         turned_down = num_emitted == len(walk.token_ids) and not walk.reached_leaf
         stats.num_judged += accepted + turned_down
-        stats.drafted_by_source.update(tree.sources[1:])
+        stats.drafted_by_source.update(turn.tree.sources[1 : turn.num_rows])
         stats.accepted_by_source.update(sources[:accepted])
         for depth in range(accepted):
             stats.tested_by_depth[depth] += 1
@@ -341,6 +375,7 @@ class DecodingLoop:
     ) -> Emission:
         request.finish_reason = reason
         del self._requests[request.id]
+        self._unjudged.pop(request.id, None)
         for drafter in self._drafters:
             drafter.end(request)
         self._engine.close_sequence(request.sequence)

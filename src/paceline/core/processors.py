@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.errors import SamplingError
 from paceline.core.params import SamplingParams
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -80,10 +81,13 @@ def _logit_bias(params: SamplingParams) -> Processor | None:
     if not params.logit_bias:
         return None
     biases = dict(params.logit_bias)
+    bans = -math.inf in biases.values()
 
     def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
         for index, token_id in _locate(candidates, biases):
             candidates.writable()[index] += biases[token_id]
+        if bans and candidates.logits.max() == -math.inf:
+            raise SamplingError("logit biases of -inf ban every token that could be emitted: lift one")
         return candidates
 
     return apply

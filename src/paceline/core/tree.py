@@ -118,6 +118,22 @@ class DraftTree:
         tokens.reverse()
         return tokens
 
+    def below(self, node: int) -> DraftTree:
+        """Return what was drafted below ``node`` as a tree of its own, with ``node`` as the root."""
+        tree = DraftTree(self.token_ids[node])
+        copies = {node: ROOT}
+        # The list grows while it is walked, so parents are copied before their children.
+        waiting = [node]
+        for parent in waiting:
+            for candidate in self.candidates(parent):
+                old = candidate.node
+                if old not in copies:
+                    waiting.append(old)
+                copies[old] = tree.add(
+                    copies[parent], candidate.token_id, self.sources[old], self.evidence[old], candidate.draft_probs
+                )
+        return tree
+
     def keep(self, nodes: Iterable[int]) -> None:
         """Drop every node that is not in ``nodes`` (with the root implied) and renumber the rest.
 

@@ -49,11 +49,14 @@ class Walk:
         path: accepted nodes, from below the root downwards.
         token_ids: ``[len(path) + 1]`` emitted tokens: the accepted ones, then the recovered or bonus token.
         reached_leaf: whether the last token is a bonus token: nothing was drafted where it stands.
+        unread: drafted node that is the last token: it was accepted, but its row was left out of the pass. What is
+            drafted below it is still to be judged. ``None`` almost always.
     """
 
     path: list[int]
     token_ids: list[int]
     reached_leaf: bool
+    unread: int | None = None
 
 
 RowLogits: TypeAlias = Callable[[int], FloatArray]
@@ -61,10 +64,19 @@ RowLogits: TypeAlias = Callable[[int], FloatArray]
 
 
 class Verifier(Protocol):
-    """Judges the trees of one request and draws its draft model's proposals."""
+    """Judges the trees of one request and draws its draft model's proposals.
+
+    Attributes:
+        name: under which it is chosen.
+        sampler: turns rows into distributions.
+        judges_every_draw: whether every drawn proposal that the walk comes to must be judged, sooner or later. Where
+            a pass has no room for a whole tree, what is left out depends on what was drawn; dropping it would bias
+            the text unless the verdicts do not depend on the draws.
+    """
 
     name: VerifierName
     sampler: RowSampler
+    judges_every_draw: bool
 
     def propose(self, logits: FloatArray, position: int, history: Sequence[int], count: int) -> list[Proposal]:
         """Draw up to ``count`` different proposals for one position from a draft model's row.
@@ -78,11 +90,13 @@ class Verifier(Protocol):
         """
         ...
 
-    def walk(self, tree: DraftTree, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+    def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
         """Walk down ``tree`` by the target's rows and return what was accepted and emitted.
 
         Args:
             tree: the drafts; its root is the last token of ``history``.
+            num_rows: how many of its first nodes were in the pass; fewer than all only under a verifier that judges
+                every draw.
             row_logits: the target's rows; asked only where the walk goes.
             history: all tokens up to and including the root.
         """
@@ -97,6 +111,7 @@ class CoupledVerifier:
     """
 
     name: VerifierName = "coupled"
+    judges_every_draw = False
 
     def __init__(self, params: SamplingParams) -> None:
         self.sampler = RowSampler(params)
@@ -106,7 +121,7 @@ class CoupledVerifier:
         candidates = self.sampler.candidates(logits, history)
         return [Proposal(token_id, None) for token_id in self.sampler.ranked(candidates, position, count)]
 
-    def walk(self, tree: DraftTree, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+    def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
         """Follow the target's own choices through the tree until it leaves the tree."""
         sampler = self.sampler
         path: list[int] = []
@@ -137,6 +152,7 @@ class RejectionVerifier:
     """
 
     name: VerifierName = "rejection"
+    judges_every_draw = True
 
     def __init__(self, params: SamplingParams) -> None:
         self.sampler = RowSampler(params)
@@ -158,7 +174,7 @@ class RejectionVerifier:
             draft_probs = rest / mass
         return proposals
 
-    def walk(self, tree: DraftTree, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+    def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
         """Judge the candidates of each node in turn until none is accepted."""
         path: list[int] = []
         token_ids: list[int] = []
@@ -179,8 +195,10 @@ class RejectionVerifier:
                 token_ids.append(self._draw(target_probs))
                 return Walk(path, token_ids, reached_leaf=not tree.candidates(node))
             token_id = tree.token_ids[accepted]
-            path.append(accepted)
             token_ids.append(token_id)
+            if accepted >= num_rows:
+                return Walk(path, token_ids, reached_leaf=True, unread=accepted)
+            path.append(accepted)
             node = accepted
             if self.sampler.reads_history:
                 history = [*history, token_id]

@@ -46,7 +46,8 @@ class Commit:
     """What became of one request's tree.
 
     Attributes:
-        tree: the tree as it was verified (nodes the policy dropped are gone).
+        tree: the tree as it was verified: nodes the policy dropped are gone. Where a pass had too little room for it,
+            a verifier that judges every draw keeps the rest for the next round, and the tree still holds them.
         path: accepted nodes, from below the root downwards.
         token_ids: ``[len(path) + 1]`` tokens emitted; they are at the end of ``request.token_ids`` by now.
         rows: the target's rows for the root and the accepted nodes, valid until ``observe`` returns.

@@ -74,9 +74,9 @@ class SuffixAutomaton:
             return None
         counts = self._counts[state]
         best, best_count, total = -1, 0, 0
-        for token_id in transitions:
-            # A transition stands for one occurrence at least; counts hold those seen since.
-            count = 1 + counts.get(token_id, 0)
+        # Tokens that were never counted followed once, before the others; counts are in the order they last followed.
+        for token_id in (*(token for token in transitions if token not in counts), *counts):
+            count = counts.get(token_id, 1)
             total += count
             if count >= best_count:
                 best, best_count = token_id, count
@@ -89,8 +89,9 @@ class SuffixAutomaton:
             if state <= _ROOT_STATE:
                 break
             counts = self._counts[state]
-            # Re-inserting moves the token to the end, so that among equals the latest is found last.
-            counts[token_id] = counts.pop(token_id, 0) + 1
+            # A transition that exists stands for one occurrence. Re-inserting moves the token to the end, so that
+            # among equals the latest is found last.
+            counts[token_id] = counts.pop(token_id, int(token_id in self._next[state])) + 1
             state = self._link[state]
 
     def _new_state(self, length: int, transitions: dict[int, int], counts: dict[int, int]) -> int:

@@ -1,0 +1,314 @@
+"""Models, vocabularies, drafters and policies that try to trip the loop up, and plain decoding to compare with."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paceline.core.loop import DecodingLoop
+from paceline.core.noise import Float64Array
+from paceline.core.params import SamplingParams, StopRules
+from paceline.core.request import Emission, FinishReason, Request
+from paceline.core.text import TextStream
+from paceline.core.tree import ROOT, DraftTree, Evidence
+from paceline.core.verify import VerifierName, make_verifier
+from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
+from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
+from paceline.planning.base import Policy, RoundRecord
+from paceline.planning.fixed import NO_SPECULATION
+
+PLAIN_PARAMS = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+"""The model's own distribution: every filter off."""
+
+
+def frozen(model: LogitFunction, dtype: type[np.floating[Any]] = np.float64) -> LogitFunction:
+    """Return ``model`` with read-only rows, as engines lend theirs: writing to one is a fault."""
+
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        row: Float64Array = model(tokens).astype(dtype)
+        row.setflags(write=False)
+        return row
+
+    return logits
+
+
+def looping_model(vocab_size: int, base: LogitFunction, *, period: int, pull: float) -> LogitFunction:
+    """Return ``base`` with the token ``period`` places back made more likely: text that repeats itself."""
+
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        row: Float64Array = base(tokens).copy()
+        row[tokens[-period] if len(tokens) >= period else tokens[0]] += pull
+        return row
+
+    return logits
+
+
+def resized(model: LogitFunction, vocab_size: int, size: int) -> LogitFunction:
+    """Return ``model`` over ``vocab_size`` tokens with the last ids missing, or padded by ids that it finds likely."""
+
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        row = model([token % vocab_size for token in tokens])
+        padded: Float64Array = np.concatenate((row, np.full(max(0, size - vocab_size), row.max())))
+        return padded[:size]
+
+    return logits
+
+
+def softmax(logits: Float64Array) -> Float64Array:
+    weights = np.exp(logits - logits.max())
+    probs: Float64Array = weights / weights.sum()
+    return probs
+
+
+@dataclass
+class Answer:
+    """What came of one request."""
+
+    request: Request
+    token_ids: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.request.token_ids[: self.request.num_prompt]
+
+    def take(self, emission: Emission) -> None:
+        assert emission.request is self.request
+        assert len(emission.sources) == len(emission.token_ids)
+        assert self.finish_reason is None, "an emission after the last one"
+        self.token_ids += emission.token_ids
+        self.sources += emission.sources
+        self.text += "".join(segment.text for segment in emission.segments)
+        self.finish_reason = emission.finish_reason
+        assert emission.finish_reason == self.request.finish_reason
+        assert self.token_ids == self.request.output_ids
+
+
+def decode(
+    engine: ScriptedEngine,
+    prompt_ids: Sequence[int],
+    params: SamplingParams = PLAIN_PARAMS,
+    rules: StopRules | None = None,
+    *,
+    drafters: Sequence[Drafter] = (),
+    policy: Policy = NO_SPECULATION,
+    verifier: VerifierName = "coupled",
+) -> Answer:
+    """Decode one request in a loop of its own; by default plainly."""
+    loop = DecodingLoop(engine, drafters, policy, clock=engine.clock)
+    answer = Answer(loop.add(prompt_ids, params, rules or StopRules(), verifier=verifier))
+    while answer.finish_reason is None:
+        for emission in loop.step():
+            answer.take(emission)
+    return answer
+
+
+def text_of(vocabulary: ScriptedVocabulary, token_ids: Sequence[int], stop: Sequence[str]) -> str:
+    """Return the text of an answer that was ended from outside after ``token_ids``."""
+    stream = TextStream(stop)
+    segments = [segment for token_id in token_ids for segment in stream.push(vocabulary.token_bytes(token_id), "")]
+    return "".join(segment.text for segment in segments + stream.flush())
+
+
+class ForcedDrafter:
+    """Drafts what a test tells it to: a function from the request to paths, each from below the root downwards."""
+
+    def __init__(self, paths: Callable[[Request], Sequence[Sequence[int]]], name: str = "forced") -> None:
+        self.name = name
+        self._paths = paths
+        self.commits: list[Commit] = []
+        self.active: set[int] = set()
+
+    def begin(self, request: Request) -> None:
+        self.active.add(request.id)
+
+    def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
+        for job in jobs:
+            for path in self._paths(job.request):
+                node = ROOT
+                for token_id in path[: job.budget.max_depth]:
+                    node = job.tree.add(node, token_id, self.name)
+        return [False] * len(jobs)
+
+    def observe(self, request: Request, commit: Commit) -> None:
+        self.commits.append(commit)
+
+    def end(self, request: Request) -> None:
+        self.active.remove(request.id)
+
+    def close(self) -> None:
+        self.active.clear()
+
+
+class ScribblingDrafter:
+    """Drafts wild trees: deep, wide, with duplicates, over several calls, right about the future now and then.
+
+    Args:
+        rng: its whims.
+        vocab_size: token ids it may write.
+        futures: what plain decoding says, by prompt: the source of its lucky guesses.
+        branching: whether the engine takes trees.
+        luck: chance of a right guess.
+        most_nodes: nodes it adds in one call.
+    """
+
+    name = "scribble"
+
+    def __init__(
+        self,
+        rng: random.Random,
+        vocab_size: int,
+        futures: dict[tuple[int, ...], Sequence[int]],
+        *,
+        branching: bool,
+        luck: float,
+        most_nodes: int,
+    ) -> None:
+        self._rng = rng
+        self._vocab_size = vocab_size
+        self._futures = futures
+        self._branching = branching
+        self._luck = luck
+        self._most_nodes = most_nodes
+        self._active: set[int] = set()
+
+    def begin(self, request: Request) -> None:
+        assert request.id not in self._active
+        self._active.add(request.id)
+
+    def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
+        return [self._scribble(job) for job in jobs]
+
+    def observe(self, request: Request, commit: Commit) -> None:
+        """Check what every drafter may rely on."""
+        assert request.id in self._active
+        assert len(commit.token_ids) == len(commit.path) + 1
+        assert request.token_ids[-len(commit.token_ids) :] == list(commit.token_ids)
+        assert [commit.tree.token_ids[node] for node in commit.path] == list(commit.token_ids[:-1])
+        for node in (ROOT, *commit.path):
+            assert np.isfinite(commit.rows.logits(node).max())
+
+    def end(self, request: Request) -> None:
+        self._active.remove(request.id)
+
+    def close(self) -> None:
+        self._active.clear()
+
+    def _scribble(self, job: DraftJob) -> bool:
+        rng, tree, request = self._rng, job.tree, job.request
+        future = self._futures[tuple(request.token_ids[: request.num_prompt])]
+        node = len(tree) - 1
+        for _ in range(rng.randint(0, self._most_nodes)):
+            if self._branching and rng.random() < 0.4:
+                node = rng.randrange(len(tree))
+            depth = tree.depths[node]
+            if depth >= job.budget.max_depth:
+                if not self._branching:
+                    break
+                node = ROOT
+                depth = 0
+            ahead = request.num_output + depth
+            if ahead < len(future) and rng.random() < self._luck:
+                token_id = future[ahead]
+            else:
+                token_id = rng.randrange(self._vocab_size)
+            evidence = Evidence(rng.random(), rng.randint(0, 9), rng.randint(0, 9))
+            child = tree.add(node, token_id, self.name, evidence)
+            if self._branching and rng.random() < 0.2:
+                assert tree.add(node, token_id, self.name) == child
+            if not self._branching or rng.random() < 0.8:
+                node = child
+        return rng.random() < 0.3
+
+
+class WatchingPolicy:
+    """Another policy, and a count of what the walks did, from the trees and paths themselves.
+
+    Attributes:
+        partial: by request id, rounds in which at least one draft was accepted and emitted, and the walk then left
+            the tree although more was drafted where it stood.
+    """
+
+    def __init__(self, inner: Policy) -> None:
+        self._inner = inner
+        self._num_output: Counter[int] = Counter()
+        self.partial: Counter[int] = Counter()
+
+    def check(self, request: Request) -> None:
+        self._inner.check(request)
+
+    def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
+        self._num_output = Counter({request.id: request.num_output for request in requests})
+        return self._inner.budgets(requests)
+
+    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
+        return self._inner.wants_level(drafter, job)
+
+    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+        self._inner.select(requests, trees)
+
+    def observe(self, record: RoundRecord) -> None:
+        for request, tree, path in zip(record.requests, record.trees, record.paths, strict=True):
+            left_the_tree = bool(path) and len(tree.candidates(path[-1])) > 0
+            whole_walk = request.num_output - self._num_output[request.id] == len(path) + 1
+            if left_the_tree and whole_walk:
+                self.partial[request.id] += 1
+        self._inner.observe(record)
+
+
+class MoodyPolicy:
+    """Changes its mind every round: budgets, whole requests, levels, and which nodes are verified."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def check(self, request: Request) -> None:
+        """Anything goes under coupled."""
+
+    def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
+        rng = self._rng
+        return [
+            None
+            if rng.random() < 0.1
+            else DraftBudget(rng.randint(0, 10), rng.randint(1, 3), rng.choice((0.0, 0.0, rng.random())))
+            for _ in requests
+        ]
+
+    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
+        return self._rng.random() < 0.9
+
+    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+        for tree in trees:
+            if self._rng.random() < 0.5:
+                share = self._rng.random()
+                kept = {ROOT}
+                for node in range(1, len(tree)):
+                    if tree.parents[node] in kept and self._rng.random() < 1 - 0.4 * share:
+                        kept.add(node)
+                tree.keep(kept)
+
+    def observe(self, record: RoundRecord) -> None:
+        """Learn nothing."""
+
+
+def request_of(
+    token_ids: Sequence[int],
+    params: SamplingParams = PLAIN_PARAMS,
+    *,
+    request_id: int = 0,
+    verifier: VerifierName = "coupled",
+    max_tokens: int = 1000,
+) -> Request:
+    """Return a request outside any loop, for testing what only reads it."""
+    request = Request(
+        request_id, token_ids, params, StopRules(max_tokens), make_verifier(verifier, params), 0, TextStream()
+    )
+    request.cached = len(token_ids) - 1
+    return request

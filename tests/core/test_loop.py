@@ -1,0 +1,343 @@
+"""The loop's bookkeeping on the scripted engine, where every number can be worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import CapabilityError, ContextLengthError, InputError, SamplingError
+from paceline.core.loop import DecodingLoop
+from paceline.core.params import SamplingParams, StopRules
+from paceline.core.request import SOURCE_TARGET, Emission, Request
+from paceline.drafters.base import Drafter
+from paceline.engines.base import Step
+from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, table_model
+from paceline.planning.base import Policy
+from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from tests.core.helpers import PLAIN_PARAMS, ForcedDrafter, decode
+
+GREEDY = SamplingParams(0.0)
+COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))
+"""Greedily counts up: 0 is followed by 1, ..., 9 by 0."""
+
+
+class RecordingEngine(ScriptedEngine):
+    """Keeps the steps of every pass."""
+
+    def __init__(self, *arguments: Any, **limits: Any) -> None:
+        super().__init__(*arguments, **limits)
+        self.passes: list[list[Step]] = []
+
+    def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+        output = super().forward(steps)
+        self.passes.append(list(steps))
+        return output
+
+
+def counting_engine(**limits: Any) -> RecordingEngine:
+    pieces = [str(digit).encode() for digit in range(10)]
+    return RecordingEngine(COUNTING, ScriptedVocabulary(pieces, limits.pop("end_ids", ())), **limits)
+
+
+def counting_loop(
+    engine: ScriptedEngine, drafters: Sequence[Drafter] = (), policy: Policy = NO_SPECULATION
+) -> DecodingLoop:
+    return DecodingLoop(engine, drafters, policy, clock=engine.clock)
+
+
+def text_of_emissions(emissions: Sequence[Emission]) -> str:
+    return "".join(segment.text for emission in emissions for segment in emission.segments)
+
+
+class TestOneRoundByHand:
+    """A prompt of three tokens in the first pass, which emits token 3; the second is the round that is looked at."""
+
+    def one_round(self, *path: int) -> tuple[Request, Emission, ForcedDrafter]:
+        # A pass costs 10 s and 1 s a row.
+        engine = counting_engine(cost=lambda rows, context: 10.0 + rows)
+        drafter = ForcedDrafter(lambda request: [path])
+        loop = counting_loop(engine, [drafter], FixedPolicy(5))
+        request = loop.add([0, 1, 2], GREEDY, StopRules(50))
+        (first,) = loop.step()
+        assert first.token_ids == [3]
+        (second,) = loop.step()
+        assert engine.length(request.sequence) == len(request.token_ids) - 1
+        return request, second, drafter
+
+    def test_forced_accept(self) -> None:
+        request, emission, drafter = self.one_round(4, 5, 6)
+        assert emission.token_ids == [4, 5, 6, 7]
+        assert emission.sources == ["forced", "forced", "forced", SOURCE_TARGET]
+        stats = request.stats
+        assert (stats.rounds, stats.num_drafted, stats.num_accepted, stats.num_judged) == (1, 3, 3, 3)
+        assert stats.tested_by_depth == stats.accepted_by_depth == Counter({0: 1, 1: 1, 2: 1})
+        assert stats.drafted_by_source == stats.accepted_by_source == Counter(forced=3)
+        assert stats.predicted_tokens == 5
+        assert stats.acceptance_length == 4.0
+        assert drafter.commits[0].path == [1, 2, 3]
+
+    def test_partial_reject(self) -> None:
+        request, emission, drafter = self.one_round(4, 9, 9)
+        assert emission.token_ids == [4, 5]
+        assert emission.sources == ["forced", SOURCE_TARGET]
+        stats = request.stats
+        assert (stats.rounds, stats.num_drafted, stats.num_accepted, stats.num_judged) == (1, 3, 1, 2)
+        assert stats.tested_by_depth == Counter({0: 1, 1: 1})
+        assert stats.accepted_by_depth == Counter({0: 1})
+        assert stats.drafted_by_source == Counter(forced=3)
+        assert stats.accepted_by_source == Counter(forced=1)
+        assert stats.accept_share == 1 / 3
+        assert stats.acceptance_rate == 1 / 2
+        commit = drafter.commits[0]
+        assert (commit.path, commit.token_ids) == ([1], [4, 5])
+        assert commit.rows.logits(1).argmax() == 5, "rows of accepted nodes can be read while observing"
+
+    def test_immediate_reject(self) -> None:
+        request, emission, _ = self.one_round(9, 5)
+        assert emission.token_ids == [4]
+        stats = request.stats
+        assert (stats.num_drafted, stats.num_accepted, stats.num_judged) == (2, 0, 1)
+        assert stats.tested_by_depth == Counter({0: 1})
+        assert stats.accepted_by_depth == Counter()
+        assert stats.acceptance_length == 1.0
+
+    def test_nothing_drafted(self) -> None:
+        request, emission, _ = self.one_round()
+        assert emission.token_ids == [4]
+        assert (request.stats.num_drafted, request.stats.num_judged) == (0, 0)
+        assert request.stats.acceptance_rate is None
+
+    def test_times_are_the_clocks(self) -> None:
+        request, _, _ = self.one_round(4, 9, 9)
+        stats = request.stats
+        assert stats.prompt_tokens == 3
+        assert stats.prompt_s == 13.0
+        # The round fed the last token and three drafts.
+        assert stats.decode_s == 14.0
+        assert stats.phases.verify_s == 14.0
+        assert stats.phases.total_s == 14.0
+        assert stats.arrivals_s == [13.0, 27.0, 27.0]
+        assert stats.inter_token_s() == [14.0, 0.0]
+        assert stats.predicted_per_second == 2 / 14.0
+
+
+def test_a_tree_goes_to_the_engine_as_it_is() -> None:
+    engine = counting_engine()
+    drafter = ForcedDrafter(lambda request: [[9, 9], [4, 5], [4, 8]])
+    loop = counting_loop(engine, [drafter], FixedPolicy(3))
+    request = loop.add([3], GREEDY, StopRules(4))
+    loop.step()
+    # The text is 3 4 by now, so the right path is not among the drafts' first tokens.
+    (emission,) = loop.step()
+    (step,) = engine.passes[1]
+    assert list(step.token_ids) == [4, 9, 9, 4, 5, 8]
+    assert list(step.parents) == [-1, 0, 1, 0, 3, 3]
+    assert list(step.outputs) == [0, 1, 2, 3, 4, 5]
+    assert emission.token_ids == [5]
+    assert request.stats.num_judged == 1, "siblings share a position"
+
+
+class TestLimits:
+    def test_drafts_stop_where_the_answer_has_to(self) -> None:
+        engine = counting_engine()
+        drafter = ForcedDrafter(lambda request: [[(request.token_ids[-1] + k) % 10 for k in range(1, 9)]])
+        answer = decode(engine, [0], GREEDY, StopRules(5), drafters=[drafter], policy=FixedPolicy(8))
+        assert answer.token_ids == [1, 2, 3, 4, 5]
+        assert answer.finish_reason == "length"
+        # One token came with the prompt and the round adds one of the target's own, so three drafts are enough.
+        assert [sum(len(step.token_ids) for step in steps) for steps in engine.passes] == [1, 4]
+
+    def test_drafts_stop_where_the_context_does(self) -> None:
+        engine = counting_engine(context_length=6)
+        drafter = ForcedDrafter(lambda request: [[(request.token_ids[-1] + k) % 10 for k in range(1, 9)]])
+        answer = decode(engine, [0, 1], GREEDY, StopRules(50), drafters=[drafter], policy=FixedPolicy(8))
+        assert answer.token_ids == [2, 3, 4, 5]
+        assert answer.finish_reason == "context"
+        assert [sum(len(step.token_ids) for step in steps) for steps in engine.passes] == [2, 3]
+
+    def test_tokens_after_the_end_of_the_answer_are_dropped(self) -> None:
+        engine = counting_engine(end_ids=[4])
+        drafter = ForcedDrafter(lambda request: [[2, 3, 4, 5, 9]])
+        loop = counting_loop(engine, [drafter], FixedPolicy(5))
+        request = loop.add([0], GREEDY, StopRules(50))
+        loop.step()
+        (emission,) = loop.step()
+        assert emission.token_ids == [2, 3, 4]
+        assert emission.finish_reason == "end"
+        assert text_of_emissions([emission]) == "23"
+        # The walk went down to the wrong fifth draft, but the answer ended with the third.
+        stats = request.stats
+        assert (stats.num_drafted, stats.num_accepted, stats.num_judged) == (5, 3, 3)
+        assert len(stats.arrivals_s) == stats.predicted_tokens == 4
+
+    def test_an_ignored_end_token_goes_on_without_text(self) -> None:
+        answer = decode(counting_engine(end_ids=[2]), [0], GREEDY, StopRules(4, ignore_end=True))
+        assert answer.token_ids == [1, 2, 3, 4]
+        assert answer.text == "134"
+
+    def test_a_stop_text_in_the_middle_of_accepted_drafts(self) -> None:
+        engine = counting_engine()
+        drafter = ForcedDrafter(lambda request: [[2, 3, 4, 5]])
+        answer = decode(engine, [0], GREEDY, StopRules(50, stop=("34",)), drafters=[drafter], policy=FixedPolicy(5))
+        assert answer.token_ids == [1, 2, 3, 4]
+        assert answer.text == "12"
+        assert answer.finish_reason == "stop"
+
+    def test_one_token_is_asked_for(self) -> None:
+        answer = decode(counting_engine(), [7], GREEDY, StopRules(1))
+        assert (answer.token_ids, answer.finish_reason) == ([8], "length")
+
+
+class TestManyRequests:
+    def test_prompts_are_read_in_chunks_beside_decoding(self) -> None:
+        engine = counting_engine(max_rows=4)
+        loop = counting_loop(engine)
+        first = loop.add([0], GREEDY, StopRules(20))
+        loop.step()
+        second = loop.add([0, 1, 2, 3, 4], GREEDY, StopRules(20))
+        assert [e.request for e in loop.step()] == [first]
+        assert not second.decoding
+        assert second.cached == engine.length(second.sequence) == 3
+        assert second.stats.prompt_tokens == 3
+        emissions = loop.step()
+        assert [(e.request, e.token_ids) for e in emissions] == [(first, [3]), (second, [5])]
+        assert second.stats.prompt_tokens == 5
+        assert second.stats.prompt_s == 2.0
+        assert second.stats.rounds == 0
+        rows = [[len(step.token_ids) for step in steps] for steps in engine.passes]
+        assert rows == [[1], [1, 3], [1, 2]]
+        assert [list(step.outputs) for step in engine.passes[1]] == [[0], []]
+
+    def test_one_pass_serves_all(self) -> None:
+        engine = counting_engine()
+        loop = counting_loop(engine)
+        requests = [loop.add([start], GREEDY, StopRules(3)) for start in range(4)]
+        while loop.active:
+            loop.step()
+        assert len(engine.passes) == 3
+        assert [request.output_ids for request in requests] == [
+            [(start + k) % 10 for k in (1, 2, 3)] for start in range(4)
+        ]
+
+    def test_depth_is_shared_when_rows_are_short(self) -> None:
+        engine = counting_engine(max_rows=8)
+        drafter = ForcedDrafter(lambda request: [[(request.token_ids[-1] + k) % 10 for k in range(1, 9)]])
+        loop = counting_loop(engine, [drafter], FixedPolicy(8))
+        for start in (0, 5):
+            loop.add([start], GREEDY, StopRules(50))
+        loop.step()
+        loop.step()
+        assert [len(step.token_ids) for step in engine.passes[1]] == [4, 4]
+
+    def test_a_step_without_requests_does_nothing(self) -> None:
+        engine = counting_engine()
+        assert counting_loop(engine).step() == []
+        assert engine.passes == []
+
+
+class TestNoRoom:
+    def test_a_refused_pass_is_tried_again_without_drafts(self) -> None:
+        engine = counting_engine(cells=4)
+        drafter = ForcedDrafter(lambda request: [[9, 9, 9]])
+        loop = counting_loop(engine, [drafter], FixedPolicy(3))
+        request = loop.add([0, 1], GREEDY, StopRules(50))
+        loop.step()
+        (emission,) = loop.step()
+        assert emission.token_ids == [3]
+        assert request.stats.num_drafted == 0
+        assert [len(steps[0].token_ids) for steps in engine.passes] == [2, 1]
+        assert drafter.commits[0].path == []
+
+    def test_a_request_ends_when_even_that_does_not_fit(self) -> None:
+        engine = counting_engine(cells=5)
+        loop = counting_loop(engine)
+        first = loop.add([0, 1], GREEDY, StopRules(50))
+        loop.step()
+        second = loop.add([5, 6, 7], GREEDY, StopRules(50, stop=("99",)))
+        # Two cells are used; the pass wants one more for the first and three for the second.
+        (emission,) = loop.step()
+        assert (emission.request, emission.finish_reason) == (second, "no_room")
+        assert loop.active == [first]
+        (emission,) = loop.step()
+        assert (emission.request, emission.token_ids) == (first, [3])
+
+
+class TestCancellation:
+    def test_withheld_text_is_returned(self) -> None:
+        engine = counting_engine()
+        drafter = ForcedDrafter(lambda request: [])
+        loop = counting_loop(engine, [drafter], FixedPolicy(3))
+        request = loop.add([0], GREEDY, StopRules(50, stop=("129",)))
+        assert text_of_emissions(loop.step()) == ""
+        assert text_of_emissions(loop.step()) == ""
+        emission = loop.cancel(request)
+        assert emission is not None
+        assert (emission.finish_reason, emission.token_ids, text_of_emissions([emission])) == ("cancelled", [], "12")
+        assert request.finish_reason == "cancelled"
+        assert loop.active == []
+        assert drafter.active == set()
+        assert loop.cancel(request) is None
+        assert loop.step() == []
+
+    def test_while_the_prompt_is_read(self) -> None:
+        engine = counting_engine(max_rows=2, max_sequences=1)
+        loop = counting_loop(engine)
+        request = loop.add([0, 1, 2, 3], GREEDY, StopRules(50))
+        assert loop.step() == []
+        emission = loop.cancel(request)
+        assert emission is not None
+        assert emission.token_ids == []
+        loop.add([0], GREEDY, StopRules(50))
+
+    def test_of_a_finished_request_does_nothing(self) -> None:
+        loop = counting_loop(counting_engine())
+        request = loop.add([0], GREEDY, StopRules(1))
+        loop.step()
+        assert request.finish_reason == "length"
+        assert loop.cancel(request) is None
+
+
+class TestAdmission:
+    @pytest.mark.parametrize(
+        ("prompt", "params", "error", "message"),
+        [
+            ([], GREEDY, InputError, "the prompt is empty"),
+            ([0] * 8, GREEDY, ContextLengthError, "the prompt has 8 tokens and the context holds 8"),
+            ([3, 10], GREEDY, InputError, "token id 10 is not in the vocabulary of 10"),
+            ([-1], GREEDY, InputError, "token id -1 is not in the vocabulary of 10"),
+            ([1], SamplingParams(logit_bias={10: 1.0}), InputError, "logit bias for token id 10"),
+            ([1], SamplingParams(logit_bias=dict.fromkeys(range(10), -math.inf)), InputError, "ban every token"),
+        ],
+    )
+    def test_bad_requests_are_refused(
+        self, prompt: list[int], params: SamplingParams, error: type[InputError], message: str
+    ) -> None:
+        engine = counting_engine(context_length=8, max_sequences=1)
+        loop = counting_loop(engine)
+        with pytest.raises(error, match=message):
+            loop.add(prompt, params, StopRules())
+        assert loop.active == []
+        engine.open()  # nothing was left open
+
+    def test_more_requests_than_sequences(self) -> None:
+        loop = counting_loop(counting_engine(max_sequences=1))
+        loop.add([0], GREEDY, StopRules())
+        with pytest.raises(CapabilityError, match="1 sequences are open"):
+            loop.add([0], GREEDY, StopRules())
+        assert len(loop.active) == 1
+
+    def test_a_policy_that_would_not_be_lossless(self) -> None:
+        engine = counting_engine(max_sequences=1)
+        loop = counting_loop(engine, policy=FixedPolicy(4, draft_min=3))
+        with pytest.raises(SamplingError, match="use --verify coupled"):
+            loop.add([0], PLAIN_PARAMS, StopRules(), verifier="rejection")
+        loop.add([0], PLAIN_PARAMS, StopRules(), verifier="coupled")
+
+    def test_the_longest_prompt_gets_one_token(self) -> None:
+        answer = decode(counting_engine(context_length=8), [0] * 7, GREEDY, StopRules(50))
+        assert (answer.token_ids, answer.finish_reason) == ([1], "context")

@@ -1,0 +1,498 @@
+"""Rejection sampling reproduces the target's distribution: exactly, by enumeration, and statistically.
+
+The enumeration runs the real code (draft, propose, walk, residuals, the whole loop) once for every way its dice can
+fall. Only the dice are replaced: each asks a :class:`Chooser`, which takes one branch after the other and multiplies
+the probabilities. What comes out is the exact distribution of the text, and any bias shows, however small.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from paceline.core import verify
+from paceline.core.errors import SamplingError
+from paceline.core.loop import DecodingLoop
+from paceline.core.noise import Float64Array
+from paceline.core.params import SamplingParams, StopRules
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.core.verify import RejectionVerifier
+from paceline.drafters.base import Drafter
+from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.lookup import LookupDrafter
+from paceline.drafters.suffix import SuffixDrafter
+from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, table_model
+from paceline.planning.base import Policy
+from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from tests.core.helpers import PLAIN_PARAMS, ForcedDrafter, decode, softmax
+
+Distribution: TypeAlias = dict[tuple[int, ...], float]
+MakeDrafters: TypeAlias = Callable[[], Sequence[Drafter]]
+
+EXACT = 1e-12
+"""Largest total variation that rounding explains."""
+
+ALPHA = 1e-6
+"""False-alarm rate of each chi-square test. Seeds are fixed, so a test that passes once passes always."""
+
+
+class Chooser:
+    """Takes a scripted branch at each choice, then the first possible one; keeps the probability of it all."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self._script = script
+        self.trace: list[tuple[int, Sequence[float]]] = []
+        self.probability = 1.0
+
+    def choose(self, weights: Sequence[float]) -> int:
+        place = len(self.trace)
+        branch = self._script[place] if place < len(self._script) else _next_branch(weights, -1)
+        assert branch is not None
+        self.trace.append((branch, weights))
+        self.probability *= weights[branch]
+        return branch
+
+
+def _next_branch(weights: Sequence[float], after: int) -> int | None:
+    return next((i for i in range(after + 1, len(weights)) if weights[i] > 0.0), None)
+
+
+def enumerate_outcomes(run: Callable[[Chooser], tuple[int, ...]]) -> Distribution:
+    """Return the exact distribution of what ``run`` returns, by running it once for every sequence of choices."""
+    outcomes: defaultdict[tuple[int, ...], float] = defaultdict(float)
+    script: list[int] | None = []
+    while script is not None:
+        chooser = Chooser(script)
+        outcomes[run(chooser)] += chooser.probability
+        trace = chooser.trace
+        script = None
+        while trace and script is None:
+            branch, weights = trace.pop()
+            following = _next_branch(weights, branch)
+            if following is not None:
+                script = [*(b for b, _ in trace), following]
+    return dict(outcomes)
+
+
+class _Uniform:
+    """A uniform number that is only ever compared: ``u * scale < limit`` is a branch with a known probability."""
+
+    def __init__(self, chooser: Chooser, scale: float = 1.0) -> None:
+        self._chooser = chooser
+        self._scale = scale
+
+    def __mul__(self, factor: float) -> _Uniform:
+        return _Uniform(self._chooser, self._scale * float(factor))
+
+    def __lt__(self, limit: float) -> bool:
+        accept = min(1.0, float(limit) / self._scale)
+        return self._chooser.choose((accept, 1.0 - accept)) == 0
+
+
+class EnumeratedVerifier(RejectionVerifier):
+    """The real verifier with its dice replaced."""
+
+    def __init__(self, params: SamplingParams, chooser: Chooser) -> None:
+        super().__init__(params)
+        self._chooser = chooser
+        self._rng: Any = self
+
+    def random(self) -> _Uniform:
+        return _Uniform(self._chooser)
+
+    def _draw(self, probs: Float64Array) -> int:
+        return self._chooser.choose([float(prob) for prob in probs / probs.sum()])
+
+
+def text_distribution(
+    model: LogitFunction,
+    vocab_size: int,
+    make_drafters: MakeDrafters = tuple,
+    policy: Policy = NO_SPECULATION,
+    *,
+    params: SamplingParams = PLAIN_PARAMS,
+    num_tokens: int = 4,
+    prompt: Sequence[int] = (0,),
+    end_ids: Sequence[int] = (),
+    num_requests: int = 1,
+    **engine_limits: Any,
+) -> Distribution:
+    """Return the exact distribution of the text of the first of ``num_requests`` requests, through the whole loop.
+
+    The others decode greedily beside it, so that they fill passes without multiplying the outcomes.
+    """
+
+    def run(chooser: Chooser) -> tuple[int, ...]:
+        engine = ScriptedEngine(model, ScriptedVocabulary.of_size(vocab_size, end_ids), **engine_limits)
+        loop = DecodingLoop(engine, make_drafters(), policy, clock=engine.clock)
+        rules = StopRules(num_tokens, ignore_end=True)
+        others = [loop.add(prompt, SamplingParams(0.0), rules) for _ in range(num_requests - 1)]
+        request = loop.add(prompt, params, rules, verifier="rejection")
+        request.verifier = EnumeratedVerifier(params, chooser)
+        while request.finish_reason is None:
+            loop.step()
+        assert request.finish_reason == "length"
+        assert all(other.finish_reason != "no_room" for other in others)
+        return tuple(request.output_ids)
+
+    return enumerate_outcomes(run)
+
+
+def total_variation(first: Distribution, second: Distribution) -> float:
+    return sum(abs(first.get(key, 0.0) - second.get(key, 0.0)) for key in first.keys() | second.keys()) / 2
+
+
+def table(vocab_size: int, seed: int, spread: float = 1.5) -> Float64Array:
+    return np.random.default_rng(seed).normal(0.0, spread, (vocab_size, vocab_size))
+
+
+def markov_text(logits: Float64Array, num_tokens: int, last: int = 0) -> Distribution:
+    """Return the distribution of ``num_tokens`` tokens of a Markov model, straight from its table."""
+    probs = np.apply_along_axis(softmax, 1, logits)
+    text: Distribution = {}
+    for tokens in product(range(len(logits)), repeat=num_tokens):
+        steps = zip((last, *tokens), tokens, strict=False)
+        text[tokens] = float(np.prod([probs[before, after] for before, after in steps]))
+    return text
+
+
+def draft_of(logits: Float64Array, target_vocab_size: int | None = None, **limits: Any) -> DraftModelDrafter:
+    size = logits.shape[1]
+    model = table_model(logits)
+    engine = ScriptedEngine(
+        lambda tokens: model([tokens[-1] % len(logits)]), ScriptedVocabulary.of_size(max(size, 8)), **limits
+    )
+    return DraftModelDrafter(engine, target_vocab_size=target_vocab_size or size)
+
+
+TARGET_3, DRAFT_3 = table(3, 1), table(3, 2)
+TARGET_4, DRAFT_4 = table(4, 3), table(4, 4)
+
+
+def test_plain_decoding_by_enumeration() -> None:
+    assert total_variation(text_distribution(table_model(TARGET_3), 3), markov_text(TARGET_3, 4)) < EXACT
+
+
+@pytest.mark.parametrize("siblings", [1, 2, 3])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_draft_model_is_exact(siblings: int, depth: int) -> None:
+    spoken = text_distribution(
+        table_model(TARGET_3), 3, lambda: [draft_of(DRAFT_3)], FixedPolicy(depth, siblings=siblings), num_tokens=4
+    )
+    assert total_variation(spoken, markov_text(TARGET_3, 4)) < EXACT
+
+
+def test_four_siblings_over_four_tokens_are_exact() -> None:
+    spoken = text_distribution(
+        table_model(TARGET_4), 4, lambda: [draft_of(DRAFT_4)], FixedPolicy(1, siblings=4), num_tokens=3
+    )
+    assert total_variation(spoken, markov_text(TARGET_4, 3)) < EXACT
+
+
+def test_stopping_below_p_min_is_exact() -> None:
+    """Where to stop is decided from the distribution, before a token is drawn."""
+    largest = np.apply_along_axis(softmax, 1, DRAFT_3).max(axis=1)
+    p_min = float(np.sort(largest)[1])
+    assert largest.min() < p_min, "some positions have to be drafted and others not"
+    spoken = text_distribution(
+        table_model(TARGET_3), 3, lambda: [draft_of(DRAFT_3)], FixedPolicy(2, p_min=p_min, siblings=2)
+    )
+    assert total_variation(spoken, markov_text(TARGET_3, 4)) < EXACT
+
+
+@pytest.mark.parametrize("draft_size", [2, 5])
+def test_draft_with_another_width_is_exact(draft_size: int) -> None:
+    """Draft vocabularies are padded differently; their surplus is never proposed, what they lack is recovered."""
+    logits = table(5, 7)[:, :draft_size]
+    spoken = text_distribution(
+        table_model(TARGET_3), 3, lambda: [draft_of(logits, 3)], FixedPolicy(2, siblings=2), num_tokens=3
+    )
+    assert total_variation(spoken, markov_text(TARGET_3, 3)) < EXACT
+
+
+def test_draft_that_stops_at_an_end_token_is_exact() -> None:
+    def make_drafters() -> list[Drafter]:
+        engine = ScriptedEngine(table_model(DRAFT_3), ScriptedVocabulary.of_size(3, end_ids=[2]))
+        return [DraftModelDrafter(engine, target_vocab_size=3)]
+
+    spoken = text_distribution(table_model(TARGET_3), 3, make_drafters, FixedPolicy(2), end_ids=[2])
+    assert total_variation(spoken, markov_text(TARGET_3, 4)) < EXACT
+
+
+def forced(request: Request) -> list[list[int]]:
+    """Paths that branch, repeat each other, and change with the text."""
+    last = request.token_ids[-1]
+    return [[(last + 1) % 3, last], [last, last], [(last + 1) % 3, (last + 2) % 3]]
+
+
+MERGES: dict[str, MakeDrafters] = {
+    "forced": lambda: [ForcedDrafter(forced)],
+    "forced before draft": lambda: [ForcedDrafter(forced), draft_of(DRAFT_3)],
+    "draft before forced": lambda: [draft_of(DRAFT_3), ForcedDrafter(forced)],
+    "suffix before draft": lambda: [SuffixDrafter(1), draft_of(DRAFT_3)],
+    "draft before lookup": lambda: [draft_of(DRAFT_3), LookupDrafter(2, 1)],
+    "two drafts": lambda: [draft_of(DRAFT_3), draft_of(TARGET_3)],
+}
+
+
+@pytest.mark.parametrize("trees", [True, False])
+@pytest.mark.parametrize("name", MERGES)
+def test_several_drafters_in_one_tree_are_exact(name: str, trees: bool) -> None:
+    if name == "forced" and not trees:
+        pytest.skip("it branches by itself")
+    make_drafters = MERGES[name]
+    num_tokens = 3 if name == "two drafts" else 4
+    if name.startswith("forced") and not trees:
+
+        def make_drafters() -> Sequence[Drafter]:
+            return [ForcedDrafter(lambda request: forced(request)[:1]), draft_of(DRAFT_3)]
+
+    spoken = text_distribution(
+        table_model(TARGET_3), 3, make_drafters, FixedPolicy(2), prompt=(0, 1, 0, 1), trees=trees, num_tokens=num_tokens
+    )
+    assert total_variation(spoken, markov_text(TARGET_3, num_tokens, last=1)) < EXACT
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(0.7, top_k=2, top_p=1.0, min_p=0.0),
+        SamplingParams(1.5, top_k=0, top_p=0.8, min_p=0.1, repeat_penalty=1.4, frequency_penalty=0.3),
+        SamplingParams(1.0, 0, 1.0, 0.0, presence_penalty=1.0, logit_bias={0: -np.inf, 2: 0.5}),
+        SamplingParams(0.0, repeat_penalty=1.3),
+    ],
+    ids=["top-k", "truncation and penalties", "bias", "greedy"],
+)
+def test_processors_are_exact(params: SamplingParams) -> None:
+    """Penalties make rows depend on drafted ancestors; a wrong history would show."""
+    model = table_model(TARGET_3)
+    plain = text_distribution(model, 3, params=params)
+    spoken = text_distribution(model, 3, lambda: [draft_of(DRAFT_3)], FixedPolicy(2, siblings=2), params=params)
+    assert total_variation(spoken, plain) < EXACT
+
+
+def test_draft_context_that_overflows_is_exact() -> None:
+    spoken = text_distribution(
+        table_model(TARGET_3), 3, lambda: [draft_of(DRAFT_3, context_length=3)], FixedPolicy(2), prompt=(0, 1, 2, 0)
+    )
+    assert total_variation(spoken, markov_text(TARGET_3, 4)) < EXACT
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["forced before draft", "two drafts"])
+def test_trees_larger_than_a_pass_are_exact(name: str, max_rows: int) -> None:
+    """Which drafts a full pass leaves out must not depend on what was drawn."""
+    spoken = text_distribution(
+        table_model(TARGET_3), 3, MERGES[name], FixedPolicy(2, siblings=2), max_rows=max_rows, num_tokens=3
+    )
+    assert total_variation(spoken, markov_text(TARGET_3, 3)) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tokens", "cells"),
+    [
+        *[("forced before draft", 4, cells) for cells in (4, 5, 6, 7)],
+        *[("two drafts", 3, cells) for cells in (3, 4, 5)],
+    ],
+)
+def test_refused_passes_are_exact(name: str, num_tokens: int, cells: int) -> None:
+    """Whether a tree fits the cache depends on its size, and that on what was drawn."""
+    spoken = text_distribution(
+        table_model(TARGET_3), 3, MERGES[name], FixedPolicy(2), cells=cells, num_tokens=num_tokens
+    )
+    assert total_variation(spoken, markov_text(TARGET_3, num_tokens)) < EXACT
+
+
+@pytest.mark.parametrize("limits", [{"max_rows": 9}, {"max_rows": 3}, {"max_rows": 5, "max_outputs": 2}, {"cells": 9}])
+def test_requests_beside_it_change_nothing(limits: dict[str, Any]) -> None:
+    spoken = text_distribution(
+        table_model(TARGET_3),
+        3,
+        lambda: [SuffixDrafter(1), draft_of(DRAFT_3)],
+        FixedPolicy(2),
+        num_requests=3,
+        num_tokens=3,
+        **limits,
+    )
+    assert total_variation(spoken, markov_text(TARGET_3, 3)) < EXACT
+
+
+class TestTheEnumerationCanFail:
+    """Faults that are easy to make, and that the enumeration has to see."""
+
+    def bias(self, policy: Policy, make_drafters: MakeDrafters = lambda: [draft_of(DRAFT_3)]) -> float:
+        spoken = text_distribution(table_model(TARGET_3), 3, make_drafters, policy, num_tokens=3)
+        return total_variation(spoken, markov_text(TARGET_3, 3))
+
+    def test_residual_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(verify, "_residual", lambda target_probs, draft_probs, token_id: target_probs)
+        assert self.bias(FixedPolicy(1)) > 0.01
+
+    def test_residual_left_out_between_siblings_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two siblings both judged against the whole target."""
+        residual = verify._residual
+
+        def wrong(target_probs: Float64Array, draft_probs: Float64Array | None, token_id: int) -> Float64Array:
+            assert draft_probs is not None
+            return residual(target_probs, None, token_id)
+
+        monkeypatch.setattr(verify, "_residual", wrong)
+        assert self.bias(FixedPolicy(1, siblings=2)) > 0.01
+
+    def test_siblings_drawn_with_the_first_distribution(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Drawn without replacement but judged as if drawn with it."""
+        propose = RejectionVerifier.propose
+
+        def wrong(*arguments: Any) -> list[verify.Proposal]:
+            proposals = propose(*arguments)
+            return [verify.Proposal(p.token_id, proposals[0].draft_probs) for p in proposals]
+
+        monkeypatch.setattr(RejectionVerifier, "propose", wrong)
+        assert self.bias(FixedPolicy(1, siblings=2)) > 0.01
+
+    def test_dropping_tokens_for_their_own_probability(self) -> None:
+        class Picky(FixedPolicy):
+            def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+                for tree in trees:
+                    unlikely = {
+                        c.node
+                        for c in tree.candidates(0)
+                        if c.draft_probs is not None and c.draft_probs[c.token_id] < 0.3
+                    }
+                    tree.keep(set(range(len(tree))) - unlikely)
+
+        assert self.bias(Picky(1)) > 0.01
+
+    def test_draft_min_where_drafts_stop_at_end_tokens(self) -> None:
+        """Why :meth:`FixedPolicy.check` refuses a draft-min above 1 under rejection."""
+
+        def make_drafters() -> list[Drafter]:
+            engine = ScriptedEngine(table_model(DRAFT_3), ScriptedVocabulary.of_size(3, end_ids=[2]))
+            return [DraftModelDrafter(engine, target_vocab_size=3)]
+
+        class Unchecked(FixedPolicy):
+            def check(self, request: Request) -> None:
+                pass
+
+        spoken = text_distribution(table_model(TARGET_3), 3, make_drafters, Unchecked(2, 2), num_tokens=4)
+        assert total_variation(spoken, markov_text(TARGET_3, 4)) > 0.01
+        with pytest.raises(SamplingError, match="draft-min 2"):
+            text_distribution(table_model(TARGET_3), 3, make_drafters, FixedPolicy(2, 2))
+
+
+NUM_SEEDS = 4000
+NUM_TOKENS = 5
+"""The prompt's pass emits the first, so that the next round drafts at depths 1 to 3."""
+
+
+def spoken_texts(
+    make_drafters: MakeDrafters,
+    policy: Policy,
+    *,
+    verifier: verify.VerifierName = "rejection",
+    prompt: Sequence[int] = (0,),
+) -> Iterator[tuple[int, ...]]:
+    """Decode one text for each of many seeds through the real loop, many requests at a time."""
+    engine = ScriptedEngine(table_model(TARGET_3), ScriptedVocabulary.of_size(3), max_rows=4096)
+    deepest = 0
+    for first in range(0, NUM_SEEDS, 50):
+        loop = DecodingLoop(engine, make_drafters(), policy, clock=engine.clock)
+        requests = [
+            loop.add(
+                prompt,
+                SamplingParams(1.0, 0, 1.0, 0.0, seed=seed),
+                StopRules(NUM_TOKENS, ignore_end=True),
+                verifier=verifier,
+            )
+            for seed in range(first, first + 50)
+        ]
+        while loop.active:
+            loop.step()
+        for request in requests:
+            deepest = max(deepest, *request.stats.accepted_by_depth, 0)
+            yield tuple(request.output_ids)
+    assert not make_drafters() or deepest == 2, "three drafts have to be accepted in a row now and then"
+
+
+def chi_square_alarm(texts: Iterator[tuple[int, ...]], expected: Distribution) -> float:
+    """Return the p-value of a chi-square test of the joint distribution of whole texts; rare texts are pooled."""
+    seen: defaultdict[tuple[int, ...], int] = defaultdict(int)
+    for text in texts:
+        seen[text] += 1
+    assert seen.keys() <= expected.keys()
+    frequent = [text for text, prob in expected.items() if prob * NUM_SEEDS >= 5]
+    counts = [seen[text] for text in frequent]
+    means = [expected[text] * NUM_SEEDS for text in frequent]
+    counts.append(NUM_SEEDS - sum(counts))
+    means.append(NUM_SEEDS - sum(means))
+    return float(stats.chisquare(counts, means).pvalue)
+
+
+STATISTICAL: dict[str, tuple[MakeDrafters, FixedPolicy]] = {
+    "chain": (lambda: [draft_of(DRAFT_3)], FixedPolicy(5)),
+    "siblings and p-min": (lambda: [draft_of(DRAFT_3)], FixedPolicy(4, p_min=0.5, siblings=2)),
+    "suffix and draft": (lambda: [SuffixDrafter(1), draft_of(DRAFT_3)], FixedPolicy(4, siblings=2)),
+}
+
+
+@pytest.mark.parametrize("verifier", verify.VERIFIER_NAMES)
+@pytest.mark.parametrize("name", STATISTICAL)
+def test_texts_follow_the_target(name: str, verifier: verify.VerifierName) -> None:
+    """The real dice through the whole loop at depth 3 (false-alarm rate 1e-6 each): five tokens, jointly."""
+    make_drafters, policy = STATISTICAL[name]
+    texts = spoken_texts(make_drafters, policy, verifier=verifier, prompt=(0, 1, 0, 1))
+    assert chi_square_alarm(texts, markov_text(TARGET_3, NUM_TOKENS, last=1)) > ALPHA
+
+
+def test_the_chi_square_sees_a_missing_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_residual", lambda target_probs, draft_probs, token_id: target_probs)
+    texts = spoken_texts(*STATISTICAL["chain"])
+    assert chi_square_alarm(texts, markov_text(TARGET_3, NUM_TOKENS)) < ALPHA
+
+
+def test_seeds_reproduce_a_rejection_run() -> None:
+    def run(seed: int) -> list[int]:
+        engine = ScriptedEngine(table_model(TARGET_4), ScriptedVocabulary.of_size(4))
+        params = SamplingParams(1.0, 0, 1.0, 0.0, seed=seed)
+        return decode(
+            engine,
+            [1],
+            params,
+            StopRules(30),
+            drafters=[draft_of(DRAFT_4)],
+            policy=FixedPolicy(3),
+            verifier="rejection",
+        ).token_ids
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+@pytest.mark.parametrize("probs", [[0.25, 0.0, 0.5, 0.25, 0.0], [0.0, 1.0], [0.1] * 10, [0.0, 0.3, 0.0, 0.7]])
+def test_draw_inverts_the_cumulated_distribution(probs: list[float]) -> None:
+    """Each token owns exactly its share of the uniforms in [0, 1), and one without mass owns none."""
+
+    class Dice:
+        def __init__(self) -> None:
+            self.value = 0.0
+
+        def random(self) -> float:
+            return self.value
+
+    verifier: Any = RejectionVerifier(PLAIN_PARAMS)
+    verifier._rng = dice = Dice()
+    edges = np.concatenate(([0.0], np.cumsum(probs)))
+    for token_id, prob in enumerate(probs):
+        if prob > 0:
+            for inside in (1e-9, 0.5, 1 - 1e-9):
+                dice.value = (edges[token_id] + inside * prob) / edges[-1]
+                assert verifier._draw(np.array(probs)) == token_id
+    for dice.value in (0.0, np.nextafter(1.0, 0.0)):
+        assert probs[verifier._draw(np.array(probs))] > 0

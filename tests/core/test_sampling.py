@@ -1,0 +1,324 @@
+"""Processors against plain reference code, and the head-and-tail Gumbel argmax against the softmax it stands for."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from paceline.core import processors
+from paceline.core.errors import SamplingError
+from paceline.core.noise import TAIL_ID, Float64Array
+from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
+from paceline.core.sampling import HEAD_SIZE, RowSampler, largest_probability, probabilities
+from paceline.core.verify import CoupledVerifier
+from tests.core.helpers import PLAIN_PARAMS, softmax
+
+ALPHA = 1e-6
+"""False-alarm rate of each chi-square test; the seeds are fixed."""
+
+
+def sampling(**values: object) -> SamplingParams:
+    """Return parameters with every filter off but those given."""
+    settings_: dict[str, object] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **values}
+    return SamplingParams(**settings_)  # type: ignore[arg-type]
+
+
+def reference(params: SamplingParams, logits: Float64Array, history: Sequence[int]) -> dict[int, float]:
+    """Run the processors as their definitions say, one token at a time."""
+    row = dict(enumerate(float(logit) for logit in logits))
+    for name in params.order:
+        if name == "logit_bias":
+            row = {i: logit + params.logit_bias.get(i, 0.0) for i, logit in row.items()}
+        elif name == "penalties" and params.penalty_last_n != 0:
+            recent = list(history) if params.penalty_last_n < 0 else list(history)[-params.penalty_last_n :]
+            for i in row.keys() & set(recent):
+                logit = row[i] / params.repeat_penalty if row[i] > 0 else row[i] * params.repeat_penalty
+                row[i] = logit - params.presence_penalty - params.frequency_penalty * recent.count(i)
+        elif params.temperature == 0.0:
+            continue
+        elif name == "top_k" and params.top_k:
+            least = sorted(row.values(), reverse=True)[min(params.top_k, len(row)) - 1]
+            row = {i: logit for i, logit in row.items() if logit >= least}
+        elif name == "top_p" and params.top_p < 1.0:
+            top = max(row.values())
+            weights = {i: math.exp(logit - top) for i, logit in row.items()}
+            goal, mass, kept = params.top_p * math.fsum(weights.values()), 0.0, []
+            for i in sorted(weights, key=lambda i: (-weights[i], i)):
+                kept.append(i)
+                mass += weights[i]
+                if mass >= goal:
+                    break
+            row = {i: row[i] for i in sorted(kept)}
+        elif name == "min_p" and params.min_p > 0.0:
+            least = max(row.values()) + math.log(params.min_p)
+            row = {i: logit for i, logit in row.items() if logit >= least}
+        elif name == "temperature":
+            row = {i: logit / params.temperature for i, logit in row.items()}
+    return row
+
+
+@st.composite
+def sampling_cases(draw: st.DrawFn) -> tuple[SamplingParams, Float64Array, list[int]]:
+    size = draw(st.integers(2, 24))
+    # Thirds make ties common, and every processor has to break them by id.
+    logits = np.array(draw(st.lists(st.integers(-12, 12), min_size=size, max_size=size))) / 3.0
+    some = st.sampled_from
+    biases = draw(st.dictionaries(st.integers(0, size - 1), some((-1.5, 0.7, 4.0)), max_size=3))
+    order = draw(some((LLAMA_CPP_ORDER, TRANSFORMERS_ORDER)) | st.permutations(LLAMA_CPP_ORDER).map(tuple))
+    if order[0] == "logit_bias" and size > 3:
+        biases[draw(st.integers(0, size - 1))] = -math.inf
+    params = SamplingParams(
+        temperature=draw(some((0.0, 0.5, 1.0, 2.0))),
+        top_k=draw(some((0, 1, 3, 40))),
+        top_p=draw(some((1.0, 0.37, 0.71, 0.93))),
+        min_p=draw(some((0.0, 0.05, 0.3))),
+        repeat_penalty=draw(some((1.0, 0.8, 1.3))),
+        presence_penalty=draw(some((0.0, 0.4, -0.4))),
+        frequency_penalty=draw(some((0.0, 0.15))),
+        penalty_last_n=draw(some((0, 2, 64, -1))),
+        logit_bias=biases,
+        seed=draw(st.integers(0, 99)),
+        order=order,
+    )
+    return params, logits, draw(st.lists(st.integers(0, size + 2), max_size=8))
+
+
+@settings(max_examples=400)
+@given(case=sampling_cases())
+def test_processors_match_their_definitions(case: tuple[SamplingParams, Float64Array, list[int]]) -> None:
+    params, logits, history = case
+    logits.setflags(write=False)
+    candidates = RowSampler(params).candidates(logits, history)
+    expected = reference(params, logits, history)
+    ids = range(len(logits)) if candidates.ids is None else candidates.ids.tolist()
+    assert list(ids) == sorted(expected)
+    assert candidates.logits.tolist() == pytest.approx([expected[i] for i in ids], abs=1e-12)
+    probs = probabilities(candidates, len(logits), greedy=params.greedy)
+    if params.greedy:
+        assert probs.argmax() == min(i for i in expected if expected[i] == max(expected.values()))
+        assert probs.max() == 1.0
+    else:
+        weights = np.zeros(len(logits))
+        weights[list(expected)] = softmax(np.array(list(expected.values())))
+        assert probs == pytest.approx(weights, abs=1e-12)
+
+
+@settings(max_examples=300)
+@given(case=sampling_cases(), position=st.integers(0, 50))
+def test_ranking_starts_with_the_token_that_is_emitted(
+    case: tuple[SamplingParams, Float64Array, list[int]], position: int
+) -> None:
+    """A draft that agrees with the target proposes what the target emits; siblings are different tokens."""
+    params, logits, history = case
+    sampler = RowSampler(params)
+    emitted = sampler.emit(logits, position, history)
+    assert probabilities(sampler.candidates(logits, history), len(logits), greedy=params.greedy)[emitted] > 0.0
+    for count in (1, 2, 3, 50):
+        ranked = sampler.ranked(sampler.candidates(logits, history), position, count)
+        assert ranked[0] == emitted
+        assert len(set(ranked)) == len(ranked) <= count
+
+
+def test_greedy_takes_the_lowest_id_among_equals() -> None:
+    row = np.array([1.0, 3.0, 3.0, 2.0])
+    assert RowSampler(SamplingParams(0.0)).emit(row, 0, ()) == 1
+    assert RowSampler(SamplingParams(0.0, logit_bias={3: 1.0})).emit(row, 0, ()) == 1
+    assert RowSampler(SamplingParams(0.0)).ranked(RowSampler(SamplingParams(0.0)).candidates(row, ()), 0, 3) == [
+        1,
+        2,
+        3,
+    ]
+
+
+def test_greedy_leaves_truncation_out() -> None:
+    """As the parameters say: the largest logit after bias and penalties, wherever truncation stands in the order."""
+    order = ("top_k", "logit_bias", "penalties", "top_p", "min_p", "temperature")
+    params = SamplingParams(0.0, top_k=1, repeat_penalty=4.0, order=order)
+    assert RowSampler(params).emit(np.array([2.0, 1.0]), 1, [0]) == 1
+
+
+def test_order_decides_what_truncation_sees() -> None:
+    """At temperature 2, 0.6/0.4 becomes about 0.55/0.45: top-p 0.58 keeps one token before it and two after it."""
+    row = np.log([0.6, 0.4])
+    llama = RowSampler(sampling(temperature=2.0, top_p=0.58, order=LLAMA_CPP_ORDER)).candidates(row, ())
+    transformers = RowSampler(sampling(temperature=2.0, top_p=0.58, order=TRANSFORMERS_ORDER)).candidates(row, ())
+    assert llama.ids is not None
+    assert llama.ids.tolist() == [0]
+    assert transformers.ids is not None
+    assert transformers.ids.tolist() == [0, 1]
+
+
+def test_penalties_count_recent_tokens() -> None:
+    params = sampling(repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, penalty_last_n=3)
+    row = np.array([4.0, -1.0, 3.0, 0.0])
+    # Of the history's last three tokens, 0 stands once and 1 twice; token 2 is too long ago and 9 is no token here.
+    after = RowSampler(params).candidates(row, [9, 2, 2, 0, 1, 1]).logits
+    assert after.tolist() == [4.0 / 2 - 0.5 - 0.25, -1.0 * 2 - 0.5 - 0.5, 3.0, 0.0]
+    assert row.tolist() == [4.0, -1.0, 3.0, 0.0], "the engine's row is borrowed"
+
+
+def test_top_k_keeps_ties_with_the_last() -> None:
+    kept = RowSampler(sampling(top_k=2)).candidates(np.array([1.0, 3.0, 2.0, 2.0, 0.0]), ()).ids
+    assert kept is not None
+    assert kept.tolist() == [1, 2, 3]
+
+
+def test_top_p_looks_further_when_the_first_look_is_not_enough() -> None:
+    size = processors.TOP_P_FIRST_LOOK * 20
+    # The later, the likelier, but by so little that nine tenths of the mass are nine tenths of the tokens.
+    row = np.arange(size) * 1e-9
+    kept = RowSampler(sampling(top_p=0.9)).candidates(row, ()).ids
+    assert kept is not None
+    assert kept.tolist() == list(range(size // 10, size))
+
+
+def test_banned_tokens_are_never_emitted() -> None:
+    row = np.array([9.0, 0.0, 0.0])
+    for temperature in (0.0, 1.0):
+        sampler = RowSampler(sampling(temperature=temperature, logit_bias={0: -math.inf}))
+        assert 0 not in {sampler.emit(row, position, ()) for position in range(200)}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("size", [3, 600])
+@pytest.mark.parametrize("defaults", [True, False])
+def test_nothing_left_to_emit_is_an_error(temperature: float, size: int, defaults: bool) -> None:
+    bans = dict.fromkeys(range(size), -math.inf)
+    params = (
+        SamplingParams(temperature, logit_bias=bans) if defaults else sampling(temperature=temperature, logit_bias=bans)
+    )
+    with pytest.raises(SamplingError, match="-inf"):
+        RowSampler(params).emit(np.zeros(size), 0, ())
+
+
+def test_draws_follow_the_softmax_within_the_head() -> None:
+    probs = np.array([0.5, 0.3, 0.15, 0.05])
+    sampler = RowSampler(PLAIN_PARAMS)
+    counts = np.bincount([sampler.emit(np.log(probs), position, ()) for position in range(20_000)], minlength=4)
+    assert stats.chisquare(counts, probs * 20_000).pvalue > ALPHA
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_draws_follow_the_softmax_in_head_and_tail(dtype: type[np.float64]) -> None:
+    """Flat logits over more tokens than have noise of their own: a third of the draws come out of the tail."""
+    size, num_draws = HEAD_SIZE + 300, 12_000
+    row = np.random.default_rng(1).normal(0.0, 0.05, size).astype(dtype)
+    sampler = RowSampler(PLAIN_PARAMS)
+    perturbed = sampler.perturb(sampler.candidates(row, ()), 0)
+    assert perturbed.tail is not None
+    counts = np.bincount([sampler.emit(row, position, ()) for position in range(num_draws)], minlength=size)
+    expected = softmax(row.astype(np.float64)) * num_draws
+    assert stats.chisquare(counts, expected).pvalue > ALPHA
+    in_head = np.isin(np.arange(size), perturbed.ids)
+    assert stats.binomtest(int(counts[in_head].sum()), num_draws, expected[in_head].sum() / num_draws).pvalue > ALPHA
+    # And the tail is cut where it should be: at the largest logits.
+    assert row[in_head].min() >= row[~in_head].max()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-9), (np.float32, 1e-5)])
+def test_the_tail_scores_like_one_token_with_its_summed_probability(dtype: type[np.float64], tolerance: float) -> None:
+    row = np.random.default_rng(2).normal(0.0, 1.0, HEAD_SIZE + 300).astype(dtype)
+    sampler = RowSampler(PLAIN_PARAMS)
+    for position in range(20):
+        tail = sampler.perturb(sampler.candidates(row, ()), position).tail
+        assert tail is not None
+        smallest = np.sort(row.astype(np.float64))[:300]
+        noise = float(sampler.noise.gumbel(position, np.array([TAIL_ID]))[0])
+        score = math.log(np.exp(smallest).sum()) + noise
+        assert tail.beats(score - tolerance)
+        assert not tail.beats(score + tolerance)
+        assert tail.score_bound >= score
+
+
+def test_far_tokens_are_left_to_the_tail() -> None:
+    """Few tokens near the top, many hopeless ones that together still win now and then."""
+    size, num_draws = 3000, 6000
+    row = np.full(size, -14.5 + 4.0)
+    row[:2] = (4.0, 3.0)
+    row[2:] += np.log(100.0)
+    row[2:] -= 4.7
+    sampler = RowSampler(PLAIN_PARAMS)
+    assert sampler.perturb(sampler.candidates(row, ()), 0).ids.tolist() == [0, 1]
+    counts = np.bincount([sampler.emit(row, position, ()) for position in range(num_draws)], minlength=size)
+    probs = softmax(row)
+    observed = [counts[0], counts[1], counts[2:].sum()]
+    assert stats.chisquare(observed, [num_draws * p for p in (probs[0], probs[1], probs[2:].sum())]).pvalue > ALPHA
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_coupled_acceptance_has_its_closed_form(seed: int) -> None:
+    """``sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)`` for the first token, within 4 standard errors (alarm rate 6e-5)."""
+    rng = np.random.default_rng(seed)
+    target, draft = rng.normal(0.0, 1.5, 6), rng.normal(0.0, 1.5, 6)
+    p, q = softmax(target), softmax(draft)
+    exact = sum(1.0 / np.maximum(p / p[i], q / q[i]).sum() for i in range(6))
+    verifier = CoupledVerifier(PLAIN_PARAMS)
+    num_draws = 8000
+    agreed = sum(
+        verifier.propose(draft, position, (), 1)[0].token_id == verifier.sampler.emit(target, position, ())
+        for position in range(num_draws)
+    )
+    assert abs(agreed / num_draws - exact) < 4 * math.sqrt(exact * (1 - exact) / num_draws)
+    total_variation = np.abs(p - q).sum() / 2
+    assert exact >= (1 - total_variation) / (1 + total_variation)
+
+
+def test_positions_are_independent_of_each_other() -> None:
+    probs = np.array([0.5, 0.3, 0.2])
+    sampler = RowSampler(PLAIN_PARAMS)
+    tokens = [sampler.emit(np.log(probs), position, ()) for position in range(20_001)]
+    pairs = np.zeros((3, 3))
+    np.add.at(pairs, (tokens[:-1], tokens[1:]), 1)
+    assert stats.chisquare(pairs.ravel(), np.outer(probs, probs).ravel() * 20_000).pvalue > ALPHA
+
+
+def test_largest_probability() -> None:
+    logits = np.random.default_rng(0).normal(size=50)
+    assert largest_probability(logits) == pytest.approx(softmax(logits).max())
+
+
+def test_probabilities_cut_and_pad_to_another_width() -> None:
+    sampler = RowSampler(PLAIN_PARAMS)
+    candidates = sampler.candidates(np.log([0.5, 0.3, 0.2]), ())
+    assert probabilities(candidates, 5, greedy=False) == pytest.approx([0.5, 0.3, 0.2, 0.0, 0.0])
+    assert probabilities(candidates, 2, greedy=False) == pytest.approx([0.625, 0.375])
+
+
+def test_seed_and_choice_are_what_changes_the_draws() -> None:
+    row = np.zeros(50)
+
+    def draws(seed: int, choice: int) -> list[int]:
+        sampler = RowSampler(sampling(seed=seed, choice=choice))
+        return [sampler.emit(row, position, ()) for position in range(20)]
+
+    rng = random.Random(0)
+    assert draws(1, 0) == draws(1, 0)
+    assert len({tuple(draws(rng.getrandbits(64), choice)) for choice in range(10)}) == 10
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": -0.1}, "temperature -0.1"),
+        ({"top_p": 0.0}, "top-p 0"),
+        ({"min_p": 1.5}, "min-p 1.5"),
+        ({"repeat_penalty": 0.0}, "repeat penalty 0"),
+        ({"penalty_last_n": -2}, "penalty last-n -2"),
+        ({"seed": -1}, "seed -1"),
+        ({"seed": 2**64}, "seed 1.8"),
+        ({"logit_bias": {3: math.nan}}, "logit bias nan"),
+        ({"logit_bias": {-3: 1.0}}, "logit bias 1.0 for token -3"),
+        ({"order": ("top_k",)}, "processor order top_k"),
+        ({"temperature": math.nan}, "temperature nan"),
+    ],
+)
+def test_values_out_of_range(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SamplingError, match=message):
+        sampling(**values)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.stats import PhaseTimes, RequestStats, percentile
+
+
+def test_the_three_measures_by_hand() -> None:
+    """Two rounds after the prompt: 4 drafted, 2 accepted, the third turned down; then 3 drafted, all accepted."""
+    stats = RequestStats(
+        prompt_tokens=10,
+        prompt_s=2.0,
+        predicted_tokens=1 + 3 + 4,
+        decode_s=3.5,
+        rounds=2,
+        num_drafted=7,
+        num_accepted=5,
+        num_judged=6,
+    )
+    assert stats.accept_share == 5 / 7
+    assert stats.acceptance_rate == 5 / 6
+    assert stats.acceptance_length == 7 / 2
+    assert stats.prompt_per_second == 5.0
+    assert stats.predicted_per_second == 2.0
+
+
+def test_nothing_measured_is_none() -> None:
+    stats = RequestStats()
+    assert stats.accept_share is None
+    assert stats.acceptance_rate is None
+    assert stats.acceptance_length is None
+    assert stats.prompt_per_second is None
+    assert stats.predicted_per_second is None
+    assert stats.inter_token_s() == []
+
+
+def test_gaps_between_tokens_are_as_a_reader_sees_them() -> None:
+    assert RequestStats(arrivals_s=[1.0, 1.0, 1.0, 3.5]).inter_token_s() == [0.0, 0.0, 2.5]
+
+
+def test_phases_add_up() -> None:
+    phases = PhaseTimes()
+    phases.add(draft_s=1.0, verify_s=2.0, sampling_s=0.5, round_s=4.0)
+    phases.add(draft_s=0.0, verify_s=1.0, sampling_s=0.0, round_s=1.0)
+    assert (phases.draft_s, phases.verify_s, phases.sampling_s, phases.rest_s) == (1.0, 3.0, 0.5, 0.5)
+    assert phases.total_s == 5.0
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.2, 1.0), (0.21, 2.0), (0.5, 3.0), (0.95, 5.0), (1.0, 5.0)])
+def test_percentile_is_the_nearest_rank(share: float, value: float) -> None:
+    assert percentile([5.0, 1.0, 3.0, 2.0, 4.0], share) == value

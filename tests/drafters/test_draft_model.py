@@ -1,0 +1,290 @@
+"""The draft model's cache: what is fed, when, and in how many passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import ClosedError, InputError
+from paceline.core.loop import DecodingLoop
+from paceline.core.params import SamplingParams, StopRules
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.drafters.base import DraftBudget, DraftJob
+from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.engines.base import Step
+from paceline.engines.scripted import (
+    LogitFunction,
+    ScriptedEngine,
+    ScriptedOutput,
+    ScriptedVocabulary,
+    random_model,
+    table_model,
+)
+from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from tests.core.helpers import PLAIN_PARAMS, decode, request_of
+from tests.drafters.helpers import grow, proposals, settle
+
+GREEDY = SamplingParams(0.0)
+COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))
+
+
+class RecordingEngine(ScriptedEngine):
+    """Keeps the rows of every pass: for each step its tokens."""
+
+    def __init__(self, model: LogitFunction = COUNTING, **limits: Any) -> None:
+        super().__init__(model, ScriptedVocabulary.of_size(10, limits.pop("end_ids", ())), **limits)
+        self.passes: list[list[list[int]]] = []
+
+    def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+        output = super().forward(steps)
+        self.passes.append([list(step.token_ids) for step in steps])
+        return output
+
+    def take_passes(self) -> list[list[list[int]]]:
+        passes, self.passes = self.passes, []
+        return passes
+
+
+def drafter_for(engine: ScriptedEngine, **values: Any) -> DraftModelDrafter:
+    return DraftModelDrafter(engine, target_vocab_size=10, **values)
+
+
+def begun(drafter: DraftModelDrafter, *texts: Sequence[int], params: SamplingParams = GREEDY) -> list[Request]:
+    requests = [request_of(text, params, request_id=index) for index, text in enumerate(texts)]
+    for request in requests:
+        drafter.begin(request)
+    return requests
+
+
+def accept(drafter: DraftModelDrafter, request: Request, tree: DraftTree, count: int, then: int) -> None:
+    settle(drafter, request, tree, list(range(1, count + 1)), then)
+
+
+def test_nothing_is_fed_while_speculation_is_off() -> None:
+    engine = RecordingEngine()
+    answer = decode(
+        RecordingEngine(), [0], GREEDY, StopRules(20), drafters=[drafter_for(engine)], policy=NO_SPECULATION
+    )
+    assert answer.token_ids == [(k + 1) % 10 for k in range(20)]
+    assert engine.passes == []
+    assert engine.clock.now_s() == 0.0
+
+
+def test_one_row_a_level_once_it_has_caught_up() -> None:
+    engine = RecordingEngine()
+    drafter = drafter_for(engine)
+    (request,) = begun(drafter, [0, 1, 2])
+    (tree,) = grow(drafter, [request], DraftBudget(3))
+    assert tree.token_ids == [2, 3, 4, 5]
+    # The first pass reads the prompt and gives the first draft; the deepest draft is never fed.
+    assert engine.take_passes() == [[[0, 1, 2]], [[3]], [[4]]]
+    accept(drafter, request, tree, 3, then=6)
+    (tree,) = grow(drafter, [request], DraftBudget(2))
+    assert tree.token_ids == [6, 7, 8]
+    # After a full acceptance that draft and the bonus token are missing.
+    assert engine.take_passes() == [[[5, 6]], [[7]]]
+    accept(drafter, request, tree, 0, then=1)
+    (tree,) = grow(drafter, [request], DraftBudget(1))
+    # A draft that was turned down is gone; only the recovered token is fed.
+    assert tree.token_ids == [1, 2]
+    assert engine.take_passes() == [[[1]]]
+
+
+def test_a_pause_is_caught_up_in_one_pass() -> None:
+    engine = RecordingEngine()
+    drafter = drafter_for(engine)
+    (request,) = begun(drafter, [0, 1])
+    (tree,) = grow(drafter, [request], DraftBudget(2))
+    accept(drafter, request, tree, 1, then=3)
+    engine.take_passes()
+    for token_id in (4, 5, 6):  # rounds without drafts
+        settle(drafter, request, DraftTree(request.token_ids[-1]), [], token_id)
+    assert engine.passes == []
+    (tree,) = grow(drafter, [request], DraftBudget(2))
+    assert tree.token_ids == [6, 7, 8]
+    assert engine.take_passes() == [[[3, 4, 5, 6]], [[7]]]
+
+
+def test_a_round_that_was_never_decided_is_undone() -> None:
+    """The target's pass failed or had no row for the request: the same text is drafted again."""
+    engine = RecordingEngine()
+    drafter = drafter_for(engine)
+    (request,) = begun(drafter, [0, 1, 2])
+    first = grow(drafter, [request], DraftBudget(3))[0]
+    engine.take_passes()
+    second = grow(drafter, [request], DraftBudget(3))[0]
+    assert proposals(second) == proposals(first)
+    assert engine.take_passes() == [[[2]], [[3]], [[4]]]
+
+
+def test_many_requests_share_each_pass() -> None:
+    engine = RecordingEngine()
+    drafter = drafter_for(engine)
+    requests = begun(drafter, [0], [5, 6], [2, 3, 4])
+    trees = grow(drafter, requests, DraftBudget(3))
+    assert [tree.token_ids for tree in trees] == [[0, 1, 2, 3], [6, 7, 8, 9], [4, 5, 6, 7]]
+    assert engine.take_passes() == [[[0], [5, 6], [2, 3, 4]], [[1], [7], [5]], [[2], [8], [6]]]
+
+
+def test_a_long_prompt_is_read_in_chunks_and_all_frontiers_meet_in_the_last() -> None:
+    engine = RecordingEngine(max_rows=4)
+    drafter = drafter_for(engine)
+    requests = begun(drafter, [0, 1, 2, 3, 4, 5, 6], [3])
+    trees = grow(drafter, requests, DraftBudget(2))
+    assert [tree.token_ids for tree in trees] == [[6, 7, 8], [3, 4, 5]]
+    # The last token of a request waits for the pass in which every request has one row left.
+    assert engine.take_passes() == [[[0, 1, 2, 3]], [[4, 5, 6], [3]], [[7], [4]]]
+
+
+def test_more_requests_than_rows() -> None:
+    engine = RecordingEngine(max_rows=2)
+    drafter = drafter_for(engine)
+    requests = begun(drafter, [0], [1], [2])
+    trees = grow(drafter, requests, DraftBudget(2))
+    assert [tree.token_ids for tree in trees] == [[0, 1, 2], [1, 2, 3], [2]]
+    for request, tree in zip(requests, trees, strict=True):
+        accept(drafter, request, tree, 0, then=7)
+    assert grow(drafter, requests[2:], DraftBudget(1))[0].token_ids == [7, 8]
+
+
+def test_more_requests_than_sequences() -> None:
+    engine = RecordingEngine(max_sequences=1)
+    drafter = drafter_for(engine)
+    first, second = begun(drafter, [0], [5])
+    assert [tree.num_drafted for tree in grow(drafter, [first, second], DraftBudget(1))] == [1, 0]
+    drafter.end(first)
+    assert grow(drafter, [second], DraftBudget(1))[0].token_ids == [5, 6]
+
+
+def test_a_full_cache_drafts_nothing_and_recovers() -> None:
+    engine = RecordingEngine(cells=4)
+    drafter = drafter_for(engine)
+    first, second = begun(drafter, [0, 1, 2], [5, 6, 7])
+    assert grow(drafter, [first], DraftBudget(1))[0].num_drafted == 1
+    assert grow(drafter, [second], DraftBudget(1))[0].num_drafted == 0
+    drafter.end(first)
+    assert grow(drafter, [second], DraftBudget(1))[0].token_ids == [7, 8]
+
+
+@pytest.mark.parametrize("set_at", ["drafter", "engine"])
+def test_an_overflowing_context_forgets_the_oldest_half(set_at: str) -> None:
+    if set_at == "engine":
+        engine = RecordingEngine(context_length=6)
+        drafter = drafter_for(engine)
+    else:
+        engine = RecordingEngine()
+        drafter = drafter_for(engine, context_length=6)
+    (request,) = begun(drafter, [0, 1, 2, 3, 4])
+    (tree,) = grow(drafter, [request], DraftBudget(4))
+    # Five tokens and one draft fit: the second draft is proposed, but not fed.
+    assert tree.token_ids == [4, 5, 6]
+    accept(drafter, request, tree, 2, then=7)
+    engine.take_passes()
+    (tree,) = grow(drafter, [request], DraftBudget(9))
+    assert tree.token_ids == [7, 8, 9, 0, 1]
+    # Eight tokens do not fit, so the last three (half the context) start afresh.
+    assert engine.take_passes() == [[[5, 6, 7]], [[8]], [[9]], [[0]]]
+
+
+@pytest.mark.parametrize("context_length", [1, 5000])
+def test_contexts_that_cannot_be(context_length: int) -> None:
+    with pytest.raises(InputError, match=f"draft context of {context_length} tokens: give 2 to 4096"):
+        drafter_for(RecordingEngine(), context_length=context_length)
+
+
+def test_siblings_hang_beside_the_chain() -> None:
+    engine = RecordingEngine(random_model(10, seed=3))
+    drafter = drafter_for(engine)
+    (request,) = begun(drafter, [0], params=PLAIN_PARAMS)
+    (tree,) = grow(drafter, [request], DraftBudget(3, siblings=3))
+    assert tree.depths == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert tree.parents == [-1, 0, 0, 0, 1, 1, 1, 4, 4, 4]
+    assert [len(steps) for steps in engine.passes] == [1, 1, 1], "siblings cost no rows"
+
+
+def test_nothing_follows_an_end_token() -> None:
+    engine = RecordingEngine(end_ids=[3])
+    drafter = drafter_for(engine)
+    (request,) = begun(drafter, [0, 1])
+    assert grow(drafter, [request], DraftBudget(6))[0].token_ids == [1, 2, 3]
+
+
+def test_p_min_is_judged_before_a_token_is_drawn() -> None:
+    """Under rejection the stop must depend on the distribution alone, so no number may be drawn for it."""
+    engine = RecordingEngine(random_model(10, seed=3, spread=1.0))
+    drafter = drafter_for(engine)
+    request = request_of([0], PLAIN_PARAMS, verifier="rejection")
+    drafter.begin(request)
+    verifier: Any = request.verifier
+    state = verifier._rng.bit_generator.state
+    assert grow(drafter, [request], DraftBudget(3, min_probability=0.9))[0].num_drafted == 0
+    assert verifier._rng.bit_generator.state == state
+
+
+@pytest.mark.parametrize(("temperature", "drafted"), [(0.0, False), (0.5, True), (2.0, False)])
+def test_p_min_is_judged_at_the_requests_temperature(temperature: float, drafted: bool) -> None:
+    """Logits (1, 0, ..., 0) over ten tokens: 0.23 for the first as they are, 0.45 at a half and 0.15 at two."""
+    engine = RecordingEngine(lambda tokens: np.eye(10)[0])
+    drafter = drafter_for(engine)
+    (request,) = begun(drafter, [0], params=SamplingParams(temperature, 0, 1.0, 0.0))
+    (tree,) = grow(drafter, [request], DraftBudget(1, min_probability=0.3))
+    assert (tree.num_drafted == 1) == drafted
+    if drafted:
+        assert tree.evidence[1].probability == pytest.approx(np.exp(2) / (np.exp(2) + 9))
+
+
+def test_its_own_vocabulary_is_cut_to_the_targets() -> None:
+    engine = RecordingEngine(lambda tokens: np.arange(10.0))
+    drafter = DraftModelDrafter(engine, target_vocab_size=4)
+    (request,) = begun(drafter, [0])
+    assert grow(drafter, [request], DraftBudget(2, siblings=2))[0].token_ids == [0, 3, 2, 3, 2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_is_the_target_is_always_right(temperature: float) -> None:
+    """Under coupled, so long as both see the same history, positions and penalties: every draft is accepted."""
+    model = random_model(10, seed=8)
+    params = SamplingParams(temperature, 0, 1.0, 0.0, repeat_penalty=1.5, frequency_penalty=0.5, seed=4)
+    answer = decode(
+        RecordingEngine(model),
+        [0, 1],
+        params,
+        StopRules(50),
+        drafters=[drafter_for(RecordingEngine(model))],
+        policy=FixedPolicy(4),
+    )
+    assert answer.request.stats.num_drafted > 0
+    assert answer.request.stats.acceptance_rate == 1.0
+
+
+def test_in_the_loop_it_costs_a_pass_a_level_for_all_requests_together() -> None:
+    """Draft and target share a clock on which a pass of either takes a second."""
+    target = RecordingEngine()
+    engine = RecordingEngine(clock=target.clock)
+    loop = DecodingLoop(target, [drafter_for(engine)], FixedPolicy(3), clock=target.clock)
+    requests = [loop.add([start], GREEDY, StopRules(9)) for start in range(4)]
+    while loop.active:
+        loop.step()
+    # One token with the prompt, then two rounds of three accepted drafts and a bonus token.
+    assert [request.stats.rounds for request in requests] == [2] * 4
+    assert [request.stats.num_accepted for request in requests] == [6] * 4
+    assert (len(target.passes), len(engine.passes)) == (3, 6)
+    assert target.clock.now_s() == 9.0
+    assert requests[0].stats.phases.draft_s == 6.0
+    assert requests[0].stats.phases.verify_s == 2.0
+
+
+def test_closing_closes_the_engine() -> None:
+    engine = RecordingEngine()
+    drafter = drafter_for(engine)
+    (request,) = begun(drafter, [0])
+    job = DraftJob(request, DraftTree(0), DraftBudget(1))
+    assert drafter.grow([job]) == [False]
+    drafter.end(request)
+    drafter.close()
+    with pytest.raises(ClosedError):
+        engine.open()
