@@ -253,14 +253,31 @@ class TestNoRoom:
         assert [len(steps[0].token_ids) for steps in engine.passes] == [2, 1]
         assert drafter.commits[0].path == []
 
-    def test_a_request_ends_when_even_that_does_not_fit(self) -> None:
+    def test_a_prompt_waits_while_others_decode(self) -> None:
         engine = counting_engine(cells=5)
         loop = counting_loop(engine)
-        first = loop.add([0, 1], GREEDY, StopRules(50))
+        first = loop.add([0, 1], GREEDY, StopRules(3))
         loop.step()
-        second = loop.add([5, 6, 7], GREEDY, StopRules(50, stop=("99",)))
-        # Two cells are used; the pass wants one more for the first and three for the second.
+        second = loop.add([5, 6, 7], GREEDY, StopRules(2))
+        # Two cells are used; a pass with both would want one more for the first and three for the second.
         (emission,) = loop.step()
+        assert (emission.request, emission.token_ids) == (first, [3])
+        (emission,) = loop.step()
+        assert (emission.request, emission.finish_reason) == (first, "length")
+        (emission,) = loop.step()
+        assert (emission.request, emission.token_ids) == (second, [8])
+
+    def test_the_youngest_that_holds_cells_ends_when_even_one_row_does_not_fit(self) -> None:
+        engine = counting_engine(cells=6)
+        loop = counting_loop(engine)
+        first = loop.add([0, 1], GREEDY, StopRules(50))
+        second = loop.add([5, 6, 7], GREEDY, StopRules(50))
+        third = loop.add([1, 2, 3, 4], GREEDY, StopRules(50))
+        loop.step()  # nine prompt tokens do not fit together, and nobody decodes yet: nothing holds cells
+        assert third.finish_reason == "no_room"
+        loop.step()
+        assert (first.num_output, second.num_output) == (1, 1)
+        (emission,) = loop.step()  # five cells are used and two more are wanted
         assert (emission.request, emission.finish_reason) == (second, "no_room")
         assert loop.active == [first]
         (emission,) = loop.step()

@@ -19,7 +19,11 @@ def reference(text: Sequence[int], longest: int, shortest: int, depth: int) -> t
     for n in range(min(longest, len(text) - 1), shortest - 1, -1):
         for end in range(len(text) - 1, n - 1, -1):
             if list(text[end - n : end]) == list(text[-n:]):
-                return n, list(text[end : end + depth])
+                # The copy goes on with what it has copied when it comes to the end of the text.
+                extended = list(text)
+                for offset in range(depth):
+                    extended.append(extended[end + offset])
+                return n, extended[len(text) :]
     return 0, []
 
 

@@ -69,21 +69,21 @@ def test_the_continuation_is_one_that_was_seen(text: list[int]) -> None:
 
 
 @settings(max_examples=300)
-@given(text=TEXTS, depth=st.integers(1, 6))
-def test_drafts_spell_text_that_stands_after_an_earlier_match(text: list[int], depth: int) -> None:
-    drafter = SuffixDrafter(min_match=1)
+@given(text=TEXTS, depth=st.integers(1, 6), min_match=st.integers(1, 3))
+def test_every_drafted_token_followed_its_context_before(text: list[int], depth: int, min_match: int) -> None:
+    drafter = SuffixDrafter(min_match)
     request = request_of(text)
     drafter.begin(request)
     (tree,) = grow(drafter, [request], DraftBudget(depth))
     length = longest_earlier_suffix(text)
-    if length == 0:
+    if length < min_match:
         assert tree.num_drafted == 0
         return
     drafted = tree.token_ids[1:]
     assert 1 <= len(drafted) <= depth
     for taken in range(1, len(drafted) + 1):
-        # Each step extends a substring of the text, so the whole draft with its match is one.
-        needle = [*text[-length:], *drafted[:taken]]
+        # At least ``min_match`` tokens of context and the drafted one stand in the text as they stand here.
+        needle = [*text, *drafted[:taken]][-min_match - 1 :]
         assert any(text[i : i + len(needle)] == needle for i in range(len(text)))
 
 
@@ -125,8 +125,15 @@ def test_text_is_followed_as_it_grows() -> None:
     drafter.begin(request)
     assert grow(drafter, [request], DraftBudget(4))[0].num_drafted == 0
     request.token_ids.extend([1, 2])
-    # The draft ends where the text does.
-    assert grow(drafter, [request], DraftBudget(4))[0].token_ids[1:] == [3, 1, 2]
+    # Where the text ends, the draft goes on as if its own tokens stood there.
+    assert grow(drafter, [request], DraftBudget(4))[0].token_ids[1:] == [3, 1, 2, 3]
+
+
+def test_constant_text_is_drafted_to_the_full_depth() -> None:
+    drafter = SuffixDrafter(min_match=2)
+    request = request_of([4, 7, 7, 7, 7])
+    drafter.begin(request)
+    assert grow(drafter, [request], DraftBudget(6))[0].token_ids[1:] == [7] * 6
 
 
 def test_short_matches_are_not_worth_it() -> None:

@@ -76,7 +76,7 @@ def reference(engine: Engine, token_ids: Sequence[int]) -> FloatArray:
         chunk = token_ids[start : start + MAX_ROWS]
         output = engine.forward([chain(sequence, chunk, outputs=[len(chunk) - 1])])
         engine.commit(sequence, range(len(chunk)))
-    row = output.logits(0, 0).copy()
+    row: FloatArray = output.logits(0, 0).copy()
     engine.close_sequence(sequence)
     return row
 

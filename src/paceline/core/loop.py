@@ -141,12 +141,14 @@ class DecodingLoop:
         try:
             output = self._engine.forward([turn.step for turn in turns])
         except NoRoomError:
-            # The same tokens fit without drafts, unless the cache is full of other requests' text.
-            turns = self._schedule(decoding, trees, most_rows=1)
+            # A row for each decoding request may fit still; prompts wait until they have made room.
+            turns = self._schedule(decoding, trees, sparing=True)
             try:
                 output = self._engine.forward([turn.step for turn in turns])
             except NoRoomError:
-                return [self._finish(turns[-1].request, "no_room", [], [], [])]
+                # Ending a request makes room only if it holds cells; the youngest has lost the least.
+                holders = [request for request in self._requests.values() if request.cached > 0]
+                return [self._finish((holders or [turns[-1].request])[-1], "no_room", [], [], [])]
         try:
             output.wait()
             verified_s = self._clock.now_s()
@@ -232,31 +234,33 @@ class DecodingLoop:
         return DraftBudget(max(depth, 0), siblings, budget.min_probability)
 
     def _schedule(
-        self, decoding: Sequence[Request], trees: Sequence[DraftTree], most_rows: int | None = None
+        self, decoding: Sequence[Request], trees: Sequence[DraftTree], *, sparing: bool = False
     ) -> list[_Turn]:
         """Cut one pass: the trees of decoding requests first, then as much prompt as still fits.
 
         Args:
             decoding: requests that emit in this pass.
             trees: their trees; their last nodes stay out where room is short.
-            most_rows: most rows for each of them.
+            sparing: take one row for each of them and no prompt, unless nothing else is left to do.
         """
         room = self._capabilities.max_rows
         output_room = self._capabilities.max_outputs
         turns = []
-        for request, tree in zip(decoding, trees, strict=True):
+        for index, (request, tree) in enumerate(zip(decoding, trees, strict=True)):
             if output_room == 0:
                 break
+            # A wide tree must not starve the requests after it, so a row is kept for each of them.
+            share = 1 if sparing else max(1, output_room - (len(decoding) - index - 1))
             # Parents come before their children, so the first nodes are a tree of their own.
-            num_rows = min(len(tree), output_room, most_rows or output_room)
-            if not request.verifier.judges_every_draw:
+            num_rows = min(len(tree), share)
+            if num_rows < len(tree) and not request.verifier.judges_every_draw:
                 tree.keep(range(num_rows))
             room -= num_rows
             output_room -= num_rows
             step = Step(request.sequence, tree.token_ids[:num_rows], tree.parents[:num_rows], range(num_rows))
             turns.append(_Turn(request, step, tree, num_rows, True, True))
         for request in self._requests.values():
-            if room == 0 or output_room == 0:
+            if room == 0 or output_room == 0 or (sparing and decoding):
                 break
             if request.decoding:
                 continue

@@ -32,18 +32,20 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
         self._withheld: list[TextSegment] = []
+        self._last_source = ""
         self.stopped = False
         """Whether a stop text has come up; nothing is added after."""
 
     def push(self, token_bytes: bytes, source: str) -> list[TextSegment]:
         """Add a token's bytes and return the text that became final."""
+        self._last_source = source
         return self._release(self._decoder.decode(token_bytes), source)
 
     def flush(self) -> list[TextSegment]:
         """Return all that was withheld; for the end of an answer that no stop text ended."""
         if self.stopped:
             return []
-        released = self._release(self._decoder.decode(b"", final=True), "")
+        released = self._release(self._decoder.decode(b"", final=True), self._last_source)
         released += self._withheld
         self._withheld = []
         return released

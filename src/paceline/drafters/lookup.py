@@ -72,8 +72,10 @@ class LookupDrafter:
             start, match_length = found
             evidence = Evidence(FIRST_MATCH_PROBABILITY, match_length, 1)
             node = ROOT
-            for token_id in token_ids[start : start + job.budget.max_depth]:
-                node = job.tree.add(node, token_id, self.name, evidence)
+            period = len(token_ids) - start
+            for offset in range(job.budget.max_depth):
+                # Past the text's end the copy goes on with what it has copied.
+                node = job.tree.add(node, token_ids[start + offset % period], self.name, evidence)
         return [False] * len(jobs)
 
     def observe(self, request: Request, commit: Commit) -> None:

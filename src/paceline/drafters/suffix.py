@@ -82,6 +82,14 @@ class SuffixAutomaton:
                 best, best_count = token_id, count
         return best, transitions[best], best_count, total
 
+    def link(self, state: int) -> int:
+        """Return the state of the longest suffix of ``state`` that occurs elsewhere too; the root's is the root."""
+        return max(self._link[state], _ROOT_STATE)
+
+    def length(self, state: int) -> int:
+        """Return the length of the longest substring of ``state``."""
+        return self._length[state]
+
     def _count(self, token_id: int) -> None:
         """Count ``token_id`` as what followed the longest matches of the text so far."""
         state = self.match
@@ -131,6 +139,10 @@ class SuffixDrafter:
             node = ROOT
             for _ in range(job.budget.max_depth):
                 continuation = automaton.continuation(state)
+                while continuation is None and automaton.length(automaton.link(state)) >= self._min_match:
+                    # The proposal has come to the end of the text; go on as if it stood there already.
+                    state = automaton.link(state)
+                    continuation = automaton.continuation(state)
                 if continuation is None:
                     break
                 token_id, state, count, total = continuation
