@@ -53,10 +53,19 @@ NUM_SCENES = 540
 SETUPS_PER_SCENE = 5
 LEAST_PARTIAL_CASES = 5000
 MOST_STEPS = 1000
+HEAD_SIZE = 128
 
 # Some tokens are parts of characters, some several characters, so that stop texts and characters cross token borders.
 PIECES = (b"a", b"b", b"ab", b"\xc3", b"\xa9", b" ", b"ba ", b"\xf0\x9f", b"\x98\x80", b"", b"c\n", "ñ".encode())
 STOP_TEXTS = ("aa", "ab", "ba a", "é", "bb", "\nc", "a b", "b\u00e9a", "\ufffd", "c\nc", "ñab")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_head() -> Iterator[None]:
+    """Let vocabularies of some hundreds have a tail, which otherwise takes thousands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.core.sampling.HEAD_SIZE", HEAD_SIZE)
+        yield
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -16,12 +16,22 @@ from paceline.core import processors
 from paceline.core.errors import SamplingError
 from paceline.core.noise import TAIL_ID, Float64Array
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
-from paceline.core.sampling import HEAD_SIZE, RowSampler, largest_probability, probabilities
+from paceline.core.sampling import RowSampler, largest_probability, probabilities
 from paceline.core.verify import CoupledVerifier
 from tests.core.helpers import PLAIN_PARAMS, softmax
 
 ALPHA = 1e-6
 """False-alarm rate of each chi-square test; the seeds are fixed."""
+
+HEAD_SIZE = 512
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_head() -> Iterator[None]:
+    """Let vocabularies of some hundreds have a tail, which otherwise takes thousands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.core.sampling.HEAD_SIZE", HEAD_SIZE)
+        yield
 
 
 def sampling(**values: object) -> SamplingParams:

@@ -30,8 +30,9 @@ _MULTIPLIER_2 = 0x735A2D97
 
 
 def _mix_words(words: Any) -> Any:
-    """Mix 32-bit words held in 64-bit integers (numpy arrays or torch tensors): xor-shift, multiply, twice.
+    """Mix 32-bit words, in numpy's uint32 or in 64-bit integers of either library: xor-shift, multiply, twice.
 
+    In uint32 the products wrap by themselves and the masks change nothing; elsewhere the masks do the wrapping.
     The constants are those of the two-round 32-bit hash with the lowest published bias (Wellons, hash-prospector).
     """
     words = words ^ (words >> 16)
@@ -42,10 +43,10 @@ def _mix_words(words: Any) -> Any:
 
 
 def uniform_from_words(words: Any, keys: tuple[int, int, int, int]) -> Any:
-    """Turn token ids (as 32-bit words in 64-bit integers) into uniforms in (0, 1) with 53 random bits.
+    """Turn token ids, as 32-bit words, into uniforms in (0, 1) with 52 random bits.
 
     Args:
-        words: ``[n]`` int64 numpy array or torch tensor with entries in ``[0, 2**32)``.
+        words: ``[n]`` uint32 or int64 numpy array, or int64 torch tensor, with entries in ``[0, 2**32)``.
         keys: four 32-bit words from :func:`row_keys`.
 
     Returns:
@@ -53,11 +54,10 @@ def uniform_from_words(words: Any, keys: tuple[int, int, int, int]) -> Any:
     """
     high = _mix_words(_mix_words(words ^ keys[0]) ^ keys[1])
     low = _mix_words(_mix_words(words ^ keys[2]) ^ keys[3])
-    bits = high * 1048576 + (low >> 12)
     # Said out loud, as torch would turn integers into float32, its default.
-    bits = bits.astype(np.float64) if isinstance(bits, np.ndarray) else bits.double()
-    # 32 + 20 bits and a half: the largest value is 1 - 2**-53, so neither 0 nor 1 can come out.
-    return (bits + 0.5) * 2.0**-52
+    high = high.astype(np.float64) if isinstance(high, np.ndarray) else high.double()
+    # 32 + 20 bits, exact in float64, and a half: the largest value is 1 - 2**-53, so neither 0 nor 1 can come out.
+    return (high * 1048576.0 + (low >> 12) + 0.5) * 2.0**-52
 
 
 def row_keys(seed: int, choice: int, position: int) -> tuple[int, int, int, int]:
@@ -86,7 +86,8 @@ class TokenNoise:
 
     def uniform(self, position: int, token_ids: IntArray) -> Float64Array:
         """Return uniforms in (0, 1), ``[n]`` float64, for ``token_ids`` ``[n]`` at an absolute position."""
-        words = token_ids.astype(np.int64) & _MASK32
+        # Half the width is twice the speed; negative ids wrap, as the mask would have them.
+        words = token_ids.astype(np.uint32)
         uniforms: Float64Array = uniform_from_words(words, row_keys(self._seed, self._choice, position))
         return uniforms
 

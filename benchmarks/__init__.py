@@ -1,0 +1,1 @@
+"""The measurements behind the figures in the documentation: `python -m benchmarks --help`."""
