@@ -73,7 +73,8 @@ def compare(model: Model, name: str, temperature: float) -> dict[str, Any]:
         if divergence is not None:
             differences.append(
                 {"prompt": seed, "token": divergence.index, "margin": divergence.margin}
-                | {"logit_difference": divergence.logit_difference, "verdict": divergence.verdict}
+                | {"logit_difference": divergence.logit_difference, "rounding": divergence.rounding}
+                | {"verdict": divergence.verdict}
             )
     print(
         f"{name}, temperature {temperature:g}: {verdicts['equal']} of {len(prompts)} texts of {ANSWER_TOKENS} tokens "

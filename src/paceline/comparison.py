@@ -10,11 +10,21 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.core.divergence import Divergence, first_difference, judge_divergence
+from paceline.core.noise import Float64Array
 from paceline.core.processors import FloatArray
 from paceline.core.request import Request
 from paceline.core.sampling import RowSampler
+from paceline.engines.base import COMMITTED_END, Engine, Step
+
+VERIFY_WIDTH = 6
+"""Rows of a typical verifying pass."""
+
+LAST_ROWS = 16
+"""Rows at the end of a text in which the effect of rounding is looked for: in a single row it may happen to be small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +137,51 @@ def explain(
     plain_row, request = _row_at(model, prompt, options, index, speculate=False)
     speculative_row, _ = _row_at(model, prompt, options, index, speculate=True)
     history = request.token_ids[: request.num_prompt + index]
-    tolerance = model.target.capabilities.logit_tolerance
-    return judge_divergence(index, plain_row, speculative_row, request.params, history, tolerance)
+    return judge_divergence(
+        index,
+        plain_row,
+        speculative_row,
+        request.params,
+        history,
+        rounding=measure_rounding(model.target, history, request.num_prompt),
+        tolerance=model.target.capabilities.logit_tolerance,
+    )
+
+
+def measure_rounding(engine: Engine, token_ids: Sequence[int], num_prompt: int) -> float:
+    """Return by how much logits near the end of a text depend on the widths of the passes that read it.
+
+    The answer is read as plain decoding reads it, one token a pass, and then in wider passes; nothing is drafted and
+    nothing is taken back.
+
+    Args:
+        engine: it must have a sequence to spare.
+        token_ids: prompt and answer.
+        num_prompt: how many of them are the prompt.
+    """
+    widest = min(engine.capabilities.max_rows, engine.capabilities.max_outputs)
+    plain, *others = (_last_rows(engine, token_ids, num_prompt, width) for width in (1, VERIFY_WIDTH, widest))
+    return max(float(np.abs(plain - other).max()) for other in others)
+
+
+def _last_rows(engine: Engine, token_ids: Sequence[int], num_prompt: int, width: int) -> Float64Array:
+    """Return the rows ``[LAST_ROWS, vocab]`` of a text's last tokens, the answer read ``width`` tokens a pass."""
+    sequence = engine.open()
+    first_wanted = max(len(token_ids) - LAST_ROWS, 0)
+    rows = []
+    try:
+        start = 0
+        while start < len(token_ids):
+            end = min(start + engine.capabilities.max_rows, num_prompt) if start < num_prompt else start + width
+            chunk = token_ids[start:end]
+            wanted = [row for row in range(len(chunk)) if start + row >= first_wanted]
+            output = engine.forward([Step(sequence, chunk, range(COMMITTED_END, len(chunk) - 1), wanted)])
+            rows += [output.logits(0, index).astype(np.float64) for index in range(len(wanted))]
+            engine.commit(sequence, range(len(chunk)))
+            start += len(chunk)
+    finally:
+        engine.close_sequence(sequence)
+    return np.stack(rows)
 
 
 class _RecordingSampler(RowSampler):

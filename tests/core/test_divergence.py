@@ -20,21 +20,41 @@ def test_first_difference(plain: list[int], speculative: list[int], index: int |
 
 
 def test_a_tie_that_rounding_turns_is_a_near_tie() -> None:
-    verdict = judge_divergence(4, np.array([1.0, 1.0004]), np.array([1.0, 0.9997]), GREEDY, [0], tolerance=0.001)
+    verdict = judge_divergence(
+        4, np.array([1.0, 1.0004]), np.array([1.0, 0.9997]), GREEDY, [0], rounding=0.0, tolerance=0.001
+    )
     assert (verdict.verdict, verdict.plain_token, verdict.speculative_token, verdict.index) == ("near-tie", 1, 0, 4)
     assert verdict.margin == pytest.approx(0.0004)
     assert verdict.logit_difference == pytest.approx(0.0007)
 
 
 def test_rows_that_differ_by_more_than_rounding_are_a_bug() -> None:
-    verdict = judge_divergence(0, np.array([1.0, 1.1]), np.array([1.0, 0.9]), GREEDY, [0], tolerance=0.001)
+    verdict = judge_divergence(
+        0, np.array([1.0, 1.1]), np.array([1.0, 0.9]), GREEDY, [0], rounding=0.0, tolerance=0.001
+    )
+    assert verdict.verdict == "bug"
+
+
+def test_measured_rounding_allows_twice_as_much() -> None:
+    plain, speculative = np.array([1.0, 1.004]), np.array([1.0, 0.996])
+    verdicts = [
+        judge_divergence(0, plain, speculative, GREEDY, [0], rounding=rounding, tolerance=0.001)
+        for rounding in (0.003, 0.005)
+    ]
+    assert [(verdict.allowed, verdict.verdict) for verdict in verdicts] == [(0.006, "bug"), (0.01, "near-tie")]
+
+
+def test_a_clear_margin_is_a_bug_however_rough_the_engine() -> None:
+    """Both rows have both tokens and prefer different ones by far more than the rows differ in any other entry."""
+    plain, speculative = np.array([1.5, 1.0]), np.array([1.0, 1.5])
+    verdict = judge_divergence(0, plain, speculative, GREEDY, [0], rounding=0.1, tolerance=0.001)
     assert verdict.verdict == "bug"
 
 
 def test_equal_rows_cannot_explain_a_divergence() -> None:
     """Both rows give the same token: whatever made the runs differ, it was not rounding."""
     row = np.array([1.0, 2.0])
-    assert judge_divergence(0, row, row, GREEDY, [0], tolerance=0.001).verdict == "bug"
+    assert judge_divergence(0, row, row, GREEDY, [0], rounding=0.0, tolerance=0.001).verdict == "bug"
 
 
 def test_a_token_at_the_border_of_a_truncation_is_a_near_tie() -> None:
@@ -42,7 +62,7 @@ def test_a_token_at_the_border_of_a_truncation_is_a_near_tie() -> None:
     plain, speculative = np.array([1.0, 0.99999, 0.99998]), np.array([1.0, 0.99998, 0.99999])
     for seed in range(200):
         params = SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0, seed=seed)
-        verdict = judge_divergence(0, plain, speculative, params, [0], tolerance=0.001)
+        verdict = judge_divergence(0, plain, speculative, params, [0], rounding=0.0, tolerance=0.001)
         if verdict.plain_token != verdict.speculative_token:
             assert verdict.margin is None
             assert verdict.verdict == "near-tie"

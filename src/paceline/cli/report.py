@@ -147,7 +147,8 @@ def comparison_json(model: Model, comparison: Comparison) -> dict[str, Any]:
             "speculative_token": divergence.speculative_token,
             "margin": divergence.margin,
             "logit_difference": divergence.logit_difference,
-            "tolerance": divergence.tolerance,
+            "rounding": divergence.rounding,
+            "allowed": divergence.allowed,
             "verdict": divergence.verdict,
         },
         "plain": generation_json(model, comparison.plain),
@@ -165,7 +166,8 @@ def _equality(model: Model, comparison: Comparison) -> str:
     return (
         f"differ at token {divergence.index}: plain {_show(spell(divergence.plain_token))}, "
         f"speculative {_show(spell(divergence.speculative_token))}; {margin}, rows differ by "
-        f"{divergence.logit_difference:.2g} (tolerance {divergence.tolerance:g}): {divergence.verdict}{repeatable}"
+        f"{divergence.logit_difference:.2g}, of which rounding explains {divergence.allowed:.2g}: "
+        f"{divergence.verdict}{repeatable}"
     )
 
 
