@@ -24,7 +24,7 @@ VERIFY_WIDTH = 6
 """Rows of a typical verifying pass."""
 
 LAST_ROWS = 16
-"""Rows at the end of a text in which the effect of rounding is looked for: in a single row it may happen to be small."""
+"""Rows at the end of a text in which the effect of rounding is looked for: in a single row it may be small."""
 
 
 @dataclass(frozen=True, slots=True)
