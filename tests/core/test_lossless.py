@@ -49,7 +49,7 @@ from tests.core.helpers import (
     text_of,
 )
 
-NUM_SCENES = 540
+NUM_SCENES = 680
 SETUPS_PER_SCENE = 5
 LEAST_PARTIAL_CASES = 5000
 MOST_STEPS = 1000
