@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import paceline
+from paceline.core.noise import Float64Array
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
 
@@ -27,6 +30,61 @@ def test_generate_is_what_stream_gives() -> None:
         assert whole.seed == 5
         spelled = b"".join(model.target.vocabulary.token_bytes(token_id) for token_id in whole.token_ids)
         assert spelled.decode(errors="replace") == whole.text
+
+
+def test_two_streams_at_once_each_get_all_of_their_text() -> None:
+    with scripted_model(max_sequences=2) as model:
+        alone = [model.generate([i], max_tokens=30, temperature=0.9, seed=i, ignore_end=True) for i in (1, 2)]
+        streams = [model.stream([i], max_tokens=30, temperature=0.9, seed=i, ignore_end=True) for i in (1, 2)]
+        answers = [stream.result() for stream in streams]
+        for answer, expected in zip(answers, alone, strict=True):
+            assert (answer.text, answer.token_ids) == (expected.text, expected.token_ids)
+            assert len(answer.sources) == len(answer.token_ids) == 30
+
+
+def test_a_dropped_stream_gives_its_place_back() -> None:
+    with scripted_model(max_sequences=1) as model:
+        for _ in model.stream([1], max_tokens=1000, ignore_end=True):
+            break
+        assert model.generate([1], max_tokens=3, ignore_end=True).finish_reason == "length"
+
+
+def failing_model(error: BaseException) -> paceline.Model:
+    """A model that raises when it has seen the token 7, and counts up."""
+
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        if tokens[-1] == 7:
+            raise error
+        row: Float64Array = np.eye(10)[(tokens[-1] + 1) % 10]
+        return row
+
+    engine = ScriptedEngine(logits, ScriptedVocabulary.of_size(10), max_sequences=2)
+    return paceline.Model(engine, [], paceline.NO_SPECULATION)
+
+
+def test_an_interrupted_call_leaves_the_model_usable() -> None:
+    with failing_model(KeyboardInterrupt()) as model:
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                model.generate([5], max_tokens=9, temperature=0.0)
+        assert model.generate([0], max_tokens=3, temperature=0.0).token_ids == [1, 2, 3]
+
+
+def test_an_error_ends_its_own_request_only() -> None:
+    with failing_model(paceline.EngineError("seven")) as model:
+        other = model.stream([8], max_tokens=5, temperature=0.0)
+        with pytest.raises(paceline.EngineError, match="seven"):
+            model.generate([5], max_tokens=9, temperature=0.0)
+        assert other.result().token_ids == [9, 0, 1, 2, 3]
+        assert model.generate([0], max_tokens=3, temperature=0.0).token_ids == [1, 2, 3]
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_rows_that_are_not_numbers_are_the_models_fault(greedy: bool) -> None:
+    engine = ScriptedEngine(lambda tokens: np.full(10, np.nan), ScriptedVocabulary.of_size(10))
+    model = paceline.Model(engine, [], paceline.NO_SPECULATION)
+    with model, pytest.raises(paceline.EngineError, match="largest logit is nan"):
+        model.generate([1], temperature=0.0 if greedy else 0.8)
 
 
 def test_a_seed_is_made_up_and_told() -> None:
@@ -73,6 +131,8 @@ def test_use_after_close_is_a_clear_error() -> None:
         ({"stop": ["a", ""]}, "empty stop"),
         ({"tempratur": 1.0}, "tempratur"),
         ({"order": ("top_k",)}, "order top_k"),
+        ({"max_tokens": 5.5}, "5.5 tokens"),
+        ({"logit_bias": {1.5: 3.0}}, "logit bias for 1.5"),
     ],
 )
 def test_bad_options_are_input_errors(options: dict[str, object], words: str) -> None:
@@ -84,7 +144,7 @@ def test_a_failed_load_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     with pytest.raises(paceline.ModelFileError, match=r"bad\.gguf"):
         paceline.load(embedded_target(), draft=tmp_path / "bad.gguf")
-    with pytest.raises(paceline.InputError, match="no use"):
+    with pytest.raises(paceline.InputError, match="no effect"):
         paceline.load(embedded_target(), draft=embedded_draft(), policy=paceline.NO_SPECULATION)
     with pytest.raises(paceline.InputError, match="unknown verifier"):
         paceline.load(verify="trust")  # type: ignore[arg-type]
@@ -96,3 +156,18 @@ def test_the_engine_holds_every_branch_the_policy_may_ask_for() -> None:
         answer = model.generate("def f(x):", max_tokens=24, temperature=0.0, ignore_end=True)
         # A tree with too many branches would be refused by the engine, and every round would decode plainly.
         assert answer.stats.num_drafted > 4 * 6 * answer.stats.rounds // 2
+
+
+def test_every_request_of_several_gets_its_branches_and_its_place_at_the_draft() -> None:
+    options = paceline.ModelOptions(embedded_target(), max_sequences=3, context_length=256, threads=1)
+    with paceline.load(options, draft=embedded_draft(), policy=paceline.FixedPolicy(4, siblings=2)) as model:
+        streams = [model.stream("def f(x):", max_tokens=20, temperature=0.8, seed=seed) for seed in range(3)]
+        for stream in streams:
+            stats = stream.result().stats
+            assert stats.num_drafted > 4 * stats.rounds
+
+
+def test_a_numpy_prompt_and_a_path_as_text_are_taken() -> None:
+    with paceline.load(paceline.ModelOptions(str(embedded_target()))) as model:
+        prompt = np.array(model.target.vocabulary.tokenize("def f(x):"))
+        assert len(model.generate(prompt, max_tokens=3, ignore_end=True).token_ids) == 3  # type: ignore[arg-type]

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +29,7 @@ from paceline.core.verify import VERIFIER_NAMES, VerifierName
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
-from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.loading import MAX_BRANCHES, ModelOptions, open_engine
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.base import Policy
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
@@ -65,7 +67,7 @@ class Generation:
         text: the answer, without the prompt.
         token_ids: its tokens.
         sources: for each token the drafter it came from, or ``"target"``.
-        finish_reason: why it ended.
+        finish_reason: why it ended; ``None`` if it has not yet.
         seed: the seed it was sampled with; the same seed gives the same text under ``coupled``.
         stats: counts and times.
     """
@@ -73,7 +75,7 @@ class Generation:
     text: str
     token_ids: Sequence[int]
     sources: Sequence[str]
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     seed: int
     stats: RequestStats
 
@@ -81,23 +83,21 @@ class Generation:
 class Stream:
     """An answer while it is written: iterate for its text, as it becomes final.
 
-    Closing it early (``close()``, or leaving its ``with`` block) cancels the request and keeps what there is.
+    Closing it early (``close()``, leaving its ``with`` block, or dropping it) cancels the request and keeps what there
+    is. An interrupt or error while it is iterated cancels it too.
     """
 
     def __init__(self, loop: DecodingLoop, request: Request) -> None:
-        self._loop = loop
         self.request = request
-        self._sources: list[str] = []
-        self._text: list[str] = []
-        self._rounds = self._run()
+        self._loop = loop
+        self._num_read = 0
+        # A stream that is dropped half-way must not hold its place in the engine.
+        self._finalizer = weakref.finalize(self, loop.cancel, request)
+        self._finalizer.atexit = False
 
     def __iter__(self) -> Iterator[TextSegment]:
-        for segments in self._rounds:
+        for segments in self.rounds():
             yield from segments
-
-    def rounds(self) -> Iterator[list[TextSegment]]:
-        """Iterate round by round: the text each made final, which may be none (while a long prompt is read)."""
-        return self._rounds
 
     def __enter__(self) -> Stream:
         return self
@@ -107,46 +107,68 @@ class Stream:
     ) -> None:
         self.close()
 
+    def rounds(self) -> Iterator[list[TextSegment]]:
+        """Iterate round by round: the text each made final, which may be none (while a long prompt is read).
+
+        Raises:
+            PacelineError: the request ended by an error.
+        """
+        while True:
+            running = self.request.finish_reason is None
+            if running:
+                try:
+                    self._loop.step()
+                except BaseException:
+                    self._loop.cancel(self.request)
+                    raise
+            # Another stream's rounds may have written some of it, so read from the request, not from the round.
+            segments = self._unread()
+            if segments or running:
+                yield segments
+            if not running:
+                break
+        if self.request.error is not None:
+            raise self.request.error
+
     def close(self) -> list[TextSegment]:
-        """Cancel the request if it still runs; return text that was withheld until now."""
-        emission = self._loop.cancel(self.request)
-        segments = list(emission.segments) if emission is not None else []
-        self._text += [segment.text for segment in segments]
-        return segments
+        """Cancel the request if it still runs; return text that was not read yet."""
+        self._loop.cancel(self.request)
+        return self._unread()
 
     def result(self) -> Generation:
         """Return the answer, run to its end if it is not there yet."""
-        for _ in self._rounds:
+        for _ in self.rounds():
             pass
         return self.so_far()
 
     def so_far(self) -> Generation:
-        """Return the answer as it stands; ``finish_reason`` is ``"cancelled"`` while it still runs."""
+        """Return the answer as it stands; ``finish_reason`` is ``None`` while it runs."""
         request = self.request
         return Generation(
-            text="".join(self._text),
+            text="".join(segment.text for segment in request.segments),
             token_ids=request.output_ids,
-            sources=list(self._sources),
-            finish_reason=request.finish_reason or "cancelled",
+            sources=list(request.sources),
+            finish_reason=request.finish_reason,
             seed=request.params.seed,
             stats=request.stats,
         )
 
-    def _run(self) -> Iterator[list[TextSegment]]:
-        while self.request.finish_reason is None:
-            segments: list[TextSegment] = []
-            for emission in self._loop.step():
-                if emission.request is self.request:
-                    self._sources += emission.sources
-                    segments += emission.segments
-            self._text += [segment.text for segment in segments]
-            yield segments
+    def _unread(self) -> list[TextSegment]:
+        segments = self.request.segments[self._num_read :]
+        self._num_read += len(segments)
+        return segments
 
 
 class Model:
     """A target with its drafters. Use it as a context manager, or call :meth:`close` to free native memory.
 
+    It owns its engine and drafters and closes them. Not safe for use by several threads at once.
+
     Attributes:
+        target: the engine that runs the target.
+        drafters: in the order they are asked.
+        policy: what decides how much is drafted.
+        verify: how drafts are judged.
         loop: the decoding loop, for running several requests at once.
     """
 
@@ -162,7 +184,7 @@ class Model:
         self.target = target
         self.drafters = list(drafters)
         self.policy = policy
-        self._verify: VerifierName = verify
+        self.verify: VerifierName = verify
         self.loop = DecodingLoop(target, drafters, policy, clock=clock)
         self._plain = DecodingLoop(target, [], NO_SPECULATION, clock=clock)
         self._closed = False
@@ -184,7 +206,8 @@ class Model:
             InputError: the prompt or an option cannot be used.
             ClosedError: the model is closed.
         """
-        return self.stream(prompt, **options).result()
+        with self.stream(prompt, **options) as stream:
+            return stream.result()
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
         """Start an answer and return it for iteration. Raises as :meth:`generate` does."""
@@ -201,9 +224,13 @@ class Model:
         params = SamplingParams(**_pick(SamplingParams, given))  # type: ignore[arg-type]
         if given:
             raise InputError(f"unknown option {next(iter(given))!r}: see SamplingParams and StopRules")
-        prompt_ids = self.target.vocabulary.tokenize(prompt) if isinstance(prompt, str) else prompt
+        prompt_ids = self.target.vocabulary.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         loop = self.loop if speculate else self._plain
-        return Stream(loop, loop.add(prompt_ids, params, rules, verifier=self._verify))
+        return Stream(loop, loop.add(prompt_ids, params, rules, verifier=self.verify))
+
+    def repeats_text(self, options: GenerateOptions) -> bool:
+        """Return whether a seed gives the same text with and without speculation."""
+        return self.verify == "coupled" or options.get("temperature") == 0.0
 
     def close(self) -> None:
         """Cancel what still runs and free native memory. Idempotent; using the model afterwards is a clear error."""
@@ -211,9 +238,10 @@ class Model:
         for loop in (self.loop, self._plain):
             for request in loop.active:
                 loop.cancel(request)
-        for drafter in self.drafters:
-            drafter.close()
-        self.target.close()
+        with ExitStack() as stack:
+            stack.callback(self.target.close)
+            for drafter in self.drafters:
+                stack.callback(drafter.close)
 
 
 def _pick(kind: type, given: dict[str, object]) -> dict[str, object]:
@@ -249,28 +277,32 @@ def load(
     if drafters is not None:
         check_drafter_names(drafters)
     policy = FixedPolicy() if policy is None else policy
-    speculates = policy != NO_SPECULATION
+    speculates = not isinstance(policy, FixedPolicy) or policy.speculates
+    if not speculates and (draft is not None or drafters):
+        raise InputError("drafters and draft models have no effect without speculation: leave out one or the other")
     if target is None:
         target = embedded_target()
         if draft is None and speculates and (drafters is None or "draft" in drafters):
             draft = embedded_draft()
-    if draft is not None and not speculates:
-        raise InputError("a draft model has no use without speculation: leave out one or the other")
     names = drafters if drafters is not None else ([] if not speculates else ["suffix"] if draft is None else ["draft"])
     target_options = _options(target, context_length)
     if target_options.branches is None and isinstance(policy, FixedPolicy):
-        target_options = dataclasses.replace(target_options, branches=policy.most_branches(len(names)))
-    target_engine = open_engine(target_options)
+        branches = min(policy.most_branches(len(names)) * target_options.max_sequences, MAX_BRANCHES)
+        target_options = dataclasses.replace(target_options, branches=branches)
+    target_engine = open_engine(dataclasses.replace(target_options, rollback=speculates))
     draft_engine: Engine | None = None
     try:
         if speculates and target_engine.capabilities.max_rollback == 0:
             raise CapabilityError(
                 f"{target_engine.description} cannot take tokens back, so drafts cannot be verified: "
-                "decode it with --no-speculation"
+                "decode it without speculation (--no-speculation)"
             )
         if draft is not None:
+            draft_options = _options(draft, context_length)
+            if not isinstance(draft, ModelOptions):
+                draft_options = dataclasses.replace(draft_options, max_sequences=target_options.max_sequences)
             # The draft's own pending tree is a chain: siblings are proposed but never fed.
-            draft_engine = open_engine(dataclasses.replace(_options(draft, context_length), branches=0))
+            draft_engine = open_engine(dataclasses.replace(draft_options, branches=0))
         built = build_drafters(names, target=target_engine, draft=draft_engine)
     except BaseException:
         if draft_engine is not None:
@@ -282,5 +314,7 @@ def load(
 
 def _options(model: str | Path | ModelOptions, context_length: int | None) -> ModelOptions:
     if isinstance(model, ModelOptions):
+        if context_length is not None:
+            raise InputError("context_length is for models given by path: set it in ModelOptions, or give the path")
         return model
     return ModelOptions(Path(model), context_length=context_length)

@@ -14,10 +14,12 @@ import numpy as np
 
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.core.divergence import Divergence, first_difference, judge_divergence
+from paceline.core.errors import InputError
 from paceline.core.noise import Float64Array
 from paceline.core.processors import FloatArray
 from paceline.core.request import Request
-from paceline.core.sampling import RowSampler
+from paceline.core.tree import DraftTree
+from paceline.core.verify import Proposal, RowLogits, Verifier, Walk
 from paceline.engines.base import COMMITTED_END, Engine, Step
 
 VERIFY_WIDTH = 6
@@ -127,16 +129,18 @@ def summarise(
 def explain(
     model: Model, prompt: str | Sequence[int], options: GenerateOptions, plain: Generation, speculative: Generation
 ) -> Divergence | None:
-    """Say why two answers to a prompt differ; ``None`` if they do not.
+    """Say why two answers to a prompt differ; ``None`` if they do not, or may (rejection keeps the distribution only).
 
     Both are made again, to see the rows that the diverging tokens were drawn from.
     """
     index = first_difference(plain.token_ids, speculative.token_ids)
-    if index is None:
+    if index is None or not model.repeats_text(options):
         return None
     plain_row, request = _row_at(model, prompt, options, index, speculate=False)
     speculative_row, _ = _row_at(model, prompt, options, index, speculate=True)
     history = request.token_ids[: request.num_prompt + index]
+    if plain_row is None or speculative_row is None:
+        return Divergence.unrepeatable(index, plain.token_ids, speculative.token_ids)
     return judge_divergence(
         index,
         plain_row,
@@ -184,32 +188,43 @@ def _last_rows(engine: Engine, token_ids: Sequence[int], num_prompt: int, width:
     return np.stack(rows)
 
 
-class _RecordingSampler(RowSampler):
-    """Keeps a copy of the row that one position's token is drawn from."""
+class _RecordingVerifier:
+    """Judges as another verifier does, and keeps a copy of the row that one position's token is drawn from."""
 
-    def __init__(self, sampler: RowSampler, position: int) -> None:
-        super().__init__(sampler.params)
+    def __init__(self, inner: Verifier, position: int) -> None:
+        self.name = inner.name
+        self.sampler = inner.sampler
+        self.judges_every_draw = inner.judges_every_draw
         self.row: FloatArray | None = None
+        self._inner = inner
         self._position = position
 
-    def emit(self, logits: FloatArray, position: int, history: Sequence[int]) -> int:
-        if position == self._position:
-            self.row = logits.copy()
-        return super().emit(logits, position, history)
+    def propose(self, logits: FloatArray, position: int, history: Sequence[int], count: int) -> list[Proposal]:
+        return self._inner.propose(logits, position, history, count)
+
+    def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+        def recorded(node: int) -> FloatArray:
+            row = row_logits(node)
+            if len(history) + tree.depths[node] == self._position:
+                self.row = row.copy()
+            return row
+
+        return self._inner.walk(tree, num_rows, recorded, history)
 
 
 def _row_at(
     model: Model, prompt: str | Sequence[int], options: GenerateOptions, index: int, *, speculate: bool
-) -> tuple[FloatArray, Request]:
-    """Return the row from which token ``index`` of the answer is drawn, and the finished request."""
-    stream = _stream(model, prompt, options, speculate)
-    request = stream.request
-    sampler = _RecordingSampler(request.verifier.sampler, request.num_prompt + index)
-    request.verifier.sampler = sampler
-    stream.result()
-    if sampler.row is None:
-        raise RuntimeError(f"the answer ended before token {index} when it was made again")
-    return sampler.row, request
+) -> tuple[FloatArray | None, Request]:
+    """Return the row from which token ``index`` of the answer is drawn, and the finished request.
+
+    There is no row if the answer, made again, ends before it.
+    """
+    with _stream(model, prompt, options, speculate) as stream:
+        request = stream.request
+        verifier = _RecordingVerifier(request.verifier, request.num_prompt + index)
+        request.verifier = verifier
+        stream.result()
+    return verifier.row, request
 
 
 def answer(model: Model, prompt: str | Sequence[int], options: GenerateOptions, *, speculate: bool) -> Generation:
@@ -224,4 +239,10 @@ def _stream(model: Model, prompt: str | Sequence[int], options: GenerateOptions,
 
 
 def _speed(generation: Generation) -> float:
-    return generation.stats.predicted_per_second or 0.0
+    speed = generation.stats.predicted_per_second
+    if speed is None:
+        raise InputError(
+            f"the answer has {len(generation.token_ids)} token, and the first comes with the prompt: there is no "
+            "decoding speed to compare; give -n 2 or more, or another prompt"
+        )
+    return speed

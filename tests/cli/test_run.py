@@ -115,7 +115,8 @@ def test_compare_says_which_is_faster_and_whether_texts_are_equal(invoke: Invoke
     assert outcome.status == 0
     assert outcome.out == ""
     assert re.search(
-        r"(speculation is faster|plain is faster|no difference beyond the noise): \d+\.\d\d times", outcome.err
+        r"(speculation is faster|plain is faster|no difference beyond the noise): speculative decoding runs at \d",
+        outcome.err,
     )
     assert "plain against plain" in outcome.err
     assert "texts                   = equal, 24 tokens" in outcome.err
@@ -174,6 +175,13 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "drafters without speculation": (("-p", "x", "--no-speculation", "--drafters", "suffix"), "no effect"),
     "model without speculation": (("-p", "x", "--no-speculation", "-md", str(embedded_draft())), "no effect"),
     "siblings without model": (("-p", "x", "--drafters", "suffix", "--draft-siblings", "2"), "no effect"),
+    "draft flags without model": (("-p", "x", "--drafters", "suffix", "-cd", "64"), "-cd"),
+    "draft flags without speculation": (("-p", "x", "--no-speculation", "-ngld", "3"), "no effect"),
+    "compare plain with plain": (("-p", "x", "--draft-max", "0", "--compare"), "no effect"),
+    "repeats without compare": (("-p", "x", "--repeats", "9"), "--compare"),
+    "compare one token": (("-p", "x", "--compare", "-n", "1"), "1 token"),
+    "draft context": (("-p", "x", "-cd", "1"), "draft context of 1"),
+    "no draft context": (("-p", "x", "-cd", "0"), "0"),
     "compare without speculation": (("-p", "x", "--compare", "--no-speculation"), "--compare"),
     "repeats": (("-p", "x", "--compare", "--repeats", "0"), "0 repeats"),
     "context": (("-p", "x", "-c", "0"), "0"),
@@ -273,6 +281,45 @@ def test_a_terminal_gets_colours_unless_no_color_is_set(no_color: str, coloured:
     assert b"def f(x):" in shown
     assert (b"\x1b[" in shown) is coloured
     assert (b"tokens accepted from" in shown) is coloured
+
+
+def test_rejection_may_give_another_text_and_compare_says_so(invoke: Invoke) -> None:
+    arguments = ("-p", "def f(x):", "-n", "24", "-t", "1", "--temp", "0.8", "--seed", "3", "--verify", "rejection")
+    outcome = invoke("run", *arguments, "--compare", "--repeats", "1")
+    assert outcome.status == 0
+    assert "texts                   = differ, as they may" in outcome.err
+
+
+def test_draft_max_0_decodes_plainly(invoke: Invoke) -> None:
+    zero = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", "--draft-max", "0").out)
+    plain = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", "--no-speculation").out)
+    assert zero["text"] == plain["text"]
+    assert zero["drafters"] == []
+
+
+def test_a_prompt_file_of_another_system_is_the_same_prompt(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "unix.txt").write_bytes(b"x = 1\n")
+    (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfx = 1\r\n")
+    answers = [
+        json.loads(invoke("run", "-f", str(tmp_path / name), *FAST, "--json").out)
+        for name in ("unix.txt", "windows.txt")
+    ]
+    assert answers[0]["stats"]["prompt_n"] == answers[1]["stats"]["prompt_n"]
+    assert answers[0]["text"] == answers[1]["text"]
+
+
+def test_a_full_or_closed_output_is_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = spawn("run", "-p", "x", *FAST, stdout=full, stderr=subprocess.PIPE)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.startswith(b"paceline: ")
+    assert err.count(b"\n") == 1
+    closed = [sys.executable, "-c", "import os, sys; os.close(1); os.execv(sys.executable, sys.argv[1:])"]
+    command = [*closed, sys.executable, "-m", "paceline", "run", "-p", "x", *FAST]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(b"paceline: standard output is closed")
 
 
 def test_help_shows_examples_and_llama_cpp_names(invoke: Invoke) -> None:

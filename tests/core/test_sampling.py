@@ -322,7 +322,7 @@ def test_seed_and_choice_are_what_changes_the_draws() -> None:
         ({"repeat_penalty": 0.0}, "repeat penalty 0"),
         ({"penalty_last_n": -2}, "penalty last-n -2"),
         ({"seed": -1}, "seed -1"),
-        ({"seed": 2**64}, "seed 1.8"),
+        ({"seed": 2**64}, "seed 18446744073709551616"),
         ({"logit_bias": {3: math.nan}}, "logit bias nan"),
         ({"logit_bias": {-3: 1.0}}, "logit bias 1.0 for token -3"),
         ({"order": ("top_k",)}, "processor order top_k"),

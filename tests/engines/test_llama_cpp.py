@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("llama_cpp")
 import llama_cpp.llama_cpp as api
 
+import paceline
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, InputError, ModelFileError, NoRoomError
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
@@ -730,6 +731,14 @@ def test_a_recurrent_model_without_snapshots_decodes_plainly_or_not_at_all(tmp_p
     sequence = engine.open()
     feed(engine, sequence, [1, 2])
     assert_close(feed(engine, sequence, [3]), Reference(path, rollback=False)([1, 2, 3]), 0.01)
+
+
+def test_the_way_out_for_a_model_that_cannot_roll_back_is_a_way_out(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "mamba")
+    with pytest.raises(CapabilityError, match="--no-speculation"):
+        paceline.load(path)
+    with paceline.load(path, policy=paceline.NO_SPECULATION) as model:
+        assert len(model.generate([1, 2], max_tokens=4, ignore_end=True).token_ids) == 4
 
 
 # --- files that do not load -------------------------------------------------------------------------------------------

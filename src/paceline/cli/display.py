@@ -30,7 +30,7 @@ _COLOUR_SYSTEMS = {
 
 def error_console() -> Console:
     """Return a console on standard error, where everything but the answer goes."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 class AnswerWriter:
@@ -48,7 +48,8 @@ class AnswerWriter:
     def __init__(self, prompt: str, drafters: list[str], *, silent: bool) -> None:
         console = Console(file=sys.stdout)
         self._silent = silent
-        self._terminal = console.is_terminal and not silent
+        # Not rich's word for it, which FORCE_COLOR changes: the layout is for people, a pipe gets the text alone.
+        self._terminal = sys.stdout.isatty() and not silent
         self._colours = None if console.no_color else _COLOUR_SYSTEMS.get(console.color_system or "")
         self._ends_in_newline = True
         if self._terminal:

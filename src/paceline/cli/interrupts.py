@@ -11,14 +11,21 @@ from types import FrameType
 
 @contextmanager
 def interrupts_held() -> Iterator[threading.Event]:
-    """Within the block the first Ctrl-C sets the event that is yielded; a second one interrupts as usual."""
+    """Within the block the first Ctrl-C sets the event that is yielded; a second one interrupts as usual.
+
+    Off the main thread, and where the process was started with interrupts ignored, nothing is changed.
+    """
     interrupted = threading.Event()
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous in (signal.SIG_IGN, None):
+        yield interrupted
+        return
 
     def hold(signum: int, frame: FrameType | None) -> None:
         interrupted.set()
         signal.signal(signal.SIGINT, previous)
 
-    previous = signal.signal(signal.SIGINT, hold)
+    signal.signal(signal.SIGINT, hold)
     try:
         yield interrupted
     finally:

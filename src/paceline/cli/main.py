@@ -8,12 +8,9 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
+from paceline.cli import exits
 from paceline.cli.run import EPILOG, run
 from paceline.core.errors import InputError, PacelineError
-
-EXIT_FAILURE = 1
-EXIT_INPUT = 2
-EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="paceline",
@@ -44,20 +41,25 @@ def _options(
 def main() -> None:
     """Run the command line; errors become one line on stderr and an exit status."""
     try:
+        if sys.stdout is None:
+            raise InputError("standard output is closed: there is nowhere to write the answer to")
         app()
     except InputError as error:
-        _fail(error, EXIT_INPUT)
+        _fail(error, exits.BAD_INPUT)
     except PacelineError as error:
-        _fail(error, EXIT_FAILURE)
+        _fail(error, exits.FAILURE)
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(exits.INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output is gone (``paceline run | head``); what is left to flush has nowhere to go.
+        # The reader of our output is gone (``paceline run | head``), and what is left to flush has nowhere to go.
         sys.stdout = None
-        sys.exit(EXIT_FAILURE)
+        sys.exit(exits.FAILURE)
+    except OSError as error:
+        sys.stdout = None
+        _fail(error, exits.FAILURE)
 
 
-def _fail(error: PacelineError, status: int) -> None:
+def _fail(error: Exception, status: int) -> None:
     print(f"paceline: {error}", file=sys.stderr)
     sys.exit(status)
 

@@ -23,7 +23,7 @@ def generation_report(console: Console, model: Model, generation: Generation, dr
         f"encoded {stats.prompt_tokens:4d} tokens in {stats.prompt_s:8.3f} seconds, "
         f"speed: {stats.prompt_per_second or 0.0:8.3f} t/s",
         f"decoded {decoded:4d} tokens in {stats.decode_s:8.3f} seconds, "
-        f"speed: {stats.predicted_per_second or 0.0:8.3f} t/s",
+        f"speed: {stats.predicted_per_second or 0.0:8.3f} t/s  (the first token came with the prompt)",
         "",
     ]
     if model.drafters:
@@ -53,7 +53,8 @@ def generation_report(console: Console, model: Model, generation: Generation, dr
     gaps = stats.inter_token_s()
     if gaps:
         shown = [f"p{share:.0%} {percentile(gaps, share) * 1e3:.2f}".replace("%", "") for share in PERCENTILES]
-        lines.append(f"between tokens          = {', '.join(shown)}, max {max(gaps) * 1e3:.2f} ms")
+        longest = f"max {max(gaps) * 1e3:.2f} ms"
+        lines.append(f"between tokens          = {', '.join(shown)}, {longest}  (tokens of a round arrive together)")
     lines += [
         f"ended by                = {generation.finish_reason}; seed {generation.seed}",
         f"target                  = {model.target.description}",
@@ -107,9 +108,9 @@ def comparison_report(console: Console, model: Model, comparison: Comparison) ->
     plain = [speed for trial in trials for speed in (trial.plain_before, trial.plain_after)]
     speculative = [trial.speculative for trial in trials]
     verdict = comparison.verdict
+    spread = f"({min(speedups):.2f} to {max(speedups):.2f} in {len(trials)} pairs)"
     console.print(
-        f"\n{verdict}: {comparison.speedup:.2f} times plain "
-        f"({min(speedups):.2f} to {max(speedups):.2f} in {len(trials)} pairs)",
+        f"\n{verdict}: speculative decoding runs at {comparison.speedup:.2f} times the speed of plain {spread}",
         style="green" if verdict.startswith("spec") else "yellow" if verdict.startswith("plain") else None,
     )
     console.print(
@@ -159,8 +160,12 @@ def comparison_json(model: Model, comparison: Comparison) -> dict[str, Any]:
 def _equality(model: Model, comparison: Comparison) -> str:
     repeatable = "" if comparison.repeatable else "; but runs of one kind differ among themselves"
     divergence = comparison.divergence
+    if divergence is None and not comparison.equal:
+        return "differ, as they may: rejection keeps the distribution, not the text of a seed"
     if divergence is None:
         return f"equal, {len(comparison.plain.token_ids)} tokens{repeatable}"
+    if divergence.verdict == "unrepeatable":
+        return f"differ at token {divergence.index}; made again they did not, so there is no telling why{repeatable}"
     spell = model.target.vocabulary.token_bytes
     margin = "at the border of a truncation" if divergence.margin is None else f"margin {divergence.margin:.2g}"
     return (

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from paceline.api import GenerateOptions, Model, load
+from paceline.api import GenerateOptions, Generation, Model, load
+from paceline.cli import exits
 from paceline.cli.display import AnswerWriter, error_console
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
-from paceline.comparison import Comparison, run_trials, summarise
+from paceline.comparison import Comparison, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, StopRules
 from paceline.core.verify import VerifierName
@@ -38,7 +41,6 @@ class Settings:
     def load(self):
 '''
 
-EXIT_INTERRUPTED = 130
 _MODELS, _SAMPLING, _SPECULATION, _OUTPUT = "Models", "Sampling", "Speculation", "Prompt and output"
 _SAMPLING_DEFAULTS = SamplingParams()
 _STOP_DEFAULTS = StopRules()
@@ -65,6 +67,7 @@ def _complete_drafters(incomplete: str) -> list[str]:
 
 
 def run(
+    context: typer.Context,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -191,7 +194,9 @@ def run(
     ] = None,
     escape: Annotated[
         bool,
-        typer.Option("--escape/--no-escape", help="Read \\n, \\t and the like in -p.", rich_help_panel=_OUTPUT),
+        typer.Option(
+            "--escape/--no-escape", help="Read \\n, \\t and the like in -p and --stop.", rich_help_panel=_OUTPUT
+        ),
     ] = True,
     predict: Annotated[
         int,
@@ -265,7 +270,7 @@ def run(
             "--draft-max",
             "--draft",
             "--spec-draft-n-max",
-            help="Most tokens to draft along one path.",
+            help="Most tokens to draft along one path; 0 decodes plainly.",
             rich_help_panel=_SPECULATION,
         ),
     ] = _POLICY_DEFAULTS.draft_max,
@@ -327,12 +332,13 @@ def run(
     """
     if repeats < 1:
         raise InputError(f"{repeats} repeats: the least is 1")
-    if compare and no_speculation:
-        raise InputError("--compare runs both ways already: leave out --no-speculation")
     names = None if drafters is None else [name.strip() for name in drafters.split(",") if name.strip()]
     if names == []:
         raise InputError(f"no drafter is named: choose from {', '.join(DRAFTER_NAMES)}, or use --no-speculation")
-    _refuse_without_effect(no_speculation, names, model, model_draft, draft_siblings)
+    uses_draft_model = model_draft is not None or (model is None and (names is None or "draft" in names))
+    _refuse_without_effect(
+        context, plain=no_speculation or draft_max == 0, compares=compare, uses_draft_model=uses_draft_model
+    )
     options: GenerateOptions = {
         "temperature": temp,
         "top_k": top_k,
@@ -345,11 +351,12 @@ def run(
         "logit_bias": _parse_biases(logit_bias or []),
         "order": LLAMA_CPP_ORDER if sampler_order == "llama.cpp" else TRANSFORMERS_ORDER,
         "seed": int.from_bytes(os.urandom(4), "little") if seed == -1 else seed,
-        "stop": tuple(stop or ()),
+        "stop": tuple(_unescape(text) if escape else text for text in stop or ()),
         "ignore_end": ignore_eos,
     }
     text = _read_prompt(prompt, file, escape, embedded=model is None)
-    policy = NO_SPECULATION if no_speculation else FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings)
+    plain = no_speculation or draft_max == 0
+    policy = NO_SPECULATION if plain else FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings)
     common = ModelOptions(
         embedded_target() if model is None else model,
         engine=engine,
@@ -363,7 +370,7 @@ def run(
         verbose=verbose,
     )
     draft = model_draft
-    if model is None and draft is None and not no_speculation and (names is None or "draft" in names):
+    if draft is None and uses_draft_model and not plain:
         draft = embedded_draft()
     draft_options = (
         None
@@ -371,7 +378,7 @@ def run(
         else ModelOptions(
             draft,
             engine=engine,
-            context_length=ctx_size_draft or ctx_size,
+            context_length=ctx_size if ctx_size_draft is None else ctx_size_draft,
             gpu_layers=gpu_layers_draft,
             devices=_split(device_draft),
             threads=threads,
@@ -382,23 +389,30 @@ def run(
     )
     # Values are checked before the models are loaded, which may take long.
     options["max_tokens"] = _checked_max_tokens(predict, options)
-    with load(common, draft=draft_options, drafters=names, policy=policy, verify=verify) as loaded:
+    with (
+        # Loading calls back from native code, where an interrupt would be lost: it waits for the next safe moment.
+        interrupts_held() as interrupted,
+        load(common, draft=draft_options, drafters=names, policy=policy, verify=verify) as loaded,
+    ):
+        if interrupted.is_set():
+            raise typer.Exit(exits.INTERRUPTED)
         if predict == -1:
             options["max_tokens"] = loaded.target.capabilities.context_length
         if compare:
-            _compare(loaded, text, options, repeats, as_json)
+            _compare(loaded, text, options, repeats, as_json, interrupted)
         else:
-            _generate(loaded, text, options, draft_max, as_json)
+            _generate(loaded, text, options, draft_max, as_json, interrupted)
 
 
-def _generate(model: Model, prompt: str, options: GenerateOptions, draft_max: int, as_json: bool) -> None:
+def _generate(
+    model: Model, prompt: str, options: GenerateOptions, draft_max: int, as_json: bool, interrupted: threading.Event
+) -> None:
     stream = model.stream(prompt, **options)
     writer = AnswerWriter(prompt, [drafter.name for drafter in model.drafters], silent=as_json)
-    with interrupts_held() as interrupted:
-        for segments in stream.rounds():
-            writer.write(segments)
-            if interrupted.is_set():
-                break
+    for segments in stream.rounds():
+        writer.write(segments)
+        if interrupted.is_set():
+            break
     writer.write(stream.close())
     writer.finish()
     generation = stream.so_far()
@@ -407,42 +421,53 @@ def _generate(model: Model, prompt: str, options: GenerateOptions, draft_max: in
     else:
         generation_report(error_console(), model, generation, draft_max)
     if interrupted.is_set():
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(exits.INTERRUPTED)
 
 
-def _compare(model: Model, prompt: str, options: GenerateOptions, repeats: int, as_json: bool) -> None:
+def _compare(
+    model: Model, prompt: str, options: GenerateOptions, repeats: int, as_json: bool, interrupted: threading.Event
+) -> None:
     console = error_console()
-    runs = []
-    try:
-        with console.status("warming up") as status:
-            model.generate(prompt, **options)
-            for trial, plain, speculative in run_trials(model, prompt, options, repeats):
-                runs.append((trial, plain, speculative))
-                status.update(f"{len(runs)} of {repeats} pairs: speculative is {trial.speedup:.2f} times plain")
-    except KeyboardInterrupt:
-        if not runs:
-            raise
-        console.print(f"interrupted: {len(runs)} of {repeats} pairs were run", highlight=False)
+    runs: list[tuple[Trial, Generation, Generation]] = []
+    with console.status("warming up") as status:
+        answer(model, prompt, options, speculate=True)
+        trials = run_trials(model, prompt, options, repeats)
+        while len(runs) < repeats and not interrupted.is_set():
+            runs.append(next(trials))
+            status.update(f"{len(runs)} of {repeats} pairs: speculative is {runs[-1][0].speedup:.2f} times plain")
+    if interrupted.is_set():
+        console.print(f"interrupted after {len(runs)} of {repeats} pairs of runs")
+    if not runs:
+        raise typer.Exit(exits.INTERRUPTED)
     comparison: Comparison = summarise(model, prompt, options, runs)
     if as_json:
         print(json.dumps(comparison_json(model, comparison), ensure_ascii=False))
     else:
         comparison_report(console, model, comparison)
-    if len(runs) < repeats:
-        raise typer.Exit(EXIT_INTERRUPTED)
+    if interrupted.is_set():
+        raise typer.Exit(exits.INTERRUPTED)
+    if comparison.divergence is not None and comparison.divergence.verdict == "bug":
+        raise typer.Exit(exits.FAILURE)
 
 
-def _refuse_without_effect(
-    no_speculation: bool, names: list[str] | None, model: Path | None, model_draft: Path | None, siblings: int
-) -> None:
-    """Refuse combinations in which a flag would do nothing."""
-    if no_speculation and names is not None:
-        raise InputError("--drafters has no effect with --no-speculation: leave out one of them")
-    if no_speculation and model_draft is not None:
-        raise InputError("-md has no effect with --no-speculation: leave out one of them")
-    uses_model = model_draft is not None or (model is None and (names is None or "draft" in names))
-    if siblings > 1 and not uses_model:
-        raise InputError("--draft-siblings has no effect without a draft model: name one with -md, or leave it out")
+_OF_SPECULATION = ("drafters", "draft_min", "draft_p_min", "draft_siblings", "verify", "compare")
+_OF_THE_DRAFT_MODEL = ("model_draft", "ctx_size_draft", "gpu_layers_draft", "device_draft", "draft_siblings")
+
+
+def _refuse_without_effect(context: typer.Context, *, plain: bool, compares: bool, uses_draft_model: bool) -> None:
+    """Refuse flags that were given and would do nothing."""
+    without_effect: dict[str, str] = {}
+    if not uses_draft_model:
+        without_effect |= dict.fromkeys(_OF_THE_DRAFT_MODEL, "has no effect without a draft model: name one with -md")
+    if plain:
+        way_out = "has no effect without speculation: leave it out, or leave out --no-speculation (or --draft-max 0)"
+        without_effect |= dict.fromkeys((*_OF_SPECULATION, *_OF_THE_DRAFT_MODEL), way_out)
+    if not compares:
+        without_effect["repeats"] = "has no effect without --compare"
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in without_effect and source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"{parameter.opts[0]} {without_effect[parameter.name]}")
 
 
 def _checked_max_tokens(predict: int, options: GenerateOptions) -> int:
@@ -475,7 +500,7 @@ def _read_prompt(prompt: str | None, file: Path | None, escape: bool, *, embedde
 def _read_file(file: Path) -> str:
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"cannot read the prompt file {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -483,22 +508,16 @@ def _read_file(file: Path) -> str:
             f"the prompt file {file} is not UTF-8: byte {error.start} is {data[error.start]:#04x}"
         ) from None
     # As llama.cpp does: the newline that ends a text file is not part of the prompt.
-    return text.removesuffix("\n")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+_ESCAPE = re.compile(r"""\\(?:([nrt'"\\])|x([0-9a-fA-F]{2}))""")
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 
 def _unescape(text: str) -> str:
-    """Replace backslash escapes as llama.cpp's ``--escape`` does; unknown ones stay as they are."""
-    simple = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
-    out = []
-    rest = iter(range(len(text)))
-    for i in rest:
-        following = text[i + 1] if i + 1 < len(text) else ""
-        if text[i] == "\\" and following in simple and following:
-            out.append(simple[following])
-            next(rest)
-        else:
-            out.append(text[i])
-    return "".join(out)
+    r"""Replace ``\n``, ``\t``, ``\xHH`` and the like; unknown escapes stay as they are."""
+    return _ESCAPE.sub(lambda m: _ESCAPED[m[1]] if m[1] else chr(int(m[2], 16)), text)
 
 
 def _split(devices: str) -> tuple[str, ...]:

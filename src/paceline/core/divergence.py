@@ -9,6 +9,7 @@ nearly tied. Anything else is a fault, and is called one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -35,7 +36,7 @@ class Divergence:
             more.
         margin: by how much, in logits, the plain row prefers its own token to the other, noise included; ``None`` if
             one of the rows lacks one of the tokens: the tie is then at the border of a truncation.
-        verdict: ``"near-tie"`` or ``"bug"``.
+        verdict: ``"near-tie"`` or ``"bug"``; ``"unrepeatable"`` if the runs could not be made again to look.
     """
 
     index: int
@@ -45,7 +46,15 @@ class Divergence:
     rounding: float
     allowed: float
     margin: float | None
-    verdict: Literal["near-tie", "bug"]
+    verdict: Literal["near-tie", "bug", "unrepeatable"]
+
+    @classmethod
+    def unrepeatable(cls, index: int, plain: Sequence[int], speculative: Sequence[int]) -> Divergence:
+        """Return the divergence of two token sequences at ``index`` whose rows could not be seen."""
+        plain_token = plain[index] if index < len(plain) else -1
+        speculative_token = speculative[index] if index < len(speculative) else -1
+        unknown = math.nan
+        return cls(index, plain_token, speculative_token, unknown, unknown, unknown, None, "unrepeatable")
 
 
 def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:

@@ -20,7 +20,7 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import ContextLengthError, InputError, NoRoomError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, Request, TargetRows
-from paceline.core.text import TextSegment, TextStream
+from paceline.core.text import TextStream
 from paceline.core.tree import ROOT, DraftTree
 from paceline.core.verify import VerifierName, Walk, make_verifier
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
@@ -113,16 +113,16 @@ class DecodingLoop:
         )
         self._policy.check(request)
         request.sequence = self._engine.open()
-        self._requests[request.id] = request
         for drafter in self._drafters:
             drafter.begin(request)
+        self._requests[request.id] = request
         return request
 
     def cancel(self, request: Request) -> Emission | None:
         """End a request now and return what text was still withheld; ``None`` if it is over already."""
         if request.finish_reason is not None:
             return None
-        return self._finish(request, "cancelled", [], [], [])
+        return self._finish(request, "cancelled", request.num_output, len(request.segments))
 
     def step(self) -> list[Emission]:
         """Run one round: every active request gains tokens, or has more of its prompt read.
@@ -148,7 +148,8 @@ class DecodingLoop:
             except NoRoomError:
                 # Ending a request makes room only if it holds cells; the youngest has lost the least.
                 holders = [request for request in self._requests.values() if request.cached > 0]
-                return [self._finish((holders or [turns[-1].request])[-1], "no_room", [], [], [])]
+                victim = (holders or [turns[-1].request])[-1]
+                return [self._finish(victim, "no_room", victim.num_output, len(victim.segments))]
         try:
             output.wait()
             verified_s = self._clock.now_s()
@@ -206,13 +207,9 @@ class DecodingLoop:
                     jobs.append(DraftJob(request, tree, limited))
         for drafter in self._drafters:
             growing = jobs if self._capabilities.trees else [job for job in jobs if job.tree.num_drafted == 0]
-            while growing:
+            while growing := [job for job in growing if self._policy.wants_level(drafter, job)]:
                 more = drafter.grow(growing)
-                growing = [
-                    job
-                    for job, can_grow in zip(growing, more, strict=True)
-                    if can_grow and self._policy.wants_level(drafter, job)
-                ]
+                growing = [job for job, can_grow in zip(growing, more, strict=True) if can_grow]
         if jobs:
             self._policy.select(requests, trees)
         return trees
@@ -282,33 +279,36 @@ class DecodingLoop:
             return None
         request = turn.request
         rows = TargetRows(output, index)
-        return request.verifier.walk(turn.tree, turn.num_rows, rows.logits, request.token_ids)
+        try:
+            return request.verifier.walk(turn.tree, turn.num_rows, rows.logits, request.token_ids)
+        except Exception as error:
+            # It ends this request, not the others in the pass.
+            request.error = error
+            return None
 
     def _settle(self, turn: _Turn, walk: Walk | None, rows: TargetRows) -> Emission | None:
         """Book what a pass decided for one request, and commit it."""
         request, stats = turn.request, turn.request.stats
         if not turn.was_decoding:
             stats.prompt_tokens += len(turn.step.token_ids)
+        first_token, first_segment = request.num_output, len(request.segments)
+        if request.error is not None:
+            return self._finish(request, "error", first_token, first_segment)
         if walk is None:
             request.cached += len(turn.step.token_ids)
             self._engine.commit(request.sequence, range(len(turn.step.token_ids)))
             return None
         tree = turn.tree
-        token_ids: list[int] = []
-        sources: list[str] = []
-        segments: list[TextSegment] = []
         reason: FinishReason | None = None
         for depth, token_id in enumerate(walk.token_ids):
-            source = tree.sources[walk.path[depth]] if depth < len(walk.path) else SOURCE_TARGET
-            token_ids.append(token_id)
-            sources.append(source)
             request.token_ids.append(token_id)
-            reason = self._judge_end(request, token_id, source, segments)
+            request.sources.append(tree.sources[walk.path[depth]] if depth < len(walk.path) else SOURCE_TARGET)
+            reason = self._judge_end(request, token_id)
             if reason is not None:
                 break
-        self._count(turn, walk, len(token_ids), sources)
+        self._count(turn, walk, request.sources[first_token:])
         if reason is not None:
-            return self._finish(request, reason, token_ids, sources, segments)
+            return self._finish(request, reason, first_token, first_segment)
         self._unjudged.pop(request.id, None)
         if walk.unread is not None:
             self._unjudged[request.id] = tree.below(walk.unread)
@@ -319,10 +319,10 @@ class DecodingLoop:
             request.cached += len(turn.step.token_ids)
             self._engine.commit(request.sequence, range(len(turn.step.token_ids)))
         if turn.was_decoding:
-            commit = Commit(tree, walk.path, token_ids, rows)
+            commit = Commit(tree, walk.path, walk.token_ids, rows)
             for drafter in self._drafters:
                 drafter.observe(request, commit)
-        return Emission(request, token_ids, sources, segments, None)
+        return _emission(request, first_token, first_segment)
 
     def _abandon(self, turns: Sequence[_Turn]) -> None:
         """Drop what a pass left undecided when an error or an interrupt cut its round short.
@@ -335,13 +335,11 @@ class DecodingLoop:
                 self._engine.commit(request.sequence, [])
                 request.cached = self._engine.length(request.sequence)
 
-    def _judge_end(
-        self, request: Request, token_id: int, source: str, segments: list[TextSegment]
-    ) -> FinishReason | None:
-        """Add a token's text to ``segments`` and return why the request ends with it, if it does."""
+    def _judge_end(self, request: Request, token_id: int) -> FinishReason | None:
+        """Add the text of the token just emitted and return why the request ends with it, if it does."""
         if token_id in self._end_ids and not request.rules.ignore_end:
             return "end"
-        segments += request.text.push(self._vocabulary.token_bytes(token_id), source)
+        request.segments += request.text.push(self._vocabulary.token_bytes(token_id), request.sources[-1])
         if request.text.stopped:
             return "stop"
         if request.num_output >= request.rules.max_tokens:
@@ -350,8 +348,9 @@ class DecodingLoop:
             return "context"
         return None
 
-    def _count(self, turn: _Turn, walk: Walk, num_emitted: int, sources: Sequence[str]) -> None:
-        stats, num_drafted = turn.request.stats, turn.num_rows - 1
+    def _count(self, turn: _Turn, walk: Walk, sources: Sequence[str]) -> None:
+        """Count a round that emitted one token from each of ``sources``."""
+        stats, num_drafted, num_emitted = turn.request.stats, turn.num_rows - 1, len(sources)
         stats.predicted_tokens += num_emitted
         if not turn.was_decoding or not num_drafted:
             return
@@ -369,18 +368,23 @@ class DecodingLoop:
         if turned_down:
             stats.tested_by_depth[accepted] += 1
 
-    def _finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        token_ids: Sequence[int],
-        sources: Sequence[str],
-        segments: Sequence[TextSegment],
-    ) -> Emission:
+    def _finish(self, request: Request, reason: FinishReason, first_token: int, first_segment: int) -> Emission:
+        """End a request; its last emission starts at the given token and segment of the answer."""
         request.finish_reason = reason
         del self._requests[request.id]
         self._unjudged.pop(request.id, None)
+        request.segments += request.text.flush()
         for drafter in self._drafters:
             drafter.end(request)
         self._engine.close_sequence(request.sequence)
-        return Emission(request, token_ids, sources, [*segments, *request.text.flush()], reason)
+        return _emission(request, first_token, first_segment)
+
+
+def _emission(request: Request, first_token: int, first_segment: int) -> Emission:
+    return Emission(
+        request,
+        token_ids=request.output_ids[first_token:],
+        sources=request.sources[first_token:],
+        segments=request.segments[first_segment:],
+        finish_reason=request.finish_reason,
+    )

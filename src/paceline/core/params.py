@@ -63,7 +63,12 @@ class SamplingParams:
         _check_range("penalty last-n", self.penalty_last_n, -1, 2**31 - 1, "-1 counts all tokens")
         _check_range("seed", self.seed, 0, MAX_SEED, "leave it out for a random one")
         _check_range("choice", self.choice, 0, 2**31 - 1, "0 is the first answer")
+        for name, value in (("top-k", self.top_k), ("penalty last-n", self.penalty_last_n), ("seed", self.seed)):
+            if not isinstance(value, int):
+                raise SamplingError(f"{name} {value!r} is not a whole number")
         for token_id, bias in self.logit_bias.items():
+            if not isinstance(token_id, int):
+                raise SamplingError(f"logit bias for {token_id!r}: give the token's id, a whole number")
             if token_id < 0 or math.isnan(bias) or bias == math.inf:
                 raise SamplingError(
                     f"logit bias {bias} for token {token_id}: give a token id of 0 or more and a number below inf"
@@ -101,6 +106,8 @@ class StopRules:
     ignore_end: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.max_tokens, int):
+            raise InputError(f"{self.max_tokens!r} tokens to predict is not a whole number")
         if self.max_tokens < 1:
             raise InputError(f"{self.max_tokens} tokens to predict: the least is 1")
         if any(not text for text in self.stop):
@@ -110,4 +117,4 @@ class StopRules:
 def _check_range(name: str, value: float, low: float, high: float, way_out: str, *, low_excluded: bool = False) -> None:
     if not low <= value <= high or (low_excluded and value == low):
         bound = "above" if low_excluded else "from"
-        raise SamplingError(f"{name} {value:g} is out of range: give a value {bound} {low:g} to {high:g} ({way_out})")
+        raise SamplingError(f"{name} {value} is out of range: give a value {bound} {low} to {high} ({way_out})")

@@ -14,11 +14,12 @@ from paceline.core.tree import ROOT
 from paceline.core.verify import Verifier
 from paceline.engines.base import ForwardOutput
 
-FinishReason: TypeAlias = Literal["stop", "end", "length", "context", "cancelled", "no_room"]
+FinishReason: TypeAlias = Literal["stop", "end", "length", "context", "cancelled", "no_room", "error"]
 """Why a request ended.
 
 ``stop``: a stop text; ``end``: an end-of-generation token; ``length``: ``max_tokens``; ``context``: the context is
-full; ``cancelled``: by the caller; ``no_room``: the engine's cache had no cells left for it.
+full; ``cancelled``: by the caller; ``no_room``: the engine's cache had no cells left for it; ``error``: its rows could
+not be sampled, and ``request.error`` says why.
 """
 
 SOURCE_TARGET = "target"
@@ -36,6 +37,9 @@ class Request:
         rules: when it stops.
         verifier: judges its trees; holds its randomness.
         sequence: its handle at the target engine.
+        sources: for each token of the answer the drafter it came from, or :data:`SOURCE_TARGET`.
+        segments: the answer's text, as far as it is final.
+        error: why it ended, if by an error.
         cached: how many tokens the target's cache holds; ``len(token_ids) - 1`` once the prompt is done.
         finish_reason: ``None`` while it runs.
         stats: counts and times.
@@ -43,12 +47,15 @@ class Request:
 
     __slots__ = (
         "cached",
+        "error",
         "finish_reason",
         "id",
         "num_prompt",
         "params",
         "rules",
+        "segments",
         "sequence",
+        "sources",
         "stats",
         "text",
         "token_ids",
@@ -73,6 +80,9 @@ class Request:
         self.verifier = verifier
         self.sequence = sequence
         self.text = text
+        self.sources: list[str] = []
+        self.segments: list[TextSegment] = []
+        self.error: Exception | None = None
         self.cached = 0
         self.finish_reason: FinishReason | None = None
         self.stats = RequestStats()

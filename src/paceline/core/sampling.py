@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.errors import SamplingError
+from paceline.core.errors import EngineError
 from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, Float64Array, TokenNoise
 from paceline.core.params import SamplingParams
 from paceline.core.processors import Candidates, FloatArray, IntArray, build_processors, largest
@@ -122,6 +122,9 @@ class RowSampler:
 
     def candidates(self, logits: FloatArray, history: Sequence[int]) -> Candidates:
         """Return the candidates of a row of logits ``[vocab]`` after every processor."""
+        if self._processors and math.isnan(logits.max()):
+            # Filters would turn it into an arbitrary token.
+            raise _not_numbers(math.nan)
         candidates = Candidates(None, logits, owned=False)
         for process in self._processors:
             candidates = process(candidates, history)
@@ -130,7 +133,10 @@ class RowSampler:
     def emit(self, logits: FloatArray, position: int, history: Sequence[int]) -> int:
         """Return the token that a row of logits ``[vocab]`` emits at an absolute position."""
         if self._plain_argmax:
-            return int(logits.argmax())
+            token_id = int(logits.argmax())
+            if not math.isfinite(logits[token_id]):
+                raise _not_numbers(float(logits[token_id]))
+            return token_id
         return self.ranked(self.candidates(logits, history), position, 1)[0]
 
     def perturb(self, candidates: Candidates, position: int) -> PerturbedRow:
@@ -138,7 +144,7 @@ class RowSampler:
         logits = candidates.logits
         top = float(logits.max())
         if not math.isfinite(top):
-            raise SamplingError(f"the largest logit at position {position} is {top:g}: lift a logit bias of -inf")
+            raise _not_numbers(top)
         if len(logits) > HEAD_SIZE:
             border = top - HEAD_RANGE_NATS
             in_range = logits >= border
@@ -215,3 +221,10 @@ def largest_probability(logits: FloatArray) -> float:
 def token_at(candidates: Candidates, index: int) -> int:
     """Return the token id of the candidate at ``index``."""
     return index if candidates.ids is None else int(candidates.ids[index])
+
+
+def _not_numbers(value: float) -> EngineError:
+    return EngineError(
+        f"the model's largest logit is {value:g}: its weights or its arithmetic overflow; "
+        "try another file or a wider type"
+    )

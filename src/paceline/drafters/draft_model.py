@@ -67,11 +67,12 @@ class DraftModelDrafter:
                 "drafting feeds one token a pass: choose a draft model without recurrent layers, or --drafters suffix"
             )
         capacity = engine.capabilities.context_length
-        if context_length is not None and not 2 <= context_length <= capacity:
-            raise InputError(f"draft context of {context_length} tokens: give 2 to {capacity}")
+        context_length = capacity if context_length is None else context_length
+        if not 2 <= context_length <= capacity:
+            raise InputError(f"draft context of {context_length} tokens: give 2 to {max(capacity, 2)} (-cd)")
         self.engine = engine
         self._target_vocab_size = target_vocab_size
-        self._context_length = context_length or capacity
+        self._context_length = context_length
         self._followers: dict[int, _Follower] = {}
 
     def begin(self, request: Request) -> None:

@@ -23,6 +23,8 @@ def check_drafter_names(names: Sequence[str]) -> None:
     Raises:
         InputError: with the name and the choices.
     """
+    if isinstance(names, str):
+        raise InputError(f"drafters {names!r} is a text: give a list of names, such as [{names!r}]")
     for index, name in enumerate(names):
         if name not in DRAFTER_NAMES:
             raise InputError(f"unknown drafter {name!r}: choose from {', '.join(DRAFTER_NAMES)}")

@@ -16,6 +16,11 @@ ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 DEFAULT_BRANCHES = 8
 """Tree branches of an engine whose policy does not say how many it may want."""
 
+TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+MAX_BRANCHES = 192
+"""Most tree branches asked of an engine by default; llama.cpp has 256 sequence ids in all."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
@@ -33,11 +38,12 @@ class ModelOptions:
         max_sequences: requests the engine holds at once.
         branches: tree branches it holds at once, over all requests; ``None`` for what the policy can ask for. Only
             ``llama_cpp``; ``torch_hf`` has no limit.
+        rollback: whether tokens must be taken back, as verifying drafts needs; without, recurrent models run too.
         dtype: weights' type, such as ``"float32"``; ``None`` takes the model's own. Only ``torch_hf``.
         verbose: let the engine print what it has to say.
     """
 
-    path: Path
+    path: str | Path
     engine: EngineName | None = None
     context_length: int | None = None
     gpu_layers: int = -1
@@ -47,8 +53,13 @@ class ModelOptions:
     threads_batch: int | None = None
     max_sequences: int = 1
     branches: int | None = None
+    rollback: bool = True
     dtype: DType | None = None
     verbose: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_sequences < 1:
+            raise InputError(f"{self.max_sequences} sequences: the least is 1")
 
 
 def engine_for(path: Path) -> EngineName:
@@ -74,7 +85,7 @@ def open_engine(options: ModelOptions) -> Engine:
         CapabilityError: the engine's package is not installed, or an option means nothing to it.
         InputError: an option is out of range.
     """
-    name = options.engine or engine_for(options.path)
+    name = options.engine or engine_for(Path(options.path))
     if name == "llama_cpp":
         return _open_llama_cpp(options)
     if name == "torch_hf":
@@ -91,7 +102,7 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
         )
     return LlamaCppEngine(
         LlamaCppConfig(
-            path=options.path,
+            path=Path(options.path),
             context_length=options.context_length,
             n_gpu_layers=options.gpu_layers,
             devices=options.devices,
@@ -99,6 +110,7 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
             threads=options.threads,
             threads_batch=options.threads_batch,
             max_sequences=options.max_sequences,
+            rollback=options.rollback,
             branches=DEFAULT_BRANCHES if options.branches is None else options.branches,
             verbose=options.verbose,
         )
@@ -121,10 +133,20 @@ def _open_torch_hf(options: ModelOptions) -> Engine:
         TorchHFConfig(
             path=options.path,
             context_length=options.context_length,
-            device=options.devices[0] if options.devices else "auto",
+            device=_torch_device(options.devices),
             dtype=options.dtype or "auto",
             threads=options.threads,
             max_sequences=options.max_sequences,
             verbose=options.verbose,
         )
     )
+
+
+def _torch_device(devices: tuple[str, ...]) -> str:
+    """Translate a device name; ``none`` is the CPU to both engines."""
+    if not devices:
+        return "auto"
+    device = "cpu" if devices[0] == "none" else devices[0]
+    if device.partition(":")[0] not in TORCH_DEVICES:
+        raise InputError(f"device {device!r} cannot run models under torch: choose from {', '.join(TORCH_DEVICES)}")
+    return device

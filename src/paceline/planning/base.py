@@ -35,7 +35,12 @@ class RoundRecord:
 
 
 class Policy(Protocol):
-    """Decides round by round. Whatever it decides, the text stays the same."""
+    """Decides round by round.
+
+    Under ``coupled`` the text stays the same whatever it decides. Under ``rejection`` its decisions must not depend on
+    tokens that were drawn (:attr:`~paceline.core.verify.Verifier.judges_every_draw`); :meth:`check` refuses requests
+    for which they would.
+    """
 
     def check(self, request: Request) -> None:
         """Raise if this policy would make ``request`` other than lossless.
@@ -50,7 +55,7 @@ class Policy(Protocol):
         ...
 
     def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
-        """Return whether ``drafter``, which could go on, should add another level."""
+        """Return whether ``drafter`` should add a level to this tree; asked before every level, the first included."""
         ...
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:

@@ -55,13 +55,18 @@ class FixedPolicy:
                 "would bias the text: use --verify coupled, or a draft-min of 0 or 1"
             )
 
+    @property
+    def speculates(self) -> bool:
+        """Whether anything is ever drafted."""
+        return self.draft_max > 0
+
     def most_branches(self, num_drafters: int) -> int:
-        """Return how many branches a tree can have beside its first path."""
+        """Return how many branches one request's tree can have beside its first path."""
         return self.draft_max * (self.siblings - 1) + max(num_drafters - 1, 0)
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
         """Return the same budget for every request."""
-        if self.draft_max == 0:
+        if not self.speculates:
             return [None] * len(requests)
         return [DraftBudget(self.draft_max, self.siblings, self.p_min)] * len(requests)
 
