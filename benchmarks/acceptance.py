@@ -17,10 +17,9 @@ from paceline.api import Model, load
 from paceline.core.loop import DecodingLoop
 from paceline.core.noise import Float64Array
 from paceline.core.params import SamplingParams, StopRules
-from paceline.core.processors import FloatArray
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.verify import CoupledVerifier, Proposal
-from paceline.engines.base import COMMITTED_END, Engine, Step
+from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
 from paceline.models.embedded import heldout_code
 from paceline.planning.fixed import FixedPolicy
 

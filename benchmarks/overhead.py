@@ -15,10 +15,9 @@ import numpy as np
 
 from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
-from paceline.core.processors import FloatArray
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engines.base import EngineCapabilities, Step
+from paceline.engines.base import EngineCapabilities, FloatArray, Step
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.planning.fixed import FixedPolicy
 

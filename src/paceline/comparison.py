@@ -16,11 +16,10 @@ from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.core.divergence import Divergence, first_difference, judge_divergence
 from paceline.core.errors import InputError
 from paceline.core.noise import Float64Array
-from paceline.core.processors import FloatArray
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RowLogits, Verifier, Walk
-from paceline.engines.base import COMMITTED_END, Engine, Step
+from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
 
 VERIFY_WIDTH = 6
 """Rows of a typical verifying pass."""

@@ -17,8 +17,9 @@ from typing import Literal
 import numpy as np
 
 from paceline.core.params import SamplingParams
-from paceline.core.processors import Candidates, FloatArray
+from paceline.core.processors import Candidates
 from paceline.core.sampling import RowSampler
+from paceline.engines.base import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from paceline.core.errors import SamplingError
 from paceline.core.params import SamplingParams
+from paceline.engines.base import FloatArray
 
-FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 TOP_P_FIRST_LOOK = 256

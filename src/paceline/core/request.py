@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from paceline.core.params import SamplingParams, StopRules
-from paceline.core.processors import FloatArray
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment, TextStream
 from paceline.core.tree import ROOT
 from paceline.core.verify import Verifier
-from paceline.engines.base import ForwardOutput
+from paceline.engines.base import FloatArray, ForwardOutput
 
 FinishReason: TypeAlias = Literal["stop", "end", "length", "context", "cancelled", "no_room", "error"]
 """Why a request ended.
