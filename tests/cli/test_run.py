@@ -237,7 +237,11 @@ def test_the_loss_of_the_reader_is_no_traceback() -> None:
 
 def test_ctrl_c_keeps_the_text_and_prints_the_report() -> None:
     process = spawn(
-        "run", "-p", "x", "-n", "3000", "-t", "1", "--ignore-eos", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        *("run", "-p", "x", "-n", "3000", "-t", "1", "--ignore-eos"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A test run in the background of a shell inherits ignored interrupts, and would pass them on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     first = process.stdout.read(1)
