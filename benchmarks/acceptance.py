@@ -20,7 +20,7 @@ from paceline.core.params import SamplingParams, StopRules
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.verify import CoupledVerifier, Proposal
 from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
-from paceline.models.embedded import heldout_code
+from paceline.models.embedded import heldout
 from paceline.planning.fixed import FixedPolicy
 
 TEMPERATURE = 0.8
@@ -53,7 +53,7 @@ def first_token(model: Model) -> dict[str, float]:
     """Return measured and closed-form acceptance of the first draft token over many rows and seeds."""
     draft = model.drafters[0].engine  # type: ignore[attr-defined]
     hits, closed, squares = 0, 0.0, 0.0
-    for text in heldout_code()[:CONTEXTS]:
+    for text in heldout("code")[:CONTEXTS]:
         token_ids = model.target.vocabulary.tokenize(text)[:512]
         positions = np.linspace(8, len(token_ids) - 1, ROWS_PER_CONTEXT).astype(int)
         target_rows = rows_at(model.target, token_ids, positions)
@@ -108,7 +108,7 @@ def per_round(model: Model, filters: dict[str, Any]) -> dict[str, float]:
     accepted = {"coupled": 0, "greedy draft": 0}
     rounds = {"coupled": 0, "greedy draft": 0}
     loop = DecodingLoop(model.target, model.drafters, model.policy)
-    for seed, text in enumerate(heldout_code()[:PROMPTS]):
+    for seed, text in enumerate(heldout("code")[:PROMPTS]):
         prompt_ids = model.target.vocabulary.tokenize(text[:600])
         params = SamplingParams(temperature=TEMPERATURE, seed=seed, **filters)
         for name in accepted:

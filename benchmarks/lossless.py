@@ -18,7 +18,7 @@ from paceline.comparison import answer, explain
 from paceline.core.errors import CapabilityError
 from paceline.engines.llama_cpp.quantize import quantize_gguf
 from paceline.engines.loading import ModelOptions
-from paceline.models.embedded import embedded_draft, embedded_target, heldout_code
+from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.planning.fixed import FixedPolicy
 
 NUM_PROMPTS = 50
@@ -60,7 +60,7 @@ def compare(model: Model, name: str, temperature: float) -> dict[str, Any]:
     verdicts: Counter[str] = Counter()
     differences = []
     accepted = rounds = 0
-    prompts = heldout_code()[:NUM_PROMPTS]
+    prompts = heldout("code")[:NUM_PROMPTS]
     for seed, text in enumerate(track(prompts, description=f"{name}, temperature {temperature:g}", transient=True)):
         options: GenerateOptions = {"max_tokens": ANSWER_TOKENS, "temperature": temperature, "seed": seed}
         prompt = text[:PROMPT_CHARACTERS]

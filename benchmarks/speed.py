@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.api import GenerateOptions, load
 from paceline.comparison import run_trials
-from paceline.models.embedded import heldout_code
+from paceline.models.embedded import heldout
 from paceline.planning.fixed import FixedPolicy
 
 PROMPTS = 8
@@ -26,7 +26,7 @@ def measure() -> dict[str, Any]:
         with load(drafters=drafters, policy=FixedPolicy(draft_max=4)) as model:
             for temperature in (0.0, 0.8):
                 speedups, noise, plain, tau = [], [], [], []
-                for seed, text in enumerate(heldout_code()[:PROMPTS]):
+                for seed, text in enumerate(heldout("code")[:PROMPTS]):
                     options: GenerateOptions = {"max_tokens": 128, "temperature": temperature, "seed": seed}
                     for trial, _, speculative in run_trials(model, text[:600], options, REPEATS):
                         speedups.append(trial.speedup)

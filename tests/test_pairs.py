@@ -14,7 +14,7 @@ from paceline.drafters.registry import build_drafters
 from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, open_engine
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
-from paceline.models.embedded import embedded_draft, embedded_target, heldout_code
+from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.planning.fixed import FixedPolicy
 
 
@@ -37,7 +37,7 @@ def test_real_engines_pair_up_and_leave_the_text_alone(
     drafters = build_drafters(["draft", "suffix"], target=target_engine, draft=draft_engine)
     with Model(target_engine, drafters, FixedPolicy(4, siblings=2)) as model:
         accepted = 0
-        for seed, text in enumerate(heldout_code()[:3]):
+        for seed, text in enumerate(heldout("code")[:3]):
             options: GenerateOptions = {"max_tokens": 40, "temperature": temperature, "seed": seed}
             prompt = text[:300]
             plain = answer(model, prompt, options, speculate=False)
@@ -53,7 +53,7 @@ def test_several_requests_share_the_passes_of_a_real_pair() -> None:
     draft_engine = gguf(embedded_draft, "llama_cpp")
     drafters = build_drafters(["draft"], target=target_engine, draft=draft_engine)
     with Model(target_engine, drafters, FixedPolicy(3)) as model:
-        prompts = [model.target.vocabulary.tokenize(text[:200]) for text in heldout_code()[:3]]
+        prompts = [model.target.vocabulary.tokenize(text[:200]) for text in heldout("code")[:3]]
         alone = [model.generate(prompt, max_tokens=24, temperature=0.7, seed=i) for i, prompt in enumerate(prompts)]
         loop = model.loop
         requests = [

@@ -6,9 +6,11 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-from paceline.core.errors import ModelFileError
+from paceline.core.errors import InputError, ModelFileError
 
 _FOLDER = Path(str(files("paceline.models"))) / "embedded"
+
+HELDOUT_KINDS = ("code", "prose", "json", "logs")
 
 
 def embedded_target() -> Path:
@@ -21,9 +23,15 @@ def embedded_draft() -> Path:
     return _present(_FOLDER / "draft-q8_0.gguf")
 
 
-def heldout_code() -> list[str]:
-    """Return pieces of source code that the embedded pair was not trained on, for measuring and for tests."""
-    lines = _present(_FOLDER / "heldout" / "code.jsonl").read_text(encoding="utf-8").splitlines()
+def heldout(kind: str) -> list[str]:
+    """Return pieces of text that the embedded pair was not trained on, for measuring and for tests.
+
+    Args:
+        kind: one of :data:`HELDOUT_KINDS`.
+    """
+    if kind not in HELDOUT_KINDS:
+        raise InputError(f"there is no held-out text of kind {kind!r}; choose from {', '.join(HELDOUT_KINDS)}")
+    lines = _present(_FOLDER / "heldout" / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["text"] for line in lines]
 
 
