@@ -1,0 +1,261 @@
+"""Llama-type models between their two homes: a GGUF file, and a Hugging Face folder with safetensors.
+
+::
+
+    GGUFFile ──> LlamaShape ──> config.json            folder ──> LlamaShape ──> metadata
+             ──> Vocabulary ──> tokenizer*.json               ──> Vocabulary ──> metadata
+             ──> rows, a few at a time ──> shards              ──> rows, a few at a time ──> tensor data
+
+Neither torch nor transformers is needed. Memory holds one tensor in its new type at most.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import gguf
+import numpy as np
+
+from paceline.core.errors import InputError, ModelFileError
+from paceline.models.convert.dtypes import Bytes, Floats, encode, stored_type, weight_type
+from paceline.models.convert.files import (
+    check_new_folder,
+    check_room,
+    read_json,
+    whole_file,
+    whole_folder,
+    write_json,
+)
+from paceline.models.convert.gguf_file import GGUFFile
+from paceline.models.convert.llama import (
+    ARCHITECTURE,
+    ROPE_DIVISORS,
+    Weight,
+    add_shape_to_gguf,
+    config_of_shape,
+    shape_of_config,
+    shape_of_gguf,
+    to_gguf_rows,
+    to_hf_rows,
+)
+from paceline.models.convert.safetensors_files import SHARD_BYTES, PlannedTensor, read_tensors, write_tensors
+from paceline.models.convert.tokenizer_json import vocabulary_of_folder, write_tokenizer
+from paceline.models.convert.vocabulary import Vocabulary, add_vocabulary_to_gguf, vocabulary_of_gguf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from paceline.models.convert.dtypes import WeightType
+    from paceline.models.convert.gguf_file import GGUFTensor
+    from paceline.models.convert.safetensors_files import StoredTensor
+
+    Report = Callable[[int, int], None]
+
+__all__ = ["folder_to_gguf", "gguf_to_folder"]
+
+_CHUNK_BYTES: Final = 64 * 1024 * 1024
+"""How much of a tensor, as float32, is converted at once."""
+
+_CARRIED: Final = ("name", "description", "license")
+"""Of ``general.``: what a folder keeps in its ``config.json`` for the way back, under ``gguf_metadata``."""
+
+
+def gguf_to_folder(
+    source: Path,
+    folder: Path,
+    *,
+    dtype: str = "F16",
+    report: Report | None = None,
+    force: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a GGUF file as a Hugging Face folder, tokenizer included; it appears only when it is complete.
+
+    Unused tokens, which fill up the vocabulary, are not in the tokenizer; their rows stay.
+
+    Args:
+        source: a GGUF file of architecture ``llama``, of any quantisation that the ``gguf`` package can undo.
+        folder: to make; it may exist if it is empty.
+        dtype: ``F32``, ``F16`` or ``BF16``, of the matrices. Norms are stored as float32 always.
+        report: called with the bytes written so far and in all.
+        force: replace a model folder that is there.
+        shard_bytes: most bytes of weights in one file.
+
+    Raises:
+        InputError: the model has something a Hugging Face Llama has not, or the folder cannot be used.
+        ModelFileError: the source is damaged, or the disk is full.
+    """
+    kind = weight_type(dtype)
+    file = GGUFFile(source)
+    check_new_folder(folder, source, force=force)
+    shape = shape_of_gguf(file)
+    vocabulary = vocabulary_of_gguf(file)
+    if len(vocabulary.tokens) != shape.vocab_size:
+        raise ModelFileError(f"{source} has {len(vocabulary.tokens)} tokens and {shape.vocab_size} rows for them")
+    weights = {weight.hf_name: weight for weight in shape.weights()}
+    stored = _match({w.gguf_name: w for w in weights.values()}, file.tensors, ignored={ROPE_DIVISORS}, name=str(source))
+    planned = [PlannedTensor(w.hf_name, w.shape, stored_type(w.shape, kind)) for w in weights.values()]
+    progress = _Progress(sum(tensor.num_bytes for tensor in planned), report)
+    check_room(folder.absolute().parent, progress.total + _text_bytes(vocabulary))
+
+    def chunks(tensor: PlannedTensor) -> Iterator[Bytes]:
+        weight = weights[tensor.name]
+        return progress.over(_converted(weight, stored[weight.gguf_name].rows, to_hf_rows, tensor.kind))
+
+    config = {
+        **config_of_shape(shape),
+        "bos_token_id": vocabulary.bos,
+        "eos_token_id": vocabulary.ends[0] if len(vocabulary.ends) == 1 else list(vocabulary.ends),
+        "pad_token_id": vocabulary.pad,
+        "torch_dtype": kind.config_name,
+        "gguf_metadata": {key: file.get(f"general.{key}") for key in _CARRIED if file.get(f"general.{key}")},
+    }
+    with whole_folder(folder) as partial_folder:
+        write_tensors(partial_folder, planned, chunks, shard_bytes)
+        write_json(partial_folder / "config.json", config)
+        special = {
+            key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config[key] is not None
+        }
+        write_json(partial_folder / "generation_config.json", special)
+        write_tokenizer(vocabulary, partial_folder, shape.context_length)
+
+
+def folder_to_gguf(
+    folder: Path,
+    destination: Path,
+    *,
+    dtype: str = "F16",
+    name: str | None = None,
+    description: str | None = None,
+    license: str | None = None,  # noqa: A002 - the word GGUF has for it
+    report: Report | None = None,
+) -> None:
+    """Write a Hugging Face folder as a GGUF file, tokenizer included; it appears only when it is complete.
+
+    For a quantised file, write one of these types first and call
+    :func:`paceline.engines.llama_cpp.quantize.quantize_gguf` on it.
+
+    Args:
+        folder: of a ``LlamaForCausalLM``, or a ``MistralForCausalLM`` without sliding window.
+        destination: file to write or replace.
+        dtype: ``F32``, ``F16`` or ``BF16``, of the matrices. Norms are stored as float32 always.
+        name: ``general.name``; by default the one the folder was converted from, else the folder's.
+        description: ``general.description``.
+        license: ``general.license``.
+        report: called with the bytes written so far and in all.
+
+    Raises:
+        InputError: the model has something that llama.cpp's ``llama`` has not.
+        ModelFileError: a file of the folder is missing or damaged, or the disk is full.
+    """
+    kind = weight_type(dtype)
+    if not folder.is_dir():
+        raise ModelFileError(f"there is no folder {folder}; give the path of a Hugging Face model folder")
+    if destination.is_dir():
+        raise InputError(f"{destination} is a folder; give the path of a .gguf file to write")
+    config = read_json(folder / "config.json")
+    shape = shape_of_config(config, str(folder))
+    vocabulary = vocabulary_of_folder(folder, config, shape.vocab_size)
+    weights = {weight.gguf_name: weight for weight in shape.weights()}
+    found = {n: tensor for n, tensor in read_tensors(folder).items() if not n.endswith(".rotary_emb.inv_freq")}
+    ignored = {"lm_head.weight"} if shape.tied else set()  # transformers ties whatever the file has
+    stored = _match({w.hf_name: w for w in weights.values()}, found, ignored=ignored, name=str(folder))
+    types = {n: stored_type(weight.shape, kind) for n, weight in weights.items()}
+    sizes = {n: math.prod(weight.shape) * types[n].item_bytes for n, weight in weights.items()}
+    progress = _Progress(sum(sizes.values()), report)
+    check_room(destination.absolute().parent, progress.total + _text_bytes(vocabulary))
+
+    carried = config.get("gguf_metadata") or {}
+    writer_of = {
+        "name": name or carried.get("name") or folder.absolute().name,
+        "description": description or carried.get("description"),
+        "license": license or carried.get("license"),
+    }
+    with whole_file(destination) as partial_file:
+        writer = gguf.GGUFWriter(partial_file, ARCHITECTURE)
+        try:
+            writer.add_type("model")
+            for key, value in writer_of.items():
+                if value:
+                    writer.add_string(f"general.{key}", str(value))
+            writer.add_file_type(kind.file_type)
+            writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+            add_shape_to_gguf(shape, writer)
+            add_vocabulary_to_gguf(vocabulary, writer, str(folder))
+            divisors = shape.rope_divisors()
+            if divisors is not None:
+                writer.add_tensor_info(ROPE_DIVISORS, divisors.shape, divisors.dtype, divisors.nbytes)
+            for n, weight in weights.items():
+                stored_as = gguf.GGMLQuantizationType[types[n].name]
+                writer.add_tensor_info(n, weight.shape, np.dtype(np.float32), sizes[n], raw_dtype=stored_as)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            if divisors is not None:
+                writer.write_tensor_data(divisors)
+            for n, weight in weights.items():
+                data, filled = np.empty(sizes[n], np.uint8), 0
+                for chunk in progress.over(_converted(weight, stored[weight.hf_name].rows, to_gguf_rows, types[n])):
+                    data[filled : filled + len(chunk)] = chunk
+                    filled += len(chunk)
+                writer.write_tensor_data(data)
+        finally:
+            writer.close()
+
+
+def _match(
+    weights: Mapping[str, Weight],
+    found: Mapping[str, GGUFTensor] | Mapping[str, StoredTensor],
+    *,
+    ignored: set[str],
+    name: str,
+) -> Mapping[str, GGUFTensor] | Mapping[str, StoredTensor]:
+    """Check that the tensors found are those a Llama has, in their shapes."""
+    for tensor_name, weight in weights.items():
+        if tensor_name not in found:
+            raise ModelFileError(f"{name} lacks {tensor_name}; fetch it again, or check the number of layers it claims")
+        if found[tensor_name].shape != weight.shape:
+            raise ModelFileError(
+                f"{name} has {tensor_name} in shape {found[tensor_name].shape}, and its sizes ask for {weight.shape}"
+            )
+    unknown = sorted(found.keys() - weights.keys() - ignored)
+    if unknown:
+        raise InputError(f"{name} has {unknown[0]}, which a plain Llama has not; such a model cannot be converted")
+    return found
+
+
+def _converted(
+    weight: Weight, rows: Callable[[int, int], Floats], reorder: Callable[[Floats, int], Floats], kind: WeightType
+) -> Iterator[Bytes]:
+    """Yield the bytes of a tensor in its new type and order of rows, whole heads at a time."""
+    unit = weight.rope_head_dim or 1
+    row_bytes = 4 * math.prod(weight.shape[1:])
+    step = max(1, _CHUNK_BYTES // (row_bytes * unit)) * unit
+    for start in range(0, weight.shape[0], step):
+        values = rows(start, min(start + step, weight.shape[0]))
+        if weight.rope_head_dim is not None:
+            values = reorder(values, weight.rope_head_dim)
+        yield encode(values, kind, weight.hf_name)
+
+
+class _Progress:
+    """Counts bytes as they are written."""
+
+    def __init__(self, total: int, report: Report | None) -> None:
+        self.total = total
+        self._done = 0
+        self._report = report
+
+    def over(self, chunks: Iterator[Bytes]) -> Iterator[Bytes]:
+        for chunk in chunks:
+            yield chunk
+            self._done += len(chunk)
+            if self._report is not None:
+                self._report(self._done, self.total)
+
+
+def _text_bytes(vocabulary: Vocabulary) -> int:
+    """Return about how much the configuration and the tokenizer take, rather too much."""
+    return 1_000_000 + 200 * len(vocabulary.tokens) + 100 * len(vocabulary.merges)

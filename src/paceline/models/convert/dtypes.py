@@ -1,0 +1,82 @@
+"""The three types that weights are stored in here, and the way between each and float32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+class WeightType(NamedTuple):
+    """One type of weights, by its names in both formats."""
+
+    name: str
+    """As safetensors and GGUF call it."""
+    config_name: str
+    """As torch, and so ``config.json``, calls it."""
+    item_bytes: int
+    file_type: int
+    """``general.file_type`` of a GGUF file whose matrices are of this type."""
+
+
+WEIGHT_TYPES: Final = {
+    "F32": WeightType("F32", "float32", 4, int(gguf.LlamaFileType.ALL_F32)),
+    "F16": WeightType("F16", "float16", 2, int(gguf.LlamaFileType.MOSTLY_F16)),
+    "BF16": WeightType("BF16", "bfloat16", 2, int(gguf.LlamaFileType.MOSTLY_BF16)),
+}
+
+
+def weight_type(name: str) -> WeightType:
+    """Return the type called ``name``, in any case.
+
+    Raises:
+        InputError: it is none of :data:`WEIGHT_TYPES`.
+    """
+    if name.upper() not in WEIGHT_TYPES:
+        raise InputError(f"weights cannot be stored as {name!r}; choose from {', '.join(WEIGHT_TYPES)}")
+    return WEIGHT_TYPES[name.upper()]
+
+
+def stored_type(shape: Sequence[int], wanted: WeightType) -> WeightType:
+    """Return how a tensor of this shape is stored: norms stay float32, being few and touching everything."""
+    return WEIGHT_TYPES["F32"] if len(shape) == 1 else wanted
+
+
+def decode(raw: Bytes, name: str) -> Floats:
+    """Return the flat float32 values of the bytes of a safetensors tensor of type ``name``."""
+    if name == "BF16":  # the upper half of a float32, which numpy has no type for
+        wide: npt.NDArray[np.uint32] = raw.view(np.dtype("<u2")).astype(np.uint32) << np.uint32(16)
+        return wide.view(np.float32)
+    values: npt.NDArray[Any] = raw.view(np.dtype("<f4" if name == "F32" else "<f2"))
+    return values.astype(np.float32, copy=False)
+
+
+def encode(values: Floats, kind: WeightType, tensor: str) -> Bytes:
+    """Return the bytes of ``values`` as ``kind``, rounded to the nearest; ``tensor`` is its name, for the error.
+
+    Raises:
+        InputError: a finite value is beyond what F16 can hold.
+    """
+    if kind.name == "F16":
+        with np.errstate(over="ignore"):
+            halves = values.astype(np.dtype("<f2"))
+        if np.isinf(halves).sum() != np.isinf(values).sum():
+            raise InputError(
+                f"{tensor} has a value of {np.abs(values[np.isfinite(values)]).max():g}, and F16 ends at 65504; "
+                "choose BF16 or F32"
+            )
+        return np.ascontiguousarray(halves).reshape(-1).view(np.uint8)
+    if kind.name == "BF16":
+        rounded: Bytes = gguf.quants.quantize(np.ascontiguousarray(values), gguf.GGMLQuantizationType.BF16)
+        return rounded.reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(values, dtype=np.dtype("<f4")).reshape(-1).view(np.uint8)

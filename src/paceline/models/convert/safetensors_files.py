@@ -1,0 +1,182 @@
+"""Safetensors files, read by offsets and written tensor by tensor: no file is ever in memory as a whole.
+
+The format: eight bytes with the length of the header, the header (JSON: for each tensor its type, shape and the range
+of its bytes), the bytes. https://github.com/huggingface/safetensors
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from paceline.core.errors import ModelFileError
+from paceline.models.convert.dtypes import Bytes, Floats, WeightType, decode
+from paceline.models.convert.files import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+SHARD_BYTES: Final = 5_000_000_000
+"""Most bytes of weights in one file, as transformers splits them."""
+
+_ITEM_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
+_LONGEST_HEADER: Final = 100_000_000
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    """Of its first byte in the file."""
+
+    def rows(self, start: int, stop: int) -> Floats:
+        """Return ``[stop - start, ...]`` of its first axis as float32.
+
+        Raises:
+            ModelFileError: it holds something other than floating-point numbers.
+        """
+        if self.dtype not in _ITEM_BYTES:
+            raise ModelFileError(
+                f"{self.path}: {self.name} is of type {self.dtype}; weights of {', '.join(_ITEM_BYTES)} can be read"
+            )
+        row_bytes = math.prod(self.shape[1:]) * _ITEM_BYTES[self.dtype]
+        raw: Bytes = np.memmap(
+            self.path, np.uint8, mode="r", offset=self.offset + start * row_bytes, shape=((stop - start) * row_bytes,)
+        )
+        return decode(raw, self.dtype).reshape((stop - start, *self.shape[1:]))
+
+
+def read_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of a model folder, in one file or in shards, by name.
+
+    Raises:
+        ModelFileError: a file is missing, truncated, or not what the index or its header says.
+    """
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
+            raise ModelFileError(f"{folder / INDEX} has no weight_map of file names; fetch the folder again")
+        shards = {name: _read_header(folder / name) for name in sorted(set(weight_map.values()))}
+        for name, shard in weight_map.items():
+            if name not in shards[shard]:
+                raise ModelFileError(f"{folder / shard} lacks {name}, which {INDEX} says it has; fetch it again")
+        return {name: shards[shard][name] for name, shard in weight_map.items()}
+    if not (folder / SINGLE).is_file():
+        hint = "it has no weights"
+        if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+            hint = "its weights are pickled: load it in transformers and save_pretrained it"
+        raise ModelFileError(f"{folder} has neither {SINGLE} nor {INDEX}; {hint}")
+    return _read_header(folder / SINGLE)
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and not set(name) & set("/\\")
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    damaged = "it is truncated or damaged; fetch it again"
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _LONGEST_HEADER):
+                raise ModelFileError(f"{path} cannot be read as safetensors: {damaged}")
+            text = file.read(length)
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
+    try:
+        header: dict[str, dict[str, Any]] = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, entry in header.items():
+            start, stop = (int(offset) for offset in entry["data_offsets"])
+            shape = tuple(int(size) for size in entry["shape"])
+            tensors[name] = StoredTensor(path, name, shape, str(entry["dtype"]), 8 + length + start)
+            expected = math.prod(shape) * _ITEM_BYTES.get(entry["dtype"], 0) or stop - start
+            if min((start, *shape)) < 0 or 8 + length + stop > size or stop - start != expected:
+                raise ModelFileError(f"{path} does not hold all of {name}: {damaged}")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ModelFileError(f"{path} has no valid safetensors header: {damaged}") from None
+    return tensors
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor to write."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: WeightType
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes in the file."""
+        return math.prod(self.shape) * self.kind.item_bytes
+
+
+def plan_shards(tensors: Sequence[PlannedTensor], shard_bytes: int = SHARD_BYTES) -> dict[str, list[PlannedTensor]]:
+    """Return which tensors go into which file, in order; a tensor is never split."""
+    shards: list[list[PlannedTensor]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        if shards[-1] and filled + tensor.num_bytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(tensor)
+        filled += tensor.num_bytes
+    if len(shards) == 1:
+        return {SINGLE: shards[0]}
+    return {f"model-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, start=1)}
+
+
+def write_tensors(
+    folder: Path,
+    tensors: Sequence[PlannedTensor],
+    chunks: Callable[[PlannedTensor], Iterable[Bytes]],
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write files with all ``tensors`` into ``folder``, and the index if there are several.
+
+    Args:
+        folder: an existing folder.
+        tensors: in the order to write.
+        chunks: gives the bytes of a tensor, piece by piece.
+        shard_bytes: most bytes of weights in one file, unless a single tensor is larger.
+    """
+    plan = plan_shards(tensors, shard_bytes)
+    for file_name, shard in plan.items():
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for tensor in shard:
+            end = offset + tensor.num_bytes
+            header[tensor.name] = {
+                "dtype": tensor.kind.name,
+                "shape": list(tensor.shape),
+                "data_offsets": [offset, end],
+            }
+            offset = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # so that what follows is aligned
+        with (folder / file_name).open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for tensor in shard:
+                for chunk in chunks(tensor):
+                    file.write(chunk.data)
+    if len(plan) > 1:
+        index = {
+            "metadata": {"total_size": sum(tensor.num_bytes for tensor in tensors)},
+            "weight_map": {tensor.name: file_name for file_name, shard in plan.items() for tensor in shard},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
