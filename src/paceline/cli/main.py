@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import exits
+from paceline.cli import exits, models
 from paceline.cli.run import EPILOG, run
 from paceline.core.errors import InputError, PacelineError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run", epilog=EPILOG)(run)
+app.add_typer(models.app, name="models")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,11 +1,23 @@
-"""Where models made on this machine lie."""
+"""The models that have names: the embedded pair, and what lies in this machine's folder of models.
+
+::
+
+    name, as given to -m ──resolve──> path ──describe (models/description.py)──> what the file says about itself
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from platformdirs import user_cache_path
+
+from paceline.core.errors import InputError, ModelFileError
+from paceline.models.embedded import embedded_draft, embedded_target
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 """Environment variable that names another folder for what paceline keeps on this machine."""
@@ -19,3 +31,123 @@ def models_folder() -> Path:
     override = os.environ.get(CACHE_VARIABLE)
     root = Path(override).expanduser() if override else user_cache_path("paceline", appauthor=False)
     return root / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model that can be called by name instead of by path.
+
+    Attributes:
+        name: what to call it.
+        path: a GGUF file or Hugging Face folder.
+        embedded: it travels with paceline, rather than lying in :func:`models_folder`.
+    """
+
+    name: str
+    path: Path
+    embedded: bool
+
+
+def named_models() -> list[NamedModel]:
+    """Return all models that have names, the embedded ones first, then the cached ones by name.
+
+    Nothing is opened, so a model may turn out to be unreadable.
+
+    Raises:
+        ModelFileError: the cache's folder cannot be listed.
+    """
+    models = [NamedModel("target", embedded_target(), True), NamedModel("draft", embedded_draft(), True)]
+    taken = {model.name for model in models}
+    for path in _cached_paths():
+        # Of two models with one name, such as a file and a folder, the later one keeps its ending.
+        name = path.stem if path.is_file() and path.stem not in taken else path.name
+        name = f"{name}/" if name in taken else name
+        taken.add(name)
+        models.append(NamedModel(name, path, False))
+    return models
+
+
+def resolve(model: str | Path) -> Path:
+    """Return the path of a model given by path or by name.
+
+    A path wins where a model lies at it. A folder that holds none, such as a build's ``target``, does not hide a name.
+
+    Raises:
+        ModelFileError: it is neither; the message lists the names there are.
+    """
+    path = Path(model)
+    try:
+        if path.is_file() or (path / "config.json").is_file():
+            return path
+        # A text such as ./target is a path, and says so; a Path has forgotten how it was written.
+        named = _find(str(model))
+        if named is not None:
+            return named.path
+        if path.exists():
+            return path  # what opens it knows best what is wrong with it
+    except OSError as error:
+        raise ModelFileError(f"{model} cannot be read: {error.strerror or error}") from None
+    names = ", ".join(named.name for named in named_models())
+    raise ModelFileError(
+        f"{model} does not exist: give the path of a GGUF file or Hugging Face model folder, or a name among {names}"
+    )
+
+
+def remove(name: str) -> Path:
+    """Delete a cached model, and return where it lay.
+
+    A folder disappears from the cache at once, even if deleting it is interrupted.
+
+    Raises:
+        InputError: the model is an embedded one, no cached model has this name, or the system does not let it go.
+    """
+    path = removable(name).path
+    try:
+        if path.is_dir() and not path.is_symlink():
+            leaving = path.with_name(f".{path.name}.{os.getpid()}.removed")
+            path.rename(leaving)
+            shutil.rmtree(leaving)
+        else:
+            path.unlink()
+    except OSError as error:
+        raise InputError(f"{path} cannot be removed: {error.strerror or error}") from None
+    return path
+
+
+def removable(name: str) -> NamedModel:
+    """Return the cached model of this name. Raises as :func:`remove` does."""
+    model = _find(name)
+    if model is None:
+        names = ", ".join(known.name for known in named_models() if not known.embedded)
+        choice = f"choose from {names}" if names else f"there is none in {models_folder()}"
+        raise InputError(f"no model named {name!r} is cached: {choice}")
+    if model.embedded:
+        raise InputError(f"{name} is part of paceline and cannot be removed alone: uninstall paceline instead")
+    return model
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Return the names that begin with ``incomplete``, for shell completion; none lets the shell complete paths."""
+    with contextlib.suppress(ModelFileError):
+        return [model.name for model in named_models() if model.name.startswith(incomplete)]
+    return []
+
+
+def _find(name: str) -> NamedModel | None:
+    models = named_models()
+    by_file = (model for model in models if not model.embedded and model.path.name == name)
+    return next((model for model in models if model.name == name), None) or next(by_file, None)
+
+
+def _cached_paths() -> Iterator[Path]:
+    """Yield GGUF files and folders in the cache; hidden ones are being written or deleted."""
+    folder = models_folder()
+    try:
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        yield from (
+            path
+            for path in paths
+            if not path.name.startswith(".") and (path.is_dir() or path.suffix.lower() == ".gguf")
+        )
+    except OSError as error:
+        raise ModelFileError(f"the models folder {folder} cannot be read: {error.strerror or error}") from None

@@ -1,0 +1,226 @@
+"""``paceline models``: what there is to run, the embedded pair and the local cache."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from paceline.cli.display import error_console
+from paceline.core.errors import InputError, ModelFileError
+from paceline.models.cache import complete_model, models_folder, named_models, removable, remove, resolve
+from paceline.models.description import ModelDescription, describe
+from paceline.models.embedded import embedded_target
+
+EPILOG = """[bold]Examples[/bold]
+
+paceline models  [dim]# all that have names: use them with -m and -md[/dim]
+
+paceline models show target
+
+paceline models show ./big.gguf --json
+
+paceline models remove target-1b-q4_0
+"""
+
+_JSON_HELP = "Print one JSON object instead."
+
+
+def _complete_cached(incomplete: str) -> list[str]:
+    with contextlib.suppress(ModelFileError):
+        return [model.name for model in named_models() if not model.embedded and model.name.startswith(incomplete)]
+    return []
+
+
+app = typer.Typer(invoke_without_command=True, epilog=EPILOG)
+
+
+@app.callback()
+def list_models(
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help=_JSON_HELP)] = False
+) -> None:
+    """List the models that have names, or show, remove and locate them."""
+    if context.invoked_subcommand is not None:
+        if as_json:
+            command = context.invoked_subcommand
+            raise InputError(f"--json before {command} has no effect: put it after {command}, if that takes it")
+        return
+    models = [(model, _described(model.path)) for model in named_models()]
+    folder = models_folder()
+    if as_json:
+        listed = [
+            {"name": model.name, "embedded": model.embedded, "path": str(model.path), **_json(what)}
+            for model, what in models
+        ]
+        print(json.dumps({"folder": str(folder), "models": listed}, ensure_ascii=False))
+        return
+    console = _console()
+    console.print(f"embedded in paceline, {embedded_target().parent}", style="bold", markup=False)
+    _print_models(console, {model.name: what for model, what in models if model.embedded})
+    cached = {model.name: what for model, what in models if not model.embedded}
+    console.print(f"\ncached on this machine, {folder}", style="bold", markup=False)
+    if cached:
+        _print_models(console, cached)
+    else:
+        console.print("  nothing yet", style="dim")
+    console.print("\nUse a name with -m or -md; see its card with: paceline models show NAME", style="dim")
+
+
+@app.command("show", epilog=EPILOG)
+def show(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A name that paceline models lists, or the path of a GGUF file or Hugging Face folder.",
+            autocompletion=complete_model,
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help=_JSON_HELP)] = False,
+) -> None:
+    """Print what is known of a model, where it lies, and its card; without a card, its metadata."""
+    what = describe(resolve(model))
+    card = what.card.read_text(encoding="utf-8", errors="replace") if what.card is not None else None
+    if as_json:
+        metadata = {"card_text": card, "metadata": what.metadata}
+        print(json.dumps({**_json(what), **metadata}, ensure_ascii=False))
+        return
+    console = _console()
+    for line in (*_lines(what), str(what.path)):
+        console.print(line, markup=False)
+    if card is None:
+        console.print("\nno model card; its metadata:\n", style="dim")
+        for key, value in what.metadata.items():
+            console.print(f"{key} = {value}", markup=False)
+    elif sys.stdout.isatty():
+        console.print(f"\n{what.card}\n", style="dim", markup=False)
+        Console(file=sys.stdout).print(Markdown(card))
+    else:
+        print(f"\n{what.card}\n\n{card}", end="")
+
+
+@app.command("remove", epilog=EPILOG)
+def remove_model(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="As paceline models lists it.", autocompletion=_complete_cached),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+) -> None:
+    """Delete a model from the local cache."""
+    path = removable(name).path
+    if not yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise InputError(f"{path} would be deleted, and nobody is here to say yes: add --yes")
+        if not typer.confirm(f"Delete {path}?", err=True):
+            return
+    remove(name)
+    error_console().print(f"deleted {path}", markup=False)
+
+
+@app.command("path", epilog=EPILOG)
+def path() -> None:
+    """Print the folder of the local cache; the environment variable PACELINE_CACHE moves it."""
+    print(models_folder())
+
+
+def _described(path: Path) -> ModelDescription | ModelFileError:
+    try:
+        return describe(path)
+    except ModelFileError as error:
+        return error
+
+
+def _print_models(console: Console, models: dict[str, ModelDescription | ModelFileError]) -> None:
+    column = max(len(name) for name in models) + 4
+    for name, what in models.items():
+        if isinstance(what, ModelFileError):
+            lines = [str(what)]
+        else:
+            first, *rest = _lines(what)
+            ending = "/" if what.format == "huggingface" else ""
+            lines = [
+                f"{what.path.name}{ending}, {first}",
+                *rest,
+                *([f"card: {what.card}"] if what.card is not None else []),
+            ]
+        for number, line in enumerate(lines):
+            label = f"  {name}" if number == 0 else ""
+            style = "red" if isinstance(what, ModelFileError) else None if number == 0 else "dim"
+            console.print(f"{label:{column}}{line}", style=style, markup=False)
+
+
+def _lines(what: ModelDescription) -> list[str]:
+    """Say what is known in a few lines: figures, shape, what it is for, how it was made."""
+    parameters = "unknown number of" if what.num_parameters is None else _scaled(what.num_parameters, _THOUSANDS)
+    figures = [f"{_scaled(what.num_bytes, _BYTES)}", f"{parameters} parameters"]
+    if what.file_type is not None:
+        figures.append(what.file_type)
+    if what.context_length is not None:
+        figures.append(f"context {what.context_length}")
+    if what.vocabulary_size is not None:
+        figures.append(f"vocabulary {what.vocabulary_size}")
+    figures.append(f"licence {what.license}" if what.license is not None else "licence not stated")
+    lines = [", ".join(figures), _shape(what)]
+    if what.summary is not None:
+        lines.append(what.summary)
+    made: dict[str, list[str]] = {}
+    for key, value in what.provenance.items():
+        command, _, detail = key.partition(".")
+        made.setdefault(command, []).append(f"{detail.replace('_', ' ')} {_shortened(str(value))}")
+    return [*lines, *(f"made by paceline {command}: {', '.join(details)}" for command, details in made.items())]
+
+
+def _shape(what: ModelDescription) -> str:
+    parts = []
+    if what.layers is not None:
+        width = f" of width {what.width}" if what.width is not None else ""
+        parts.append(f"{_counted(what.layers, 'layer')}{width}")
+    if what.heads is not None:
+        size = f" of {what.head_size}" if what.head_size is not None else ""
+        shared = f" ({what.kv_heads} for keys and values)" if what.kv_heads != what.heads else ""
+        parts.append(f"{_counted(what.heads, 'head')}{size}{shared}")
+    if what.feed_forward is not None:
+        experts = f", {what.experts} experts" if what.experts else ""
+        parts.append(f"feed-forward {what.feed_forward}{experts}")
+    return f"{what.architecture or 'unknown architecture'}: {', '.join(parts) or 'unknown shape'}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+_THOUSANDS = ("", " k", " M", " B")
+_BYTES = (" bytes", " kB", " MB", " GB")
+
+
+def _scaled(count: int, units: tuple[str, ...]) -> str:
+    """Write a count with three digits or more that mean something."""
+    scaled, unit = float(count), 0
+    while scaled >= 999.5 and unit < len(units) - 1:
+        scaled, unit = scaled / 1000, unit + 1
+    digits = 0 if unit == 0 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
+    return f"{scaled:.{digits}f}{units[unit]}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:12]}..."
+
+
+def _json(what: ModelDescription | ModelFileError) -> dict[str, Any]:
+    if isinstance(what, ModelFileError):
+        return {"fault": str(what)}
+    plain = {f.name: getattr(what, f.name) for f in dataclasses.fields(what) if f.name != "metadata"}
+    plain |= {key: str(value) for key, value in plain.items() if isinstance(value, Path)}
+    return {**plain, "provenance": dict(what.provenance), "fault": None}
+
+
+def _console() -> Console:
+    return Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)

@@ -1,0 +1,268 @@
+"""What a model says about itself: shape, size, licence, origin. Read from headers, never from weights."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from paceline.core.errors import ModelFileError
+from paceline.models.gguf_header import GgufHeader, Value, read_gguf_header
+
+ModelFormat: TypeAlias = Literal["gguf", "huggingface"]
+
+PROVENANCE_PREFIX: Final = "paceline."
+"""Metadata keys under which paceline's commands write how they made a file."""
+
+CARD_NAMES: Final = ("MODEL_CARD.md", "README.md")
+_LICENSE_NAMES: Final = ("LICENSE", "LICENSE.txt", "LICENSE.md")
+_MOST_SAFETENSORS_HEADER: Final = 100 << 20
+"""The format's own limit, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What is known of a model without loading it; ``None`` where the model does not say.
+
+    Attributes:
+        path: the GGUF file or the folder.
+        format: which of the two it is.
+        num_bytes: size of the file, or of the folder's files.
+        architecture: such as ``"llama"``.
+        layers: transformer blocks.
+        width: the hidden size.
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_size: width of a head.
+        feed_forward: inner width of the feed-forward blocks.
+        experts: feed-forward blocks to choose from in a mixture; of those and the counts above, a model that varies
+            them from layer to layer gives the largest.
+        num_parameters: weights.
+        file_type: the weights' type, by the usual name, such as ``"Q4_K_M"`` or ``"bfloat16"``.
+        context_length: tokens it was trained to see.
+        vocabulary_size: rows of its output, unused ids included.
+        license: by its identifier, or by the file that holds it.
+        summary: one line on what it is.
+        card: its model card.
+        provenance: how paceline made it, by key.
+        metadata: everything it says, long lists as their lengths.
+    """
+
+    path: Path
+    format: ModelFormat
+    num_bytes: int
+    architecture: str | None = None
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_size: int | None = None
+    feed_forward: int | None = None
+    experts: int | None = None
+    num_parameters: int | None = None
+    file_type: str | None = None
+    context_length: int | None = None
+    vocabulary_size: int | None = None
+    license: str | None = None
+    summary: str | None = None
+    card: Path | None = None
+    provenance: Mapping[str, Value] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def describe(path: Path) -> ModelDescription:
+    """Read what a GGUF file or a Hugging Face folder says about itself.
+
+    Raises:
+        ModelFileError: it cannot be read, is damaged, or is no model.
+    """
+    try:
+        return _describe_folder(path) if path.is_dir() else _describe_gguf(path)
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+# --- GGUF -------------------------------------------------------------------------------------------------------------
+
+
+def _describe_gguf(path: Path) -> ModelDescription:
+    header = read_gguf_header(path)
+    said = header.metadata
+    architecture = said.get("general.architecture")
+    if not isinstance(architecture, str):
+        part = said.get("split.no")
+        raise ModelFileError(
+            f"{path} is part {part + 1} of a split model: use the first part"
+            if isinstance(part, int)
+            else f"{path} names no architecture, so it holds no model"
+        )
+
+    def number(key: str) -> int | None:
+        return _largest(said.get(f"{architecture}.{key}"))
+
+    width, heads = number("embedding_length"), number("attention.head_count")
+    card = path.with_suffix(".md")
+    if not card.is_file():
+        card = path.with_name(CARD_NAMES[0])
+    return ModelDescription(
+        path=path,
+        format="gguf",
+        num_bytes=path.stat().st_size,
+        architecture=architecture,
+        layers=number("block_count"),
+        width=width,
+        heads=heads,
+        kv_heads=number("attention.head_count_kv") or heads,
+        head_size=number("attention.key_length") or _quotient(width, heads),
+        feed_forward=number("feed_forward_length"),
+        experts=number("expert_count"),
+        num_parameters=header.num_parameters,
+        file_type=_file_type(header),
+        context_length=number("context_length"),
+        vocabulary_size=header.array_lengths.get("tokenizer.ggml.tokens") or number("vocab_size"),
+        license=_text(said.get("general.license")) or _text(said.get("general.license.name")),
+        summary=_text(said.get("general.description")) or _text(said.get("general.name")),
+        card=card if card.is_file() else None,
+        provenance={
+            key.removeprefix(PROVENANCE_PREFIX): value
+            for key, value in said.items()
+            if key.startswith(PROVENANCE_PREFIX)
+        },
+        metadata={**said, **{key: f"({length} items)" for key, length in header.array_lengths.items()}},
+    )
+
+
+def _file_type(header: GgufHeader) -> str | None:
+    """Return the file's own word for its mix of types, else its commonest one."""
+    from gguf.constants import LlamaFileType
+
+    number = header.metadata.get("general.file_type")
+    names = {int(kind): str(kind.name).removeprefix("ALL_").removeprefix("MOSTLY_") for kind in LlamaFileType}
+    return names.get(number, header.tensor_type) if isinstance(number, int) else header.tensor_type
+
+
+# --- Hugging Face folders ---------------------------------------------------------------------------------------------
+
+
+def _describe_folder(folder: Path) -> ModelDescription:
+    config = _read_json(folder / "config.json")
+    config = config.get("text_config", config)
+    parameters, dtype = _count_safetensors(folder)
+    cards = [folder / name for name in CARD_NAMES if (folder / name).is_file()]
+    front_matter, summary = _read_card(cards[0]) if cards else ({}, None)
+    licenses = [name for name in _LICENSE_NAMES if (folder / name).is_file()]
+    width, heads = _largest(config.get("hidden_size")), _largest(config.get("num_attention_heads"))
+    return ModelDescription(
+        path=folder,
+        format="huggingface",
+        num_bytes=sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+        architecture=_text(config.get("model_type")),
+        layers=_largest(config.get("num_hidden_layers")),
+        width=width,
+        heads=heads,
+        kv_heads=_largest(config.get("num_key_value_heads")) or heads,
+        head_size=_largest(config.get("head_dim")) or _quotient(width, heads),
+        feed_forward=_largest(config.get("intermediate_size")),
+        experts=_largest(config.get("num_local_experts")) or _largest(config.get("num_experts")),
+        num_parameters=parameters,
+        file_type=_text(config.get("dtype")) or _text(config.get("torch_dtype")) or dtype,
+        context_length=_largest(config.get("max_position_embeddings")),
+        vocabulary_size=_largest(config.get("vocab_size")),
+        license=front_matter.get("license") or (f"see {licenses[0]}" if licenses else None),
+        summary=summary,
+        card=cards[0] if cards else None,
+        metadata=config,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelFileError(f"{path.parent} is a folder without {path.name}, so it holds no model") from None
+    except ValueError as error:  # of UnicodeDecodeError and JSONDecodeError
+        raise ModelFileError(f"{path} is damaged: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelFileError(f"{path} is damaged: it holds a {type(content).__name__}, not an object")
+    return content
+
+
+def _count_safetensors(folder: Path) -> tuple[int | None, str | None]:
+    """Return the number of weights and their commonest type, or nothing of weights in pickled files.
+
+    Raises:
+        ModelFileError: there are no weights of any kind, one that the index names is missing, or one is damaged.
+    """
+    index = folder / "model.safetensors.index.json"
+    shards = {path.name for path in folder.glob("*.safetensors")}
+    if index.is_file():
+        wanted = _read_json(index).get("weight_map")
+        missing = sorted(set(wanted.values()) - shards) if isinstance(wanted, dict) else []
+        if missing:
+            raise ModelFileError(f"{folder} lacks {len(missing)} of its weight files, such as {missing[0]}")
+    weights_by_type: Counter[str] = Counter()
+    if not shards and not any(folder.glob("*.bin")):
+        raise ModelFileError(f"{folder} has a config.json but no weights: get the *.safetensors files, too")
+    for name in sorted(shards):
+        weights_by_type.update(_count_weights(folder / name))
+    if not weights_by_type:
+        return None, None
+    return weights_by_type.total(), weights_by_type.most_common(1)[0][0]
+
+
+def _count_weights(path: Path) -> Counter[str]:
+    """Count the weights of a safetensors file by type.
+
+    Source: https://huggingface.co/docs/safetensors, "Format".
+    """
+    num_bytes = path.stat().st_size
+    weights_by_type: Counter[str] = Counter()
+    try:
+        with path.open("rb") as file:
+            (header_length,) = struct.unpack("<Q", file.read(8))
+            if header_length > min(num_bytes, _MOST_SAFETENSORS_HEADER):
+                raise ValueError(f"its header has {header_length} bytes, the file {num_bytes}")
+            header = json.loads(file.read(header_length))
+        end = 0
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                weights_by_type[tensor["dtype"]] += prod(tensor["shape"])
+                end = max(end, tensor["data_offsets"][1])
+        if 8 + header_length + end > num_bytes:
+            raise ValueError(f"its tensors end at byte {8 + header_length + end}, the file at {num_bytes}")
+    except (struct.error, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise ModelFileError(f"{path} is truncated or damaged: {error}; copy or download it again") from None
+    return weights_by_type
+
+
+def _read_card(card: Path) -> tuple[dict[str, str], str | None]:
+    """Return the plain entries of a card's front matter, and the first line of its text."""
+    text = card.read_text(encoding="utf-8", errors="replace")
+    matter = re.match(r"---\n(.*?)\n---\s*\n", text, re.DOTALL)
+    entries = dict(re.findall(r"^(\w+): *[\"']?([^\"'\n]+?)[\"']? *$", matter[1], re.MULTILINE)) if matter else {}
+    body = text[matter.end() :] if matter else text
+    prose = (line.strip() for line in body.splitlines())
+    return entries, next((line for line in prose if line and line[0] not in "#<|![-="), None)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _text(value: object) -> str | None:
+    return value.strip() or None if isinstance(value, str) else None
+
+
+def _largest(value: object) -> int | None:
+    """Return a count, of a list of them the largest."""
+    counts = [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
+    return max(counts, default=None)
+
+
+def _quotient(width: int | None, heads: int | None) -> int | None:
+    return width // heads if width and heads else None

@@ -1,0 +1,55 @@
+"""Small model files to read."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+
+def write_gguf(path: Path, architecture: str = "llama", **metadata: str | int | float | bool | list[int]) -> Path:
+    """Write a GGUF file with 96 F16 weights, 8 F32 ones and a vocabulary of three; ``__`` in keys is a dot."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "c"])
+    for key, value in metadata.items():
+        name = key.replace("__", ".")
+        match value:
+            case bool():
+                writer.add_bool(name, value)
+            case str():
+                writer.add_string(name, value)
+            case int():
+                writer.add_uint32(name, value)
+            case float():
+                writer.add_float32(name, value)
+            case list():
+                writer.add_array(name, value)
+    writer.add_tensor("token_embd.weight", np.ones((3, 32), np.float16))
+    writer.add_tensor("output_norm.weight", np.ones(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_folder(folder: Path, **config: object) -> Path:
+    """Write a Hugging Face folder with 24 float32 weights and 4 bfloat16 ones, and a card."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    header = json.dumps(
+        {
+            "__metadata__": {"format": "pt"},
+            "a": {"dtype": "F32", "shape": [4, 6], "data_offsets": [0, 96]},
+            "b": {"dtype": "BF16", "shape": [4], "data_offsets": [96, 104]},
+        }
+    ).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(104))
+    (folder / "README.md").write_text(
+        "---\nlicense: apache-2.0\n---\n\n# A title\n\nA model that does nothing.\n\nMore.\n"
+    )
+    return folder

@@ -1,0 +1,166 @@
+"""What a model says about itself, from GGUF files and from Hugging Face folders."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import ModelFileError
+from paceline.models.description import describe
+from paceline.models.embedded import embedded_draft, embedded_target
+from tests.models.helpers import write_folder, write_gguf
+
+
+@pytest.mark.parametrize("path", [embedded_target(), embedded_draft()], ids=["target", "draft"])
+def test_the_embedded_models_say_all_there_is_to_say(path: Path) -> None:
+    what = describe(path)
+    assert (what.format, what.architecture, what.file_type) == ("gguf", "llama", "Q8_0")
+    assert what.num_bytes == path.stat().st_size
+    # Q8_0 spends 34 bytes on 32 weights; the rest is the vocabulary's text.
+    assert what.num_parameters is not None
+    assert 0.8 < what.num_parameters * 34 / 32 / what.num_bytes < 1
+    for known in (what.layers, what.width, what.heads, what.kv_heads, what.head_size, what.feed_forward):
+        assert known is not None
+    assert what.license
+    assert what.summary
+    assert what.card == path.with_name("MODEL_CARD.md")
+    assert what.vocabulary_size == 4096
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    what = describe(
+        write_gguf(
+            tmp_path / "a.gguf",
+            "qwen9",
+            general__file_type=15,
+            general__license="mit",
+            general__name="A name",
+            qwen9__block_count=3,
+            qwen9__embedding_length=96,
+            qwen9__attention__head_count=[4, 6],
+            qwen9__attention__head_count_kv=[0, 2],
+            qwen9__feed_forward_length=200,
+            qwen9__expert_count=8,
+            qwen9__context_length=777,
+            paceline__inflate__source="target",
+        )
+    )
+    assert (what.architecture, what.file_type, what.license, what.summary) == ("qwen9", "Q4_K_M", "mit", "A name")
+    assert (what.layers, what.width, what.heads, what.kv_heads, what.head_size) == (3, 96, 6, 2, 16)
+    assert (what.feed_forward, what.experts, what.context_length) == (200, 8, 777)
+    assert (what.num_parameters, what.vocabulary_size) == (104, 3)
+    assert what.provenance == {"inflate.source": "target"}
+    assert what.metadata["tokenizer.ggml.tokens"] == "(3 items)"
+    assert what.card is None
+    (tmp_path / "a.md").write_text("# Card\n")
+    assert describe(tmp_path / "a.gguf").card == tmp_path / "a.md"
+
+
+def test_heads_have_the_size_that_is_said_and_else_share_the_width(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "plain.gguf", llama__embedding_length=96, llama__attention__head_count=4)
+    plain = describe(tmp_path / "plain.gguf")
+    assert (plain.head_size, plain.kv_heads) == (24, 4)
+    write_gguf(
+        tmp_path / "said.gguf",
+        llama__embedding_length=96,
+        llama__attention__head_count=4,
+        llama__attention__key_length=64,
+    )
+    assert describe(tmp_path / "said.gguf").head_size == 64
+
+
+def test_a_file_type_nobody_knows_gives_way_to_the_commonest_one(tmp_path: Path) -> None:
+    assert describe(write_gguf(tmp_path / "a.gguf", general__file_type=999)).file_type == "F16"
+    assert describe(write_gguf(tmp_path / "b.gguf")).file_type == "F16"
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    folder = write_folder(
+        tmp_path / "hf",
+        hidden_size=64,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        vocab_size=300,
+        max_position_embeddings=2048,
+        torch_dtype="bfloat16",
+    )
+    what = describe(folder)
+    assert (what.format, what.architecture, what.file_type) == ("huggingface", "llama", "bfloat16")
+    assert (what.layers, what.width, what.heads, what.kv_heads, what.head_size) == (5, 64, 4, 2, 16)
+    assert (what.feed_forward, what.vocabulary_size, what.context_length) == (96, 300, 2048)
+    assert what.num_parameters == 28
+    assert what.num_bytes == sum(path.stat().st_size for path in folder.iterdir())
+    assert (what.license, what.summary) == ("apache-2.0", "A model that does nothing.")
+    assert what.card == folder / "README.md"
+
+
+def test_a_folder_with_little_to_say(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf", text_config={"model_type": "inner", "head_dim": 7})
+    (folder / "README.md").unlink()
+    (folder / "LICENSE").write_text("terms")
+    what = describe(folder)
+    assert (what.architecture, what.head_size, what.layers) == ("inner", 7, None)
+    assert (what.license, what.summary, what.card) == ("see LICENSE", None, None)
+    assert what.file_type == "F32"
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert describe(folder).num_parameters is None
+
+
+def test_what_is_no_whole_model_is_said_in_one_line(tmp_path: Path) -> None:
+    def refusal(path: Path) -> str:
+        with pytest.raises(ModelFileError) as caught:
+            describe(path)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "nowhere.gguf cannot be read" in refusal(tmp_path / "nowhere.gguf")
+    (tmp_path / "empty").mkdir()
+    assert "empty is a folder without config.json" in refusal(tmp_path / "empty")
+    whole = write_folder(tmp_path / "hf")
+    weights = (whole / "model.safetensors").read_bytes()
+    for cut in (
+        b"",
+        weights[:6],
+        weights[:40],
+        weights[:-1],
+        b"\xff" * 8 + weights[8:],
+        weights[:8] + b"?" + weights[9:],
+    ):
+        (whole / "model.safetensors").write_bytes(cut)
+        assert "model.safetensors is truncated or damaged" in refusal(whole)
+    (whole / "model.safetensors").write_bytes(weights)
+    index = whole / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "part-2.safetensors"}}))
+    assert "lacks 1 of its weight files, such as part-2.safetensors" in refusal(whole)
+    index.unlink()
+    (whole / "model.safetensors").unlink()
+    assert "no weights" in refusal(whole)
+    for text in ("{", "[]", "\xff"):
+        (whole / "config.json").write_text(text, encoding="latin-1")
+        assert "config.json is damaged" in refusal(whole)
+
+
+def test_later_parts_of_a_split_model_point_to_the_first(tmp_path: Path) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "big-00002-of-00003.gguf", "")
+    writer.kv_data[0].pop("general.architecture", None)
+    writer.add_uint16("split.no", 1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelFileError, match="part 2 of a split model"):
+        describe(tmp_path / "big-00002-of-00003.gguf")
+
+
+@pytest.mark.skipif(os.geteuid() == 0 if hasattr(os, "geteuid") else True, reason="root may read everything")
+def test_a_file_one_may_not_read(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf")
+    path.chmod(0)
+    with pytest.raises(ModelFileError, match="Permission denied"):
+        describe(path)
