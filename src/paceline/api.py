@@ -30,6 +30,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
 from paceline.engines.loading import MAX_BRANCHES, ModelOptions, open_engine
+from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.base import Policy
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
@@ -261,8 +262,9 @@ def load(
     """Load a target, its draft model if any, and the drafters.
 
     Args:
-        target: a GGUF file or Hugging Face folder; ``None`` for the embedded pair.
-        draft: a smaller model with the same vocabulary.
+        target: a GGUF file or Hugging Face folder, by path or by a name that ``paceline models`` lists; ``None`` for
+            the embedded pair.
+        draft: a smaller model with the same vocabulary, given likewise.
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
             the draft model if there is one, else ``suffix``.
         policy: what to draft; by default :class:`~paceline.planning.fixed.FixedPolicy`.
@@ -285,7 +287,9 @@ def load(
         if draft is None and speculates and (drafters is None or "draft" in drafters):
             draft = embedded_draft()
     names = drafters if drafters is not None else ([] if not speculates else ["suffix"] if draft is None else ["draft"])
+    # Both are looked up before either is loaded, which may take long.
     target_options = _options(target, context_length)
+    draft_options = None if draft is None else _options(draft, context_length)
     if target_options.branches is None and isinstance(policy, FixedPolicy):
         branches = min(policy.most_branches(len(names)) * target_options.max_sequences, MAX_BRANCHES)
         target_options = dataclasses.replace(target_options, branches=branches)
@@ -297,8 +301,7 @@ def load(
                 f"{target_engine.description} cannot take tokens back, so drafts cannot be verified: "
                 "decode it without speculation (--no-speculation)"
             )
-        if draft is not None:
-            draft_options = _options(draft, context_length)
+        if draft_options is not None:
             if not isinstance(draft, ModelOptions):
                 draft_options = dataclasses.replace(draft_options, max_sequences=target_options.max_sequences)
             # The draft's own pending tree is a chain: siblings are proposed but never fed.
@@ -316,5 +319,5 @@ def _options(model: str | Path | ModelOptions, context_length: int | None) -> Mo
     if isinstance(model, ModelOptions):
         if context_length is not None:
             raise InputError("context_length is for models given by path: set it in ModelOptions, or give the path")
-        return model
-    return ModelOptions(Path(model), context_length=context_length)
+        return dataclasses.replace(model, path=resolve(model.path))
+    return ModelOptions(resolve(model), context_length=context_length)

@@ -23,6 +23,7 @@ from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingPa
 from paceline.core.verify import VerifierName
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import DType, EngineName, ModelOptions
+from paceline.models.cache import complete_model
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
 
@@ -69,20 +70,25 @@ def _complete_drafters(incomplete: str) -> list[str]:
 def run(
     context: typer.Context,
     model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "-m",
             "--model",
-            help="Target: a GGUF file or Hugging Face folder. [dim]\\[embedded pair][/dim]",
+            metavar="MODEL",
+            help="Target: a GGUF file, a Hugging Face folder, or a name from paceline models. "
+            "[dim]\\[embedded pair][/dim]",
+            autocompletion=complete_model,
             rich_help_panel=_MODELS,
         ),
     ] = None,
     model_draft: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "-md",
             "--model-draft",
             "--spec-draft-model",
+            metavar="MODEL",
+            autocompletion=complete_model,
             help="Draft model with the same vocabulary.",
             rich_help_panel=_MODELS,
         ),
@@ -369,7 +375,7 @@ def run(
         dtype=dtype,
         verbose=verbose,
     )
-    draft = model_draft
+    draft: str | Path | None = model_draft
     if draft is None and uses_draft_model and not plain:
         draft = embedded_draft()
     draft_options = (

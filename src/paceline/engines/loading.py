@@ -27,7 +27,7 @@ class ModelOptions:
     """A model and how to run it, in terms common to the engines.
 
     Attributes:
-        path: a GGUF file or a Hugging Face folder.
+        path: a GGUF file or a Hugging Face folder; :func:`paceline.load` also takes the names of `paceline models`.
         engine: which engine runs it; ``None`` decides by ``path``.
         context_length: tokens of prompt and answer together; ``None`` takes the model's own, 4,096 at most.
         gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.

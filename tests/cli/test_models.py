@@ -1,0 +1,224 @@
+"""``paceline models`` as its users call it, and names where ``paceline run`` takes models."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.models.embedded import embedded_draft, embedded_target
+from tests.cli.test_run import FAST, Invoke
+from tests.models.helpers import write_folder, write_gguf
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    return Invoke(monkeypatch, capsys)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    made = tmp_path / "cache" / "models"
+    made.mkdir(parents=True)
+    return made
+
+
+def fill(folder: Path) -> None:
+    """Put one of each into the cache: a file made by paceline, a folder, a damaged file."""
+    write_gguf(
+        folder / "big.gguf",
+        general__license="mit",
+        general__description="A [big] one",
+        llama__context_length=512,
+        llama__block_count=1,
+        paceline__inflate__shape="1b",
+        paceline__inflate__source_sha256="0123456789abcdef" * 4,
+    )
+    write_folder(folder / "hf", num_hidden_layers=2, hidden_size=64)
+    (folder / "cut.gguf").write_bytes(embedded_draft().read_bytes()[:200_000])
+
+
+def test_the_list_says_what_there_is_and_what_is_wrong_with_the_rest(invoke: Invoke, folder: Path) -> None:
+    fill(folder)
+    status, out, err = invoke("models")
+    assert (status, err) == (0, "")
+    entry: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        if line.startswith("  ") and line[2] != " ":
+            name, _, first = line.strip().partition(" ")
+            entry[name] = [first.strip()]
+        elif line.startswith("   "):
+            entry[name].append(line.strip())
+    assert list(entry) == ["target", "draft", "big", "cut", "hf"]
+    for name, path in (("target", embedded_target()), ("draft", embedded_draft())):
+        assert entry[name][0].startswith(f"{path.name}, ")
+        for words in (" MB, ", " parameters, Q8_0, context ", ", vocabulary 4096, licence "):
+            assert words in entry[name][0]
+        assert entry[name][1].startswith("llama: ")
+        assert entry[name][-1] == f"card: {path.with_name('MODEL_CARD.md')}"
+    size, _, figures = entry["big"][0].removeprefix("big.gguf, ").partition(", ")
+    number, unit = size.split()
+    exact = (folder / "big.gguf").stat().st_size
+    assert float(number) * {"bytes": 1, "kB": 1000}[unit] == pytest.approx(exact, rel=0.01)
+    assert figures == "104 parameters, F16, context 512, vocabulary 3, licence mit"
+    assert entry["big"][1:] == [
+        "llama: 1 layer",
+        "A [big] one",
+        "made by paceline inflate: shape 1b, source sha256 0123456789ab...",
+    ]
+    assert len(entry["cut"]) == 1
+    assert "cut.gguf is truncated or damaged" in entry["cut"][0]
+    assert entry["hf"][0].startswith("hf/, ")
+    assert entry["hf"][0].endswith("28 parameters, F32, licence apache-2.0")
+    assert entry["hf"][1:] == [
+        "llama: 2 layers of width 64",
+        "A model that does nothing.",
+        f"card: {folder / 'hf' / 'README.md'}",
+    ]
+    assert str(folder) in out
+
+
+def test_an_empty_cache_is_said_to_be_empty(invoke: Invoke, folder: Path) -> None:
+    assert "nothing yet" in invoke("models").out
+    folder.rmdir()
+    assert "nothing yet" in invoke("models").out
+
+
+def test_the_list_for_scripts(invoke: Invoke, folder: Path) -> None:
+    fill(folder)
+    listed = json.loads(invoke("models", "--json").out)
+    assert listed["folder"] == str(folder)
+    by_name = {model["name"]: model for model in listed["models"]}
+    assert list(by_name) == ["target", "draft", "big", "cut", "hf"]
+    assert by_name["target"]["path"] == str(embedded_target())
+    assert by_name["target"]["embedded"] is True
+    assert by_name["target"]["fault"] is None
+    assert by_name["target"]["num_bytes"] == embedded_target().stat().st_size
+    assert by_name["big"]["provenance"]["inflate.shape"] == "1b"
+    assert by_name["big"]["embedded"] is False
+    assert by_name["cut"]["path"] == str(folder / "cut.gguf")
+    assert "truncated" in by_name["cut"]["fault"]
+    assert by_name["hf"]["card"] == str(folder / "hf" / "README.md")
+    assert "metadata" not in by_name["target"]
+
+
+def test_show_prints_path_and_card_or_else_metadata(invoke: Invoke, folder: Path) -> None:
+    fill(folder)
+    target = invoke("models", "show", "target")
+    assert target.status == 0
+    assert str(embedded_target()) in target.out.splitlines()
+    assert target.out.endswith(embedded_target().with_name("MODEL_CARD.md").read_text(encoding="utf-8"))
+    big = invoke("models", "show", str(folder / "big.gguf"))
+    assert "\ngeneral.description = A [big] one\n" in big.out
+    assert "\ntokenizer.ggml.tokens = (3 items)\n" in big.out
+    as_json = json.loads(invoke("models", "show", "hf", "--json").out)
+    assert as_json["card_text"] == (folder / "hf" / "README.md").read_text()
+    assert as_json["metadata"]["num_hidden_layers"] == 2
+    assert as_json["num_parameters"] == 28
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("show", "nobody"), "a name among target, draft, big, cut, hf"),
+        (("show", "cut"), "truncated or damaged"),
+        (("show", "."), "without config.json"),
+        (("--json", "show", "target"), "--json before show has no effect"),
+        (("remove", "nobody", "--yes"), "choose from big, cut, hf"),
+        (("remove", "target", "--yes"), "part of paceline"),
+        (("remove", "big"), "add --yes"),
+    ],
+)
+def test_bad_input_gets_one_clear_line_and_status_2(
+    arguments: tuple[str, ...], words: str, invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(folder)
+    monkeypatch.chdir(folder.parent)
+    status, out, err = invoke("models", *arguments)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("paceline: ")
+    assert words in err
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_remove_deletes_what_it_names(invoke: Invoke, folder: Path) -> None:
+    fill(folder)
+    for name, left in (("hf", ["big.gguf", "cut.gguf"]), ("cut", ["big.gguf"])):
+        status, out, err = invoke("models", "remove", name, "--yes")
+        assert (status, out) == (0, "")
+        assert f"deleted {folder / name}" in err
+        assert sorted(path.name for path in folder.iterdir()) == left
+
+
+@pytest.mark.parametrize(("answer", "removed"), [(b"y\n", True), (b"n\n", False), (b"\n", False), (b"\x04", False)])
+def test_remove_asks_on_a_terminal(answer: bytes, removed: bool, folder: Path) -> None:
+    fill(folder)
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "models", "remove", "big"], stdin=follower, stdout=follower, stderr=follower
+    )
+    os.close(follower)
+    shown = b""
+    while b"[y/N]" not in shown:
+        shown += os.read(leader, 4096)
+    os.write(leader, answer)
+    assert (process.wait(60) == 0) is (answer != b"\x04")
+    os.close(leader)
+    assert str(folder / "big.gguf").encode() in shown.replace(b"\r\n", b"")
+    assert (folder / "big.gguf").exists() is not removed
+
+
+def test_path_prints_the_folder(invoke: Invoke, folder: Path) -> None:
+    assert invoke("models", "path") == (0, f"{folder}\n", "")
+
+
+def test_run_takes_names(invoke: Invoke, folder: Path) -> None:
+    (folder / "mine.gguf").write_bytes(embedded_draft().read_bytes())
+    by_name = json.loads(invoke("run", "-m", "target", "-md", "mine", "-p", "def f(x):", *FAST, "--json").out)
+    by_default = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json").out)
+    assert by_name["text"] == by_default["text"]
+    assert by_name["drafters"] == ["draft"]
+    assert by_name["stats"]["draft_n_accepted"] == by_default["stats"]["draft_n_accepted"]
+
+
+def test_run_lists_the_names_when_one_is_wrong(invoke: Invoke, folder: Path) -> None:
+    for flag in ("-m", "-md"):
+        status, out, err = invoke("run", flag, "targte", "-p", "x")
+        assert (status, out) == (2, "")
+        assert err.startswith("paceline: targte does not exist")
+        assert err.endswith("a name among target, draft\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("run -m ", ["target", "draft", "mine"]),
+        ("run -md t", ["target"]),
+        ("run -m ./t", []),
+        ("models show m", ["mine"]),
+        ("models remove ", ["mine"]),
+    ],
+)
+def test_the_shell_completes_names(words: str, offered: list[str], folder: Path) -> None:
+    write_gguf(folder / "mine.gguf")
+    line = f"paceline {words}"
+    outcome = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv = ['paceline']; from paceline.cli.main import main; main()"],
+        env={
+            **os.environ,
+            "_PACELINE_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split(" ")) - 1),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.stdout.split() == offered
