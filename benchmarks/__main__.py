@@ -1,53 +1,72 @@
-"""Runs the measurements, all or by name, and prints a line for people and one JSON line for each."""
+"""Runs the measurements, all or by name. ``pair`` has options and prints tables, the others a line and a JSON line."""
 
 from __future__ import annotations
 
 import json
-import platform
-from typing import Annotated, Any
+import sys
+from collections.abc import Callable
+from typing import Any
 
-import llama_cpp
-import numpy as np
 import typer
 
-import paceline
 from benchmarks import acceptance, lossless, overhead, plain_speed, speed
+from benchmarks.machine import machine
+from benchmarks.pair.command import EPILOG, pair
+from paceline.cli import exits
+from paceline.core.errors import InputError, PacelineError
 
 MEASUREMENTS = {
-    "lossless": lossless.measure,
-    "acceptance": acceptance.measure,
-    "overhead": overhead.measure,
-    "plain_speed": plain_speed.measure,
-    "speed": speed.measure,
+    "lossless": lossless,
+    "acceptance": acceptance,
+    "overhead": overhead,
+    "plain_speed": plain_speed,
+    "speed": speed,
 }
 
-
-def main(
-    names: Annotated[
-        list[str] | None, typer.Argument(help=f"Which to run: {', '.join(MEASUREMENTS)}. All by default.")
-    ] = None,
-) -> None:
-    """Measure paceline on this machine. Each measurement says in its docstring what limits its figure."""
-    unknown = [name for name in names or () if name not in MEASUREMENTS]
-    if unknown:
-        raise typer.BadParameter(f"unknown measurement {unknown[0]}: choose from {', '.join(MEASUREMENTS)}")
-    print(json.dumps({"machine": machine()}))
-    for name in names or MEASUREMENTS:
-        print(f"\n== {name}")
-        figures: dict[str, Any] = MEASUREMENTS[name]()
-        print(json.dumps({name: figures}))
+app = typer.Typer(
+    # Several measurements can be named one after the other.
+    chain=True,
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
-def machine() -> dict[str, str]:
-    """Return what ran the measurements."""
-    return {
-        "paceline": paceline.__version__,
-        "llama_cpp_python": llama_cpp.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
+def _run(name: str) -> None:
+    print(f"\n== {name}")
+    figures: dict[str, Any] = MEASUREMENTS[name].measure()
+    print(json.dumps({"machine": machine(), name: figures}))
+
+
+def _command(name: str) -> Callable[[], None]:
+    return lambda: _run(name)
+
+
+for _name, _module in MEASUREMENTS.items():
+    app.command(_name, help=(_module.__doc__ or "").partition("\n")[0])(_command(_name))
+app.command("pair", epilog=EPILOG)(pair)
+
+
+@app.callback()
+def run_all(context: typer.Context) -> None:
+    """Measure paceline on this machine: everything, or what is named. Each measurement says what limits its figure."""
+    if context.invoked_subcommand is None:
+        for name in MEASUREMENTS:
+            _run(name)
+        print("\n== pair")
+        pair()
+
+
+def main() -> None:
+    """Run the command line; errors become one line on stderr and an exit status."""
+    try:
+        app()
+    except PacelineError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        sys.exit(exits.BAD_INPUT if isinstance(error, InputError) else exits.FAILURE)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()
