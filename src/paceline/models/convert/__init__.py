@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     Report = Callable[[int, int], None]
 
-__all__ = ["folder_to_gguf", "gguf_to_folder"]
+__all__ = ["exact_dtype", "folder_to_gguf", "gguf_to_folder"]
 
 _CHUNK_BYTES: Final = 64 * 1024 * 1024
 """How much of a tensor, as float32, is converted at once."""
@@ -203,6 +203,16 @@ def folder_to_gguf(
                 writer.write_tensor_data(data)
         finally:
             writer.close()
+
+
+def exact_dtype(folder: Path) -> str:
+    """Return the smallest type that holds all weights of a Hugging Face folder as they are: F32, F16 or BF16.
+
+    Raises:
+        ModelFileError: its weights cannot be read.
+    """
+    stored = {tensor.dtype for tensor in read_tensors(folder).values() if len(tensor.shape) > 1}
+    return stored.pop() if stored in ({"F16"}, {"BF16"}) else "F32"
 
 
 def _match(

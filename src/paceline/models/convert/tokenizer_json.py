@@ -53,9 +53,12 @@ def write_tokenizer(vocabulary: Vocabulary, folder: Path, context_length: int) -
         },
     }
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    names = {"bos_token": vocabulary.bos, "eos_token": vocabulary.ends[0], "pad_token": vocabulary.pad}
-    if vocabulary.kind == "spm":
-        names["unk_token"] = vocabulary.unknown
+    names = {
+        "bos_token": vocabulary.bos,
+        "eos_token": vocabulary.ends[0],
+        "pad_token": vocabulary.pad,
+        "unk_token": vocabulary.unknown,
+    }
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{name: None if token_id is None else vocabulary.tokens[token_id] for name, token_id in names.items()},
@@ -212,7 +215,8 @@ def _vocabulary(
         pre = pre_tokenizer_of_json(
             content.get("pre_tokenizer"), ignore_merges=bool(model.get("ignore_merges")), file=str(path)
         )
-        return Vocabulary(kind="bpe", merges=merges, pre=pre, **common)
+        unknown = _special_id("unk", settings, config, ids)
+        return Vocabulary(kind="bpe", merges=merges, pre=pre, unknown=unknown, **common)
     if model.get("ignore_merges"):
         raise InputError(f"{path} sets ignore_merges with byte fallback, which llama.cpp cannot")
     unknown = ids.get(model.get("unk_token") or "")

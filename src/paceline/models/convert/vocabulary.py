@@ -12,7 +12,7 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.models.convert.pretokenizers import PreTokenizer, pre_tokenizer_of_gguf
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import gguf
 
@@ -121,27 +121,28 @@ def vocabulary_of_gguf(file: GGUFFile) -> Vocabulary:
     name, model = str(file.path), file.text("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         raise InputError(f"{name} has a tokenizer of kind {model!r}; gpt2 and llama can be converted")
-    tokens: list[str | None] = list(_array(file, "tokens", str))
+    tokens: list[str] = _array(file, "tokens", str)
     types = [TokenType(kind) for kind in _array(file, "token_type", int, default=[1] * len(tokens), length=len(tokens))]
     end_keys = ("eos", "eot", "eom")
     ends = [file.get(f"tokenizer.ggml.{key}_token_id") for key in end_keys]
     common: dict[str, Any] = {
-        "types": types,
         "bos": file.get("tokenizer.ggml.bos_token_id"),
         "pad": file.get("tokenizer.ggml.padding_token_id"),
         "unknown": file.get("tokenizer.ggml.unknown_token_id"),
         "add_eos": bool(file.get("tokenizer.ggml.add_eos_token", False)),
         "chat_template": _chat_template(file),
     }
+    special = [common["bos"], common["pad"], common["unknown"], *ends]
+    needed = {tokens[special_id] for special_id in special if special_id is not None and special_id < len(tokens)}
     if model == "gpt2":
         merges = [_pair(merge) for merge in _array(file, "merges", str)]
         pre = pre_tokenizer_of_gguf(file.text("tokenizer.ggml.pre", "default"), name)
-        needed = {piece for merge in merges for piece in (*merge, "".join(merge))}
+        needed |= {piece for merge in merges for piece in (*merge, "".join(merge))}
         if TokenType.BYTE in types:
             raise InputError(f"{name} has byte tokens in a byte-level vocabulary, which tokenizer.json cannot have")
         vocabulary = Vocabulary(
             kind="bpe",
-            tokens=_without_padding(tokens, types, needed),
+            **_without_padding(tokens, types, needed),
             merges=merges,
             pre=pre,
             ends=_distinct(ends),
@@ -155,7 +156,7 @@ def vocabulary_of_gguf(file: GGUFFile) -> Vocabulary:
         common["unknown"] = 0 if common["unknown"] is None else common["unknown"]
         vocabulary = Vocabulary(
             kind="spm",
-            tokens=_without_padding(tokens, types, set()),
+            **_without_padding(tokens, types, needed),
             scores=scores,
             ends=_distinct([2 if ends[0] is None else ends[0], *ends[1:]]),
             add_bos=bool(file.get("tokenizer.ggml.add_bos_token", True)),
@@ -189,12 +190,18 @@ def _pair(merge: str) -> tuple[str, str]:
     return (merge, "") if cut < 0 else (merge[:cut], merge[cut + 1 :])
 
 
-def _without_padding(tokens: Sequence[str | None], types: Sequence[TokenType], needed: set[str]) -> list[str | None]:
-    """Take out unused tokens: texts never become them, and they only fill rows."""
-    return [
-        None if kind == TokenType.UNUSED and token not in needed else token
-        for token, kind in zip(tokens, types, strict=True)
-    ]
+def _without_padding(tokens: Sequence[str], types: Sequence[TokenType], needed: Collection[str]) -> dict[str, Any]:
+    """Take out unused tokens, which only fill rows, unless they are ``needed``; older files call them otherwise."""
+    left_out = {
+        token_id
+        for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if token not in needed
+        and (kind == TokenType.UNUSED or (token == f"[PAD{token_id}]" and kind != TokenType.NORMAL))
+    }
+    return {
+        "tokens": [None if token_id in left_out else token for token_id, token in enumerate(tokens)],
+        "types": [TokenType.UNUSED if token_id in left_out else kind for token_id, kind in enumerate(types)],
+    }
 
 
 def _distinct(token_ids: Sequence[int | None]) -> tuple[int, ...]:

@@ -1,0 +1,151 @@
+"""``paceline convert``: a GGUF file into a Hugging Face folder, and the other way round."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.cli.display import error_console
+from paceline.core.errors import InputError, ModelFileError
+
+EPILOG = """[bold]Examples[/bold]
+
+paceline convert model.gguf ./model  [dim]# a folder that transformers loads[/dim]
+
+paceline convert ./model model.gguf --type BF16
+
+paceline convert ./model model-q4.gguf --type Q4_K_M
+
+paceline convert model.gguf ./model --force --json
+"""
+
+_WEIGHT_TYPES = ("F32", "F16", "BF16")
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="A .gguf file, or a Hugging Face folder of a Llama or Mistral model.")],
+    destination: Annotated[Path, typer.Argument(help="The folder, or the .gguf file, to make.")],
+    file_type: Annotated[
+        str,
+        typer.Option(
+            "--type",
+            "--dtype",
+            help="Type of the weights: F32, F16, BF16; for a GGUF file also Q8_0, Q4_K_M and the like.",
+            metavar="TYPE",
+        ),
+    ] = "F16",
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name to write into a GGUF file. [dim]\\[the folder's][/dim]")
+    ] = None,
+    description: Annotated[
+        str | None, typer.Option("--description", help="Description to write into a GGUF file.")
+    ] = None,
+    license_name: Annotated[
+        str | None, typer.Option("--license", help="License to write into a GGUF file, such as apache-2.0.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a destination that is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a sentence.")] = False,
+) -> None:
+    """Convert a model, with its tokenizer, from a GGUF file to a Hugging Face folder or back.
+
+    The destination appears when it is complete.
+    """
+    file_type = file_type.upper()
+    started = time.monotonic()
+    if source.is_dir():
+        _check_gguf_destination(destination, file_type, force=force)
+        _to_gguf(source, destination, file_type, name=name, description=description, license_name=license_name)
+    elif not source.exists():
+        raise ModelFileError(f"there is no {source}; give the path of a .gguf file or of a Hugging Face folder")
+    else:
+        for option, value in (("--name", name), ("--description", description), ("--license", license_name)):
+            if value is not None:
+                raise InputError(f"{option} has no effect on a folder: it is for writing a GGUF file")
+        _to_folder(source, destination, file_type, force=force)
+    seconds = time.monotonic() - started
+    files = [path for path in destination.iterdir() if path.is_file()] if destination.is_dir() else [destination]
+    num_bytes = sum(path.stat().st_size for path in files)
+    if as_json:
+        outcome = {
+            "source": str(source),
+            "destination": str(destination),
+            "type": file_type,
+            "bytes": num_bytes,
+            "seconds": round(seconds, 3),
+        }
+        print(json.dumps(outcome, ensure_ascii=False))
+    else:
+        error_console().print(
+            f"wrote {destination}: {num_bytes / 1e6:,.1f} MB, {file_type}, in {seconds:.1f} s", markup=False
+        )
+
+
+def _to_folder(source: Path, destination: Path, file_type: str, *, force: bool) -> None:
+    from paceline.models.convert import gguf_to_folder
+
+    if file_type not in _WEIGHT_TYPES:
+        raise InputError(f"a folder cannot hold weights of type {file_type}; choose from {', '.join(_WEIGHT_TYPES)}")
+    if destination.suffix == ".gguf":
+        raise InputError(f"{source} becomes a folder, and {destination} is the name of a file; give it another name")
+    with _progress("converting") as report:
+        gguf_to_folder(source, destination, dtype=file_type, report=report, force=force)
+
+
+def _check_gguf_destination(destination: Path, file_type: str, *, force: bool) -> None:
+    from paceline.engines.llama_cpp.quantize import file_types
+
+    if file_type not in (*_WEIGHT_TYPES, *file_types()):
+        raise InputError(f"file type {file_type!r} is unknown; choose from {', '.join(file_types())}")
+    if destination.suffix != ".gguf" or destination.is_dir():
+        raise InputError(f"a folder becomes a .gguf file, and {destination} is none; give it such a name")
+    if destination.exists() and not force:
+        raise InputError(f"{destination} exists; give another name, or replace it with --force")
+
+
+def _to_gguf(
+    source: Path,
+    destination: Path,
+    file_type: str,
+    *,
+    name: str | None,
+    description: str | None,
+    license_name: str | None,
+) -> None:
+    from paceline.engines.llama_cpp.quantize import quantize_gguf
+    from paceline.models.convert import exact_dtype, folder_to_gguf
+
+    def write(path: Path, dtype: str) -> None:
+        with _progress("converting") as report:
+            folder_to_gguf(
+                source, path, dtype=dtype, name=name, description=description, license=license_name, report=report
+            )
+
+    if file_type in _WEIGHT_TYPES:
+        write(destination, file_type)
+        return
+    between = destination.with_name(f".{destination.stem}.{os.getpid()}.unquantised.gguf")
+    try:
+        write(between, exact_dtype(source))
+        with error_console().status(f"quantising to {file_type}"):
+            quantize_gguf(between, destination, file_type)
+    finally:
+        with contextlib.suppress(OSError):
+            between.unlink()
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on standard error if that is a terminal; yield what moves it."""
+    console = error_console()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
