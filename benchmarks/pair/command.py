@@ -22,6 +22,7 @@ from paceline.cli.display import error_console
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_SEED
 from paceline.engines.loading import ModelOptions
+from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.planning.fixed import FixedPolicy
 
@@ -43,10 +44,14 @@ _PIPE_WIDTH = 120
 
 def pair(
     target: Annotated[
-        Path | None, typer.Option("--target", help="Target: a GGUF file or Hugging Face folder. \\[the embedded one]")
+        str | None,
+        typer.Option(
+            "--target",
+            help="Target: a GGUF file, a Hugging Face folder or a name of `paceline models`. \\[the embedded one]",
+        ),
     ] = None,
     draft: Annotated[
-        Path | None, typer.Option("--draft", help="Draft model with the same vocabulary. \\[the embedded one]")
+        str | None, typer.Option("--draft", help="Draft model with the same vocabulary. \\[the embedded one]")
     ] = None,
     prompts: Annotated[
         int, typer.Option("--prompts", help="Held-out texts of each kind, or all there are if fewer.")
@@ -82,8 +87,8 @@ def pair(
     for file in files:
         _check_writable(file)
     paths = {
-        "target": embedded_target() if target is None else target,
-        "draft": embedded_draft() if draft is None else draft,
+        "target": embedded_target() if target is None else resolve(target),
+        "draft": embedded_draft() if draft is None else resolve(draft),
     }
     texts = {name: heldout(name)[:prompts] for name in names}
     started_s = time.perf_counter()
