@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training import corpus, paths, tokenizer
-from training.export import QUANTIZATIONS
+from training.export import FILE_TYPES
 from training.train import load_trained
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ def torch_logits(model: torch.nn.Module, token_ids: list[int]) -> Logits:
     return logits
 
 
-def check(name: str, quantization: str) -> list[str]:
+def check(name: str, file_type: str) -> list[str]:
     """Print the comparison of one file; returns what is wrong with it."""
     problems: list[str] = []
-    path = paths.gguf(name, quantization)
+    path = paths.gguf(name, file_type)
     trained = tokenizer.load()
     documents = corpus.read_documents(paths.HELDOUT_DOCUMENTS)
     # Text the corpus lacks: other scripts, control characters, odd white space, almost a special token.
@@ -102,7 +102,7 @@ def check(name: str, quantization: str) -> list[str]:
         problems.append(f"{path.name}: end or begin of text in transformers")
 
     token_ids = max(expected, key=len)[:NUM_TOKENS]
-    reference = torch_logits(load_trained(name), token_ids)
+    reference = torch_logits(load_trained(name).cpu(), token_ids)
     loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     for reader, logits in (
         ("llama.cpp", llama_cpp_logits(model, token_ids)),
@@ -110,7 +110,7 @@ def check(name: str, quantization: str) -> list[str]:
     ):
         comparison = LogitComparison.of(logits, reference)
         print(f"{path.name}: {reader} logits against the checkpoint: {comparison}")
-        if comparison.rms > RMS_LIMITS[quantization]:
+        if comparison.rms > RMS_LIMITS[file_type]:
             problems.append(f"{path.name}: logits in {reader}")
     return problems
 
@@ -118,9 +118,9 @@ def check(name: str, quantization: str) -> list[str]:
 def check_all() -> list[str]:
     """Check every file that has been exported."""
     exported = [
-        (name, quantization)
+        (name, file_type)
         for name in ("target", "draft")
-        for quantization in QUANTIZATIONS
-        if paths.gguf(name, quantization).exists()
+        for file_type in FILE_TYPES
+        if paths.gguf(name, file_type).exists()
     ]
-    return [problem for name, quantization in exported for problem in check(name, quantization)]
+    return [problem for name, file_type in exported for problem in check(name, file_type)]

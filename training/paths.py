@@ -1,19 +1,31 @@
 """Where each step of the recipe reads and writes. Everything under `build/` can be deleted and made again."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "sources.toml"
+CARD_TEMPLATE = ROOT / "model_card.md"
+
 BUILD = ROOT / "build"
+DOWNLOADS = BUILD / "downloads"
 TRAIN_DOCUMENTS = BUILD / "train.jsonl"
 HELDOUT_DOCUMENTS = BUILD / "heldout.jsonl"
+CORPUS_SUMMARY = BUILD / "corpus.json"
 TOKENIZER = BUILD / "tokenizer.json"
 TRAIN_TOKENS = BUILD / "train.npy"
-HELDOUT_TOKENS = BUILD / "heldout.npy"
+SAMPLED_TOKENS = BUILD / "samples.npy"
+EVALUATION = BUILD / "evaluation.md"
 
 EMBEDDED = ROOT.parent / "src" / "paceline" / "models" / "embedded"
-HELDOUT_SNIPPETS = EMBEDDED / "heldout" / "code.jsonl"
-HELDOUT_LICENSE = EMBEDDED / "heldout" / "LICENSE.txt"
+HELDOUT_SAMPLES = EMBEDDED / "heldout"
+HELDOUT_LICENSES = HELDOUT_SAMPLES / "LICENSES.txt"
 MODEL_CARD = EMBEDDED / "MODEL_CARD.md"
+
+
+def heldout_tokens(kind: str) -> Path:
+    """Token ids of the whole held-out files of one kind of text."""
+    return BUILD / f"heldout-{kind}.npy"
 
 
 def checkpoint(name: str) -> Path:
@@ -26,10 +38,19 @@ def record(name: str) -> Path:
     return BUILD / f"{name}.json"
 
 
-def gguf(name: str, quantization: str) -> Path:
-    """Where a model is exported to; only the Q8_0 files ship, the others exist for `check_export`.
+def hugging_face(name: str) -> Path:
+    """Return the folder of the checkpoint as transformers reads it."""
+    return BUILD / "huggingface" / name
 
-    Not beside `tokenizer.json`: transformers would read that instead of the tokenizer in the GGUF file.
-    """
-    folder = EMBEDDED if quantization == "q8_0" else BUILD / "gguf"
-    return folder / f"{name}-{quantization}.gguf"
+
+def gguf(name: str, file_type: str) -> Path:
+    """Where a model is exported to; only the Q8_0 files ship, the others exist for `check_export`."""
+    folder = EMBEDDED if file_type == "q8_0" else BUILD / "gguf"
+    return folder / f"{name}-{file_type}.gguf"
+
+
+def replace_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Write beside `path`, then rename, so that readers see the old file or the new one, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
+    temporary.replace(path)

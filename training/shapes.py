@@ -1,19 +1,22 @@
-"""The two models: Llama architecture, one vocabulary, the draft about a twelfth of the target's size."""
+"""The two models: Llama architecture, one vocabulary, the draft less than a tenth of the target."""
 
+import math
 from dataclasses import dataclass
 
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from training.tokenizer import VOCAB_SIZE
 
-CONTEXT = 4096  # what the files allow; training sequences are shorter, see `train.SEQUENCE_LENGTH`
+CONTEXT = 4096  # what the files allow; training sequences are shorter, see `train.LONG_LENGTH`
 ROPE_THETA = 10_000.0
 NORM_EPSILON = 1e-5
+HEAD_SIZE = 64
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one model. `hidden` is `num_heads * 64`."""
+    """Sizes of one model. `hidden` is `num_heads * HEAD_SIZE`."""
 
     name: str
     hidden: int
@@ -21,10 +24,13 @@ class Shape:
     num_heads: int
     num_kv_heads: int
     feed_forward: int
+    tied: bool  # one matrix for the embedding and the output
 
 
-TARGET = Shape("target", hidden=384, num_layers=6, num_heads=6, num_kv_heads=2, feed_forward=1024)
-DRAFT = Shape("draft", hidden=128, num_layers=2, num_heads=2, num_kv_heads=1, feed_forward=384)
+# 512 = 2048 / 4: inflated to the width of a 1B model, norm gains are scaled by a power of two, which is exact.
+# An embedding of its own costs the target no arithmetic; in the draft it would be half of the parameters.
+TARGET = Shape("target", 512, num_layers=4, num_heads=8, num_kv_heads=2, feed_forward=1024, tied=False)
+DRAFT = Shape("draft", 128, num_layers=3, num_heads=2, num_kv_heads=1, feed_forward=384, tied=True)
 SHAPES = {shape.name: shape for shape in (TARGET, DRAFT)}
 
 
@@ -40,15 +46,21 @@ def build_model(shape: Shape, end_of_text: int = 0) -> LlamaForCausalLM:
         max_position_embeddings=CONTEXT,
         rms_norm_eps=NORM_EPSILON,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=True,
+        tie_word_embeddings=shape.tied,
         bos_token_id=end_of_text,
         eos_token_id=end_of_text,
         use_cache=False,
         attn_implementation="sdpa",
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            # What is added to the residual stream starts small, so that its size does not grow with the depth.
+            for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                projection.weight /= math.sqrt(2 * shape.num_layers)
+    return model
 
 
 def num_parameters(model: LlamaForCausalLM) -> int:
-    """Parameters, the tied embedding counted once."""
+    """Parameters, a tied embedding counted once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -5,7 +5,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from training import paths
-from training.corpus import Document
+from training.sources import Document
 
 VOCAB_SIZE = 4096
 END_OF_TEXT = "<|endoftext|>"
@@ -13,6 +13,7 @@ MAX_TOKEN_BYTES = 32  # the piece buffer of llama-cpp-python's `detokenize`; lon
 
 
 def train(documents: list[Document]) -> Tokenizer:
+    """Learn the vocabulary from the training documents and save it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
