@@ -113,6 +113,16 @@ def _function(name: str, arguments: Sequence[Any], result: Any) -> Any:
 get_logits_address: Final = _function("llama_get_logits", [ctypes.c_void_p], ctypes.c_void_p)
 """``llama_get_logits`` as a plain integer: wrapping a typed pointer would cost more than the call."""
 
+quantize_chunk: Final = _function(
+    "ggml_quantize_chunk",
+    [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p],
+    ctypes.c_size_t,
+)
+"""Tensor type, float32 rows, room for the result, first weight, rows, columns, importance or null: bytes written."""
+
+row_bytes: Final = _function("ggml_row_size", [ctypes.c_int, ctypes.c_int64], ctypes.c_size_t)
+"""Bytes that a row of so many weights takes in a tensor type."""
+
 _load_all_backends: Final = _function("ggml_backend_load_all", [], None)
 _device_count: Final = _function("ggml_backend_dev_count", [], ctypes.c_size_t)
 _device_get: Final = _function("ggml_backend_dev_get", [ctypes.c_size_t], ctypes.c_void_p)

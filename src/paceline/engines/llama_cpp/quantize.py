@@ -8,6 +8,8 @@ import os
 from typing import TYPE_CHECKING
 
 import llama_cpp.llama_cpp as api
+import numpy as np
+import numpy.typing as npt
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import native
@@ -66,3 +68,22 @@ def quantize_gguf(source: Path, destination: Path, file_type: str, *, allow_requ
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
+
+
+def quantize_rows(values: npt.NDArray[np.float32], tensor_type: int) -> npt.NDArray[np.uint8]:
+    """Return float32 rows as llama.cpp stores them in a tensor type, without an importance matrix.
+
+    Args:
+        values: ``[rows, columns]``; the columns are a multiple of the type's block.
+        tensor_type: ggml's number for the type, which is ``gguf.GGMLQuantizationType``'s too.
+
+    Returns:
+        ``[rows, bytes of a row]``.
+    """
+    values = np.ascontiguousarray(values, np.float32)
+    rows, columns = values.shape
+    row_bytes = native.row_bytes(tensor_type, columns)
+    out = np.empty((rows, row_bytes), np.uint8)
+    written = native.quantize_chunk(tensor_type, values.ctypes.data, out.ctypes.data, 0, rows, columns, None)
+    assert written == out.nbytes
+    return out

@@ -1,0 +1,31 @@
+"""Models that behave small and cost large: the same function, at the cost of a larger shape.
+
+A trained model of a few million weights is placed into the tensors of a larger one; everything else is zero. What it
+computes is unchanged, what it costs (weights read, cache filled, vocabulary scored) is what the larger shape costs. So
+speed can be measured on a model that says something, and drafts it as a real one would, with nothing to download.
+"""
+
+from paceline.models.inflate.provenance import is_up_to_date
+from paceline.models.inflate.shape import (
+    FILE_TYPES,
+    PRESETS,
+    VOCABULARIES,
+    LlamaShape,
+    file_type_named,
+    fitted_shape,
+    preset_shape,
+)
+from paceline.models.inflate.writing import as_gguf, inflate
+
+__all__ = [
+    "FILE_TYPES",
+    "PRESETS",
+    "VOCABULARIES",
+    "LlamaShape",
+    "as_gguf",
+    "file_type_named",
+    "fitted_shape",
+    "inflate",
+    "is_up_to_date",
+    "preset_shape",
+]
