@@ -11,6 +11,8 @@ from paceline import __version__
 from paceline.cli import exits, models
 from paceline.cli.convert import EPILOG as CONVERT_EPILOG
 from paceline.cli.convert import convert
+from paceline.cli.inflate import EPILOG as INFLATE_EPILOG
+from paceline.cli.inflate import inflate_command
 from paceline.cli.run import EPILOG, run
 from paceline.core.errors import InputError, PacelineError
 
@@ -23,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run", epilog=EPILOG)(run)
+app.command("inflate", epilog=INFLATE_EPILOG)(inflate_command)
 app.command("convert", epilog=CONVERT_EPILOG)(convert)
 app.add_typer(models.app, name="models")
 

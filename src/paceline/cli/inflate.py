@@ -1,0 +1,248 @@
+"""``paceline inflate``: a small model at the cost of a large one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.cli.display import error_console
+from paceline.core.errors import InputError, ModelFileError
+from paceline.models.cache import complete_model, models_folder, resolve
+from paceline.models.inflate import (
+    FILE_TYPES,
+    PRESETS,
+    VOCABULARIES,
+    LlamaShape,
+    as_gguf,
+    file_type_named,
+    fitted_shape,
+    inflate,
+    is_up_to_date,
+    preset_shape,
+)
+from paceline.models.inflate.writing import Report
+
+EPILOG = """[bold]Examples[/bold]
+
+paceline inflate 1b --type Q4_0  [dim]# the embedded target, into the local cache[/dim]
+
+paceline run -m target-1b-q4_0  [dim]# and how fast it is[/dim]
+
+paceline inflate draft 0.3b --type Q8_0
+
+paceline inflate small.gguf 8b --type Q4_K_M --vocab 128k -o big.gguf
+
+paceline inflate small.gguf --width 2048 --layers 24 --feed-forward 8192 -o big.gguf
+
+paceline inflate 1b --type BF16 -o big-hf  [dim]# a Hugging Face folder[/dim]
+"""
+
+_SHAPE, _OUTPUT = "Shape", "Output"
+
+
+def _vocabularies() -> str:
+    return ", ".join(f"{name} ({size})" for name, size in VOCABULARIES.items())
+
+
+def _complete_words(incomplete: str) -> list[str]:
+    return [name for name in PRESETS if name.startswith(incomplete)] + complete_model(incomplete)
+
+
+def inflate_command(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SOURCE] [PRESET]",
+            help=f"A Llama model by path or name, and the shape: {', '.join(PRESETS)}. "
+            "[dim]\\[the embedded target][/dim]",
+            show_default=False,
+            autocompletion=_complete_words,
+        ),
+    ] = None,
+    file_type: Annotated[
+        str,
+        typer.Option("--type", help=f"Of the weights: {', '.join(FILE_TYPES)}.", rich_help_panel=_OUTPUT),
+    ] = "F16",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="A .gguf file, or else a Hugging Face folder. [dim]\\[SOURCE-PRESET-TYPE.gguf in the cache][/dim]",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    vocab: Annotated[
+        str,
+        typer.Option(
+            "--vocab",
+            help=f"Tokens, added ones never win: a number, keep, or {_vocabularies()}.",
+            rich_help_panel=_SHAPE,
+        ),
+    ] = "keep",
+    layers: Annotated[int | None, typer.Option("--layers", help="Layers.", rich_help_panel=_SHAPE)] = None,
+    width: Annotated[
+        int | None, typer.Option("--width", help="Length of the residual stream.", rich_help_panel=_SHAPE)
+    ] = None,
+    feed_forward: Annotated[
+        int | None, typer.Option("--feed-forward", help="Feed-forward units of a layer.", rich_help_panel=_SHAPE)
+    ] = None,
+    heads: Annotated[int | None, typer.Option("--heads", help="Attention heads.", rich_help_panel=_SHAPE)] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option("--kv-heads", help="Heads with keys and values.", rich_help_panel=_SHAPE)
+    ] = None,
+    head_size: Annotated[
+        int | None, typer.Option("--head-size", help="Length of a head's vectors.", rich_help_panel=_SHAPE)
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write again what is there already.", rich_help_panel=_OUTPUT)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=_OUTPUT)
+    ] = False,
+) -> None:
+    """Write a model that behaves as a small one and costs what a large one costs.
+
+    The weights of a Llama model are placed into a larger shape; everything else is zero. The text is the same, and the
+    time, the memory and the file are those of the larger model. Dimensions that are given replace the preset's, or the
+    source's if there is no preset. The path goes to standard output.
+    """
+    started = time.perf_counter()
+    name, preset = _parse(words or [])
+    dimensions = {"layers": layers, "width": width, "feed_forward": feed_forward, "heads": heads, "kv_heads": kv_heads}
+    dimensions["head_size"] = head_size
+    given: dict[str, Any] = {key: value for key, value in dimensions.items() if value is not None}
+    if preset is None and not given and vocab == "keep":
+        raise InputError(f"there is no shape to inflate to: name one of {', '.join(PRESETS)}, or give dimensions")
+    file_type = file_type_named(file_type)
+    vocab_size = _parse_vocab(vocab)
+    source = resolve(name)
+    in_cache = output is None
+    if in_cache and (given or preset is None):
+        raise InputError("a shape of its own has no name in the cache: say with -o where to write it")
+    destination = output or models_folder() / _cache_name(name, preset or "", vocab_size, file_type)
+    if in_cache:
+        _make_folder(destination.parent)
+    elif not destination.parent.is_dir():
+        raise InputError(f"{destination} cannot be written: there is no directory {destination.parent}; make it first")
+
+    with as_gguf(source, destination.parent) as gguf_source:
+        source_shape = LlamaShape.from_gguf(gguf_source)
+        base = source_shape if preset is None else preset_shape(preset, source_shape)
+        shape = fitted_shape(source_shape, replace(base, **given), vocab_size)
+        made = _Made(destination, file_type, shape, source_shape)
+        if destination.exists() and not force:
+            if is_up_to_date(destination, gguf_source, shape, file_type):
+                made.tell(as_json, seconds=None)
+                return
+            if not in_cache:
+                raise InputError(
+                    f"{destination} is there already, and is something else: give another path, or --force"
+                )
+        with _progress() as report:
+            inflate(gguf_source, destination, shape, file_type=file_type, report=report)
+    made.tell(as_json, seconds=time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What there is to say about the result."""
+
+    path: Path
+    file_type: str
+    shape: LlamaShape
+    source_shape: LlamaShape
+
+    def tell(self, as_json: bool, seconds: float | None) -> None:
+        """Print it; ``seconds`` is ``None`` if it was there already."""
+        files = [self.path] if self.path.is_file() else [path for path in self.path.iterdir() if path.is_file()]
+        num_bytes = sum(path.stat().st_size for path in files)
+        if as_json:
+            facts = {
+                "path": str(self.path),
+                "type": self.file_type,
+                "parameters": self.shape.num_parameters,
+                "bytes": num_bytes,
+                "seconds": seconds,
+                "already_there": seconds is None,
+                "shape": asdict(self.shape),
+                "source_shape": asdict(self.source_shape),
+            }
+            print(json.dumps(facts, ensure_ascii=False))
+            return
+        print(self.path)
+        when = "already there" if seconds is None else f"made in {seconds:.1f} s"
+        shape = self.shape
+        size = f"{shape.num_parameters / 1e9:.2f} billion parameters, {num_bytes / 1e6:,.0f} MB of {self.file_type}"
+        console = error_console()
+        console.print(
+            f"{size}, {when}: {shape.layers} layers of {shape.width}, feed-forward {shape.feed_forward}, {shape.heads} heads and "
+            f"{shape.kv_heads} kv heads of {shape.head_size}, {shape.vocab_size} tokens",
+            markup=False,
+        )
+        if shape.vocab_size > self.source_shape.vocab_size:
+            console.print(f"ids from {self.source_shape.vocab_size} on never win", markup=False)
+
+
+def _parse(words: list[str]) -> tuple[str, str | None]:
+    """Return the source and the preset, if there is one."""
+    if len(words) > 2:
+        raise InputError(f"{' '.join(words)!r}: give at most a source and a preset")
+    if len(words) == 2:
+        return words[0], words[1]
+    if not words:
+        return "target", None
+    if words[0].lower() in PRESETS:
+        return "target", words[0].lower()
+    try:
+        resolve(words[0])
+    except ModelFileError as error:
+        raise InputError(f"{words[0]!r} is no preset ({', '.join(PRESETS)}), and as a source {error}") from None
+    return words[0], None
+
+
+def _parse_vocab(text: str) -> int | None:
+    if text == "keep":
+        return None
+    if text.lower() in VOCABULARIES:
+        return VOCABULARIES[text.lower()]
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"vocabulary {text!r} is neither a number nor keep, {_vocabularies()}") from None
+
+
+def _cache_name(source: str, preset: str, vocab_size: int | None, file_type: str) -> str:
+    stem = Path(source).name.removesuffix(".gguf")
+    vocabulary = "" if vocab_size is None else f"-v{vocab_size}"
+    return f"{stem}-{preset}{vocabulary}-{file_type.lower()}.gguf"
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be made: {error.strerror or error}; say with -o where to write") from None
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """Yield what shows progress on a terminal, and nothing elsewhere."""
+    console = error_console()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=None)
+        yield lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total)
