@@ -269,7 +269,8 @@ def load(
             the draft model if there is one, else ``suffix``.
         policy: what to draft; by default :class:`~paceline.planning.fixed.FixedPolicy`.
         verify: ``"coupled"`` or ``"rejection"``.
-        context_length: tokens of prompt and answer together, for models given by path.
+        context_length: tokens of prompt and answer together, for models given by path or name; a draft model takes
+            less where it was made for less.
 
     Raises:
         InputError: a file, a name or a value cannot be used; nothing stays loaded.
@@ -290,6 +291,11 @@ def load(
     # Both are looked up before either is loaded, which may take long.
     target_options = _options(target, context_length)
     draft_options = None if draft is None else _options(draft, context_length)
+    if draft_options is not None and not isinstance(draft, ModelOptions):
+        # The context is meant for the target; a draft that was made for less still drafts, from the end of the text.
+        draft_options = dataclasses.replace(
+            draft_options, context_may_shrink=True, max_sequences=target_options.max_sequences
+        )
     if target_options.branches is None and isinstance(policy, FixedPolicy):
         branches = min(policy.most_branches(len(names)) * target_options.max_sequences, MAX_BRANCHES)
         target_options = dataclasses.replace(target_options, branches=branches)
@@ -302,8 +308,6 @@ def load(
                 "decode it without speculation (--no-speculation)"
             )
         if draft_options is not None:
-            if not isinstance(draft, ModelOptions):
-                draft_options = dataclasses.replace(draft_options, max_sequences=target_options.max_sequences)
             # The draft's own pending tree is a chain: siblings are proposed but never fed.
             draft_engine = open_engine(dataclasses.replace(draft_options, branches=0))
         built = build_drafters(names, target=target_engine, draft=draft_engine)

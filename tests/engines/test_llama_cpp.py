@@ -19,7 +19,15 @@ pytest.importorskip("llama_cpp")
 import llama_cpp.llama_cpp as api
 
 import paceline
-from paceline.core.errors import CapabilityError, ClosedError, EngineError, InputError, ModelFileError, NoRoomError
+from paceline.core.errors import (
+    CapabilityError,
+    ClosedError,
+    ContextLengthError,
+    EngineError,
+    InputError,
+    ModelFileError,
+    NoRoomError,
+)
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
 from paceline.models.embedded import embedded_draft
@@ -808,7 +816,8 @@ def test_encoder_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"max_sequences": 250, "branches": 20}, "270 sequence ids"),
         ({"devices": ("CUDA7",)}, "device 'CUDA7' is not available; choose from "),
         ({"override_tensors": (("ffn", "CUDA7"),)}, "buffer type 'CUDA7' of ffn=CUDA7 is unknown; choose from .*CPU"),
-        ({"context_length": 2**31 - 1}, "GiB are free"),
+        ({"context_length": 2**31 - 1}, "2147483647 tokens is more than the 4096"),
+        ({"cache_cells": 2**31 - 1}, "GiB are free"),
     ],
 )
 def test_a_bad_setting_gives_one_line(settings: dict[str, Any], says: str) -> None:
@@ -821,7 +830,9 @@ def test_the_default_context_is_the_trained_one_up_to_a_cap(tmp_path: Path) -> N
     assert LlamaCppEngine(LlamaCppConfig(DRAFT, threads=1)).capabilities.context_length == 4096
     path = write_model(tmp_path / "model.gguf", "llama")
     assert LlamaCppEngine(LlamaCppConfig(path, threads=1)).capabilities.context_length == 256
-    assert load(path, context_length=300).capabilities.context_length == 300
+    assert load(path, context_length=200).capabilities.context_length == 200
+    with pytest.raises(ContextLengthError, match="300 tokens is more than the 256"):
+        load(path, context_length=300)
 
 
 def test_cpu_only_and_pinned_tensors(exact: Path, reference: Reference) -> None:

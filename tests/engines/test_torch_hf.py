@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.core.errors import (
     CapabilityError,
     ClosedError,
+    ContextLengthError,
     EngineError,
     InputError,
     ModelFileError,
@@ -36,7 +37,7 @@ tokenizers = pytest.importorskip("tokenizers", reason="needs paceline[torch]")
 
 from paceline.engines.torch_hf import TorchHFConfig  # noqa: E402
 from paceline.engines.torch_hf.engine import TorchHFEngine  # noqa: E402
-from paceline.engines.torch_hf.loading import choose_context_length  # noqa: E402
+from paceline.engines.torch_hf.loading import longest_context  # noqa: E402
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary  # noqa: E402
 
 VOCAB_SIZE = 300
@@ -491,16 +492,13 @@ def test_attention_that_takes_no_mask_is_refused() -> None:
 
 
 def test_a_context_beyond_the_positions_of_the_model_is_refused() -> None:
-    with pytest.raises(CapabilityError, match="257 exceeds the 256"):
+    with pytest.raises(ContextLengthError, match="257 tokens is more than the 256"):
         start(context_length=257)
 
 
-def test_the_default_context_is_the_model_s_within_reason() -> None:
-    config = transformers.LlamaConfig(max_position_embeddings=2048)
-    assert choose_context_length(config, None) == 2048
-    config = transformers.LlamaConfig(max_position_embeddings=131072)
-    assert choose_context_length(config, None) == 4096
-    assert choose_context_length(config, 100_000) == 100_000
+def test_the_longest_context_is_what_the_config_says() -> None:
+    assert longest_context(transformers.LlamaConfig(max_position_embeddings=131072)) == 131072
+    assert start(context_length=None).capabilities.context_length == 256
 
 
 def test_longrope_ends_where_its_rotation_would_change() -> None:
@@ -508,9 +506,7 @@ def test_longrope_ends_where_its_rotation_would_change() -> None:
     config = transformers.Phi3Config(
         **(SHAPE | {"max_position_embeddings": 512}), rope_parameters=rope, original_max_position_embeddings=128
     )
-    assert choose_context_length(config, None) == 128
-    with pytest.raises(CapabilityError, match="129 exceeds the 128"):
-        choose_context_length(config, 129)
+    assert longest_context(config) == 128
 
 
 @pytest.mark.parametrize("setting", ["context_length", "max_rows", "max_sequences", "cells", "threads"])

@@ -30,6 +30,8 @@ class ModelOptions:
         path: a GGUF file or a Hugging Face folder; :func:`paceline.load` also takes the names of `paceline models`.
         engine: which engine runs it; ``None`` decides by ``path``.
         context_length: tokens of prompt and answer together; ``None`` takes the model's own, 4,096 at most.
+        context_may_shrink: take what the model was made for where ``context_length`` is more, instead of refusing it;
+            a draft model then sees the end of the text only, and the answer stays the same.
         gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
         devices: devices to use, by the engine's names; empty for all there are.
         override_tensors: (pattern, buffer type) pairs that place single tensors. Only ``llama_cpp``.
@@ -46,6 +48,7 @@ class ModelOptions:
     path: str | Path
     engine: EngineName | None = None
     context_length: int | None = None
+    context_may_shrink: bool = False
     gpu_layers: int = -1
     devices: tuple[str, ...] = ()
     override_tensors: tuple[tuple[str, str], ...] = ()
@@ -104,6 +107,7 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
         LlamaCppConfig(
             path=Path(options.path),
             context_length=options.context_length,
+            context_may_shrink=options.context_may_shrink,
             n_gpu_layers=options.gpu_layers,
             devices=options.devices,
             override_tensors=options.override_tensors,
@@ -133,6 +137,7 @@ def _open_torch_hf(options: ModelOptions) -> Engine:
         TorchHFConfig(
             path=options.path,
             context_length=options.context_length,
+            context_may_shrink=options.context_may_shrink,
             device=_torch_device(options.devices),
             dtype=options.dtype or "auto",
             threads=options.threads,

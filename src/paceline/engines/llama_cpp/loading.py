@@ -12,10 +12,8 @@ import llama_cpp.llama_cpp as api
 
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import EngineCapabilities
+from paceline.engines.context import choose_context_length
 from paceline.engines.llama_cpp import native
-
-DEFAULT_CONTEXT_CAP: Final = 4096
-"""Context taken when none is asked for and the model was trained for more: the cache costs memory."""
 
 _INT32_MAX: Final = 2**31 - 1
 _RECURRENT_SNAPSHOTS: Final = 16
@@ -43,7 +41,8 @@ class LlamaCppConfig:
     Attributes:
         path: the GGUF file; of a split model the first part.
         context_length: most tokens of one sequence. ``None`` means what the model was trained for, but at most
-            :data:`DEFAULT_CONTEXT_CAP`.
+            :data:`~paceline.engines.context.DEFAULT_CONTEXT_LENGTH`.
+        context_may_shrink: take what the model was trained for where ``context_length`` is more, instead of refusing.
         max_sequences: most sequences open at once.
         cache_cells: tokens that all sequences can hold together, pending branches included; a shared prefix counts
             once. ``None`` means ``context_length * max_sequences``.
@@ -66,6 +65,7 @@ class LlamaCppConfig:
 
     path: Path
     context_length: int | None = None
+    context_may_shrink: bool = False
     max_sequences: int = 1
     cache_cells: int | None = None
     branches: int = 8
@@ -233,8 +233,12 @@ def _check_kind(model: Any) -> None:
 
 def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
     """Fit the config to the model."""
-    trained = int(api.llama_model_n_ctx_train(model))
-    context_length = config.context_length or min(trained, DEFAULT_CONTEXT_CAP) or DEFAULT_CONTEXT_CAP
+    context_length = choose_context_length(
+        config.context_length,
+        int(api.llama_model_n_ctx_train(model)) or None,
+        model=config.path.name,
+        may_shrink=config.context_may_shrink,
+    )
     cells = config.cache_cells or context_length * config.max_sequences
     if cells < context_length:
         raise InputError(

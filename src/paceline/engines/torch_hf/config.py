@@ -11,9 +11,6 @@ from paceline.core.errors import InputError
 DType: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 Attention: TypeAlias = Literal["auto", "sdpa", "eager"]
 
-DEFAULT_CONTEXT_LENGTH = 4096
-"""Longest context that is used unless asked for: the pool of cells is allocated in full when a model is loaded."""
-
 SMALLEST_CONTEXT = 4
 """Cells and context that the check made at load needs (see ``TorchHFEngine``)."""
 
@@ -29,7 +26,8 @@ class TorchHFConfig:
             where half precision is seldom faster and always less exact.
         attention: ``"auto"`` is sdpa, or eager for models without it (Gemma 2, gpt-oss).
         context_length: most tokens a sequence may hold; ``None`` is the model's, at most
-            :data:`DEFAULT_CONTEXT_LENGTH`.
+            :data:`~paceline.engines.context.DEFAULT_CONTEXT_LENGTH`.
+        context_may_shrink: take the model's own where ``context_length`` is more, instead of refusing it.
         max_rows: most rows in one forward pass.
         max_sequences: most sequences open at once.
         cells: tokens the pool of keys and values holds, over all sequences; ``None`` is room for
@@ -47,6 +45,7 @@ class TorchHFConfig:
     dtype: DType = "auto"
     attention: Attention = "auto"
     context_length: int | None = None
+    context_may_shrink: bool = False
     max_rows: int = 512
     max_sequences: int = 1
     cells: int | None = None

@@ -10,13 +10,14 @@ import torch
 
 from paceline.core.errors import CapabilityError, ClosedError, EngineError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, Step
+from paceline.engines.context import choose_context_length
 from paceline.engines.pending import check_step
 from paceline.engines.torch_hf.cells import CellPool, SequenceCells
 from paceline.engines.torch_hf.config import TorchHFConfig
 from paceline.engines.torch_hf.loading import (
     LoadedModel,
-    choose_context_length,
     load,
+    longest_context,
     one_line,
     refuse_unsupported,
 )
@@ -65,6 +66,7 @@ class TorchHFEngine:
         self._start(
             load(config),
             context_length=config.context_length,
+            context_may_shrink=config.context_may_shrink,
             max_rows=config.max_rows,
             max_sequences=config.max_sequences,
             cells=config.cells,
@@ -87,7 +89,7 @@ class TorchHFEngine:
 
         Raises:
             CapabilityError: the model cannot run this way.
-            InputError: a number is below its smallest sensible value.
+            InputError: a number is below its smallest sensible value, or more context than the model was made for.
         """
         name = model.config.name_or_path or type(model).__name__
         limits: dict[str, Any] = {
@@ -106,6 +108,7 @@ class TorchHFEngine:
         loaded: LoadedModel,
         *,
         context_length: int | None,
+        context_may_shrink: bool = False,
         max_rows: int,
         max_sequences: int,
         cells: int | None,
@@ -118,7 +121,9 @@ class TorchHFEngine:
                 f"attention {config._attn_implementation!r} takes no prepared mask; load the model with "
                 "attn_implementation='sdpa' or 'eager'"
             )
-        context_length = choose_context_length(config, context_length)
+        context_length = choose_context_length(
+            context_length, longest_context(config), model=loaded.name, may_shrink=context_may_shrink
+        )
         self._model: Any = model
         self._device: torch.device = model.device  # transformers walks the weights for either
         self._dtype: torch.dtype = model.dtype

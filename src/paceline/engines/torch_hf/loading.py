@@ -14,7 +14,6 @@ import transformers
 from transformers.utils import logging as transformers_logging
 
 from paceline.core.errors import CapabilityError, EngineError, ModelFileError
-from paceline.engines.torch_hf.config import DEFAULT_CONTEXT_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,12 +103,8 @@ def refuse_unsupported(config: Any, model: Any = None) -> Any:
     return model_class
 
 
-def choose_context_length(config: Any, wanted: int | None) -> int:
-    """Return the context to use: ``wanted``, or the model's own up to the default.
-
-    Raises:
-        CapabilityError: ``wanted`` is more than the model can place exactly.
-    """
+def longest_context(config: Any) -> int | None:
+    """Return how many positions the model can place exactly, or ``None`` where it does not say."""
     longest: int | None = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     for setting in [rope, *rope.values()]:
@@ -118,11 +113,7 @@ def choose_context_length(config: Any, wanted: int | None) -> int:
         if isinstance(setting, dict) and setting.get("rope_type") == "longrope":
             original = setting["original_max_position_embeddings"]
             longest = original if longest is None else min(longest, original)
-    if wanted is None:
-        return DEFAULT_CONTEXT_LENGTH if longest is None else min(longest, DEFAULT_CONTEXT_LENGTH)
-    if longest is not None and wanted > longest:
-        raise CapabilityError(f"context_length {wanted} exceeds the {longest} positions {config.model_type} can place")
-    return wanted
+    return longest
 
 
 def _device(name: str) -> torch.device:

@@ -1,0 +1,35 @@
+"""How long a context an engine gives a model: the same answer from every engine."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from paceline.core.errors import ContextLengthError
+
+DEFAULT_CONTEXT_LENGTH: Final = 4096
+"""Tokens of context where none are asked for and the model takes more: all of its memory is taken at once."""
+
+
+def choose_context_length(wanted: int | None, trained: int | None, *, model: object, may_shrink: bool = False) -> int:
+    """Return the context to give a model, in tokens.
+
+    Args:
+        wanted: what was asked for; ``None`` takes ``trained``, up to :data:`DEFAULT_CONTEXT_LENGTH`.
+        trained: the most the model was made for, ``None`` where it does not say. Beyond it positions mean nothing to
+            the model: nothing fails, the text just gets worse.
+        model: what to call it in the message.
+        may_shrink: give ``trained`` where more is wanted, instead of refusing.
+
+    Raises:
+        ContextLengthError: more is wanted than the model was made for.
+    """
+    if wanted is None:
+        return DEFAULT_CONTEXT_LENGTH if trained is None else min(trained, DEFAULT_CONTEXT_LENGTH)
+    if trained is None or wanted <= trained:
+        return wanted
+    if may_shrink:
+        return trained
+    raise ContextLengthError(
+        f"a context of {wanted} tokens is more than the {trained} that {model} was made for: "
+        f"give at most {trained} (-c, or -cd for a draft model)"
+    )
