@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
@@ -37,8 +38,8 @@ def fill(folder: Path) -> None:
         general__description="A [big] one",
         llama__context_length=512,
         llama__block_count=1,
-        paceline__inflate__shape="1b",
-        paceline__inflate__source_sha256="0123456789abcdef" * 4,
+        paceline__inflate__layers=1,
+        paceline__inflate__source_sha256=hashlib.sha256(embedded_draft().read_bytes()).hexdigest(),
     )
     write_folder(folder / "hf", num_hidden_layers=2, hidden_size=64)
     (folder / "cut.gguf").write_bytes(embedded_draft().read_bytes()[:200_000])
@@ -70,7 +71,8 @@ def test_the_list_says_what_there_is_and_what_is_wrong_with_the_rest(invoke: Inv
     assert entry["big"][1:] == [
         "llama: 1 layer",
         "A [big] one",
-        "made by paceline inflate: shape 1b, source sha256 0123456789ab...",
+        "made by paceline inflate from draft",
+        f"card: {embedded_draft().with_name('MODEL_CARD.md')}",
     ]
     assert len(entry["cut"]) == 1
     assert "cut.gguf is truncated or damaged" in entry["cut"][0]
@@ -100,12 +102,22 @@ def test_the_list_for_scripts(invoke: Invoke, folder: Path) -> None:
     assert by_name["target"]["embedded"] is True
     assert by_name["target"]["fault"] is None
     assert by_name["target"]["num_bytes"] == embedded_target().stat().st_size
-    assert by_name["big"]["provenance"]["inflate.shape"] == "1b"
+    assert by_name["big"]["provenance"]["inflate.layers"] == 1
+    assert by_name["big"]["made_from"] == "draft"
+    assert by_name["hf"]["made_from"] is None
     assert by_name["big"]["embedded"] is False
     assert by_name["cut"]["path"] == str(folder / "cut.gguf")
     assert "truncated" in by_name["cut"]["fault"]
     assert by_name["hf"]["card"] == str(folder / "hf" / "README.md")
     assert "metadata" not in by_name["target"]
+
+
+def test_a_model_made_from_an_unknown_one_says_so(invoke: Invoke, folder: Path) -> None:
+    write_gguf(folder / "old.gguf", paceline__inflate__source_sha256="0f" * 32)
+    listed = invoke("models").out
+    assert f"made by paceline inflate from a file with SHA-256 {'0f' * 32}\n" in listed
+    assert listed.count("card: ") == 2
+    assert "card: none; metadata:" in invoke("models", "show", "old").out
 
 
 def test_show_prints_path_and_card_or_else_metadata(invoke: Invoke, folder: Path) -> None:
@@ -116,6 +128,7 @@ def test_show_prints_path_and_card_or_else_metadata(invoke: Invoke, folder: Path
     assert target.out.endswith(embedded_target().with_name("MODEL_CARD.md").read_text(encoding="utf-8"))
     big = invoke("models", "show", str(folder / "big.gguf"))
     assert "\ngeneral.description = A [big] one\n" in big.out
+    assert f"card: {embedded_draft().with_name('MODEL_CARD.md')}; metadata:" in big.out
     assert "\ntokenizer.ggml.tokens = (3 items)\n" in big.out
     as_json = json.loads(invoke("models", "show", "hf", "--json").out)
     assert as_json["card_text"] == (folder / "hf" / "README.md").read_text()

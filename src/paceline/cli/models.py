@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ from rich.markdown import Markdown
 
 from paceline.cli.display import error_console
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.cache import complete_model, models_folder, named_models, removable, remove, resolve
+from paceline.models.cache import NamedModel, complete_model, models_folder, named_models, removable, remove, resolve
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_target
 
@@ -31,6 +33,7 @@ paceline models remove target-1b-q4_0
 """
 
 _JSON_HELP = "Print one JSON object instead."
+_SOURCE_DIGEST = "inflate.source_sha256"
 
 
 def _complete_cached(incomplete: str) -> list[str]:
@@ -87,7 +90,8 @@ def show(
 ) -> None:
     """Print what is known of a model, where it lies, and its card; without a card, its metadata."""
     what = describe(resolve(model))
-    card = what.card.read_text(encoding="utf-8", errors="replace") if what.card is not None else None
+    path = _card(what)
+    card = None if path is None else path.read_text(encoding="utf-8", errors="replace")
     if as_json:
         metadata = {"card_text": card, "metadata": what.metadata}
         print(json.dumps({**_json(what), **metadata}, ensure_ascii=False))
@@ -95,15 +99,15 @@ def show(
     console = _console()
     for line in (*_lines(what), str(what.path)):
         console.print(line, markup=False)
-    if card is None:
-        console.print("\nno model card; its metadata:\n", style="dim")
+    if card is None or what.card is None:
+        console.print(f"card: {path or 'none'}; metadata:\n", style="dim", markup=False)
         for key, value in what.metadata.items():
             console.print(f"{key} = {value}", markup=False)
     elif sys.stdout.isatty():
-        console.print(f"\n{what.card}\n", style="dim", markup=False)
+        console.print(f"card: {path}\n", style="dim", markup=False)
         Console(file=sys.stdout).print(Markdown(card))
     else:
-        print(f"\n{what.card}\n\n{card}", end="")
+        print(f"card: {path}\n\n{card}", end="")
 
 
 @app.command("remove", epilog=EPILOG)
@@ -146,11 +150,8 @@ def _print_models(console: Console, models: dict[str, ModelDescription | ModelFi
         else:
             first, *rest = _lines(what)
             ending = "/" if what.format == "huggingface" else ""
-            lines = [
-                f"{what.path.name}{ending}, {first}",
-                *rest,
-                *([f"card: {what.card}"] if what.card is not None else []),
-            ]
+            card = _card(what)
+            lines = [f"{what.path.name}{ending}, {first}", *rest, *([] if card is None else [f"card: {card}"])]
         for number, line in enumerate(lines):
             label = f"  {name}" if number == 0 else ""
             style = "red" if isinstance(what, ModelFileError) else None if number == 0 else "dim"
@@ -171,11 +172,32 @@ def _lines(what: ModelDescription) -> list[str]:
     lines = [", ".join(figures), _shape(what)]
     if what.summary is not None:
         lines.append(what.summary)
-    made: dict[str, list[str]] = {}
-    for key, value in what.provenance.items():
-        command, _, detail = key.partition(".")
-        made.setdefault(command, []).append(f"{detail.replace('_', ' ')} {_shortened(str(value))}")
-    return [*lines, *(f"made by paceline {command}: {', '.join(details)}" for command, details in made.items())]
+    digest = what.provenance.get(_SOURCE_DIGEST)
+    if digest is not None:
+        origin = _origin(what)
+        lines.append(f"made by paceline inflate from {origin.name if origin else f'a file with SHA-256 {digest}'}")
+    return lines
+
+
+def _origin(what: ModelDescription) -> NamedModel | None:
+    """Return the embedded model that this one was made from, if it was."""
+    digest = what.provenance.get(_SOURCE_DIGEST)
+    if digest is None:
+        return None
+    return next((model for model in named_models() if model.embedded and _sha256(model.path) == digest), None)
+
+
+@functools.cache
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _card(what: ModelDescription) -> Path | None:
+    """Return a model's card, or else that of the embedded model it computes the same as."""
+    if what.card is not None:
+        return what.card
+    origin = _origin(what)
+    return None if origin is None else describe(origin.path).card
 
 
 def _shape(what: ModelDescription) -> str:
@@ -210,16 +232,19 @@ def _scaled(count: int, units: tuple[str, ...]) -> str:
     return f"{scaled:.{digits}f}{units[unit]}"
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:12]}..."
-
-
 def _json(what: ModelDescription | ModelFileError) -> dict[str, Any]:
     if isinstance(what, ModelFileError):
         return {"fault": str(what)}
     plain = {f.name: getattr(what, f.name) for f in dataclasses.fields(what) if f.name != "metadata"}
-    plain |= {key: str(value) for key, value in plain.items() if isinstance(value, Path)}
-    return {**plain, "provenance": dict(what.provenance), "fault": None}
+    origin = _origin(what)
+    return {
+        **plain,
+        "path": str(what.path),
+        "card": None if (card := _card(what)) is None else str(card),
+        "provenance": dict(what.provenance),
+        "made_from": None if origin is None else origin.name,
+        "fault": None,
+    }
 
 
 def _console() -> Console:
