@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import gguf
 import pytest
 
 from paceline.core.errors import ModelFileError
@@ -27,7 +28,7 @@ def test_the_embedded_models_say_all_there_is_to_say(path: Path) -> None:
     assert what.license
     assert what.summary
     assert what.card == path.with_name("MODEL_CARD.md")
-    assert what.vocabulary_size == 4096
+    assert what.vocabulary_size == len(gguf.GGUFReader(path).fields["tokenizer.ggml.tokens"].data)
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:
@@ -146,8 +147,6 @@ def test_what_is_no_whole_model_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_later_parts_of_a_split_model_point_to_the_first(tmp_path: Path) -> None:
-    import gguf
-
     writer = gguf.GGUFWriter(tmp_path / "big-00002-of-00003.gguf", "")
     writer.kv_data[0].pop("general.architecture", None)
     writer.add_uint16("split.no", 1)
