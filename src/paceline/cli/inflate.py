@@ -184,8 +184,8 @@ class _Made:
         size = f"{shape.num_parameters / 1e9:.2f} billion parameters, {num_bytes / 1e6:,.0f} MB of {self.file_type}"
         console = error_console()
         console.print(
-            f"{size}, {when}: {shape.layers} layers of {shape.width}, feed-forward {shape.feed_forward}, {shape.heads} heads and "
-            f"{shape.kv_heads} kv heads of {shape.head_size}, {shape.vocab_size} tokens",
+            f"{size}, {when}: {shape.layers} layers of {shape.width}, feed-forward {shape.feed_forward}, "
+            f"{shape.heads} heads and {shape.kv_heads} kv heads of {shape.head_size}, {shape.vocab_size} tokens",
             markup=False,
         )
         if shape.vocab_size > self.source_shape.vocab_size:

@@ -102,9 +102,15 @@ def inflate(
         from paceline.models.convert.dtypes import weight_type
 
         weight_type(file_type)  # before the work: a folder holds floats only
+        shape = fitted_shape(LlamaFile(gguf_source).shape, shape, vocab_size)
+        if shape.width % shape.heads:
+            raise InputError(
+                f"{shape.heads} heads do not divide the width {shape.width}, as transformers wants: "
+                "give another number of heads, or write a .gguf file"
+            )
         with _temporary_folder(destination) as folder:
             inflated = folder / "inflated.gguf"
-            _inflate_gguf(gguf_source, inflated, shape, file_type, vocab_size, report)
+            _inflate_gguf(gguf_source, inflated, shape, file_type, None, report)
             convert = functools.partial(report, "converting")
             gguf_to_folder(inflated, destination, dtype=file_type, report=convert, force=True)
 
