@@ -1,0 +1,169 @@
+"""``paceline inflate`` as its users call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.cli.main import main
+from paceline.models.inflate import PRESETS, LlamaShape
+from tests.cli.test_run import Invoke
+from tests.models.test_inflate import LARGE, SMALL, logits, write_llama
+
+TO_LARGE = (
+    *("--layers", "5", "--width", "1024", "--feed-forward", "768"),
+    *("--heads", "24", "--kv-heads", "6", "--head-size", "64"),
+)
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    return Invoke(monkeypatch, capsys)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a preset that is quick to make."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(PRESETS, "0.3b", replace(LARGE, vocab_size=4096))
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return write_llama(tmp_path / "small.gguf")
+
+
+def test_a_preset_goes_into_the_cache_once(invoke: Invoke, cache: Path, small: Path) -> None:
+    path = cache / "small-0.3b-q8_0.gguf"
+    first = invoke("inflate", str(small), "0.3b", "--type", "q8_0")
+    assert (first.status, first.out) == (0, f"{path}\n")
+    assert "parameters" in first.err
+    assert "MB of Q8_0, made in" in first.err
+    made = path.stat().st_mtime_ns
+    second = invoke("inflate", str(small), "0.3b", "--type", "Q8_0")
+    assert (second.status, second.out) == (0, f"{path}\n")
+    assert "already there" in second.err
+    assert path.stat().st_mtime_ns == made
+    assert invoke("inflate", str(small), "0.3b", "--type", "Q8_0", "--force").status == 0
+    assert path.stat().st_mtime_ns > made
+    assert [file.name for file in cache.iterdir()] == [path.name]
+
+
+def test_a_cached_model_of_another_source_is_made_again(invoke: Invoke, cache: Path, small: Path) -> None:
+    (path,) = [Path(invoke("inflate", str(small), "0.3b", "--type", "F16").out.strip())]
+    before = logits(path)
+    write_llama(small, replace(SMALL, layers=3))
+    outcome = invoke("inflate", str(small), "0.3b", "--type", "F16")
+    assert outcome.status == 0
+    assert "made in" in outcome.err
+    assert np.abs(logits(path) - before).max() > 0.1
+
+
+def test_dimensions_replace_those_of_the_preset_or_the_source(invoke: Invoke, tmp_path: Path, small: Path) -> None:
+    target = str(tmp_path / "large.gguf")
+    outcome = invoke("inflate", str(small), *TO_LARGE, "--vocab", "1000", "-o", target, "--type", "Q4_0", "--json")
+    facts = json.loads(outcome.out)
+    assert outcome.err == ""
+    assert facts["path"] == target
+    assert facts["bytes"] == Path(target).stat().st_size
+    assert facts["already_there"] is False
+    assert (
+        LlamaShape(**facts["shape"])
+        == replace(LARGE, vocab_size=1000, tied=False)
+        == LlamaShape.from_gguf(Path(target))
+    )
+    assert facts["parameters"] == LlamaShape(**facts["shape"]).num_parameters
+    again = json.loads(
+        invoke("inflate", str(small), *TO_LARGE, "--vocab", "1000", "-o", target, "--type", "Q4_0", "--json").out
+    )
+    assert again["already_there"] is True
+
+
+def test_a_file_that_is_something_else_is_kept(invoke: Invoke, tmp_path: Path, small: Path) -> None:
+    target = tmp_path / "large.gguf"
+    target.write_text("precious")
+    outcome = invoke("inflate", str(small), *TO_LARGE, "-o", str(target))
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "--force" in outcome.err
+    assert target.read_text() == "precious"
+    assert invoke("inflate", str(small), *TO_LARGE, "-o", str(target), "--force").status == 0
+    assert LlamaShape.from_gguf(target) == LARGE
+
+
+def test_a_path_without_gguf_becomes_a_folder(invoke: Invoke, tmp_path: Path, small: Path) -> None:
+    folder = tmp_path / "hf"
+    arguments = ("inflate", str(small), "--width", "512", "-o", str(folder), "--type", "BF16")
+    assert invoke(*arguments).status == 0
+    assert json.loads((folder / "config.json").read_text())["hidden_size"] == 512
+    refused = invoke(*arguments)
+    assert refused.status == 2
+    assert "--force" in refused.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "small.gguf"]
+
+
+BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
+    "no shape": ((), "there is no shape to inflate to: name one of 0.3b"),
+    "unknown preset": (("2b",), "'2b' is no preset (0.3b, 1b, 3b, 8b)"),
+    "unknown preset of a source": (("target", "2b"), "there is no preset '2b'"),
+    "three words": (("target", "1b", "8b"), "at most a source and a preset"),
+    "unknown type": (("1b", "--type", "Q9"), "file type 'Q9'"),
+    "vocabulary": (("1b", "--vocab", "lots"), "vocabulary 'lots'"),
+    "small vocabulary": (("1b", "--vocab", "100"), "vocabulary 100 is less than the source's"),
+    "shape without a name": (("1b", "--layers", "20"), "-o"),
+    "few layers": (("1b", "--layers", "1", "-o", "x.gguf"), "layers 1 is less than the source's"),
+    "no multiple": (("1b", "--width", "2000", "-o", "x.gguf"), "take 1792 or 2048"),
+    "no directory": (("1b", "-o", "nowhere/x.gguf"), "no directory nowhere"),
+    "a folder of blocks": (("1b", "-o", "x", "--type", "Q4_0"), "'Q4_0'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_input_is_one_clear_line(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    arguments, message = BAD_CALLS[case]
+    outcome = invoke("inflate", *arguments)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err.startswith("paceline: ")
+    assert outcome.err.count("\n") == 1
+    assert message in outcome.err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_ctrl_c_leaves_no_file(tmp_path: Path, small: Path) -> None:
+    """The file is large enough to be interrupted while it is written."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    arguments = ("inflate", str(small), "--width", "2048", "--layers", "8", "--feed-forward", "8192", "--type", "F32")
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+         f"import sys; sys.argv = {['paceline', *arguments, '-o', str(folder / 'x.gguf')]!r}; "
+         f"from {main.__module__} import main; main()"],
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not any(path.stat().st_size > 1e6 for path in folder.glob(".*.partial")):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+    assert list(folder.iterdir()) == []
