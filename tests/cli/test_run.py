@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from paceline.cli.main import main
-from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.embedded import embedded_draft, embedded_target, heldout
 
 FAST = ("-n", "24", "-t", "1", "--temp", "0", "--seed", "1")
 
@@ -150,6 +150,10 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "no prompt": (("-m", str(embedded_target())), "no prompt"),
     "empty prompt": (("-p", ""), "prompt is empty"),
     "two prompts": (("-p", "x", "-f", "y"), "leave out"),
+    "prompt and sample": (("-p", "x", "--sample", "code"), "leave out"),
+    "unknown kind of sample": (("--sample", "poems"), "code, prose, json, logs"),
+    "sample out of range": (("--sample", "code:0"), "code:1 to code:"),
+    "no number of a sample": (("--sample", "code:x"), "code:1 to code:"),
     "missing prompt file": (("-f", "nowhere.txt"), "nowhere.txt"),
     "long prompt": (("-p", "x y " * 400, "-c", "64"), "64"),
     "nothing to predict": (("-p", "x", "-n", "0"), "0 tokens"),
@@ -302,6 +306,17 @@ def test_draft_max_0_decodes_plainly(invoke: Invoke) -> None:
     plain = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", "--no-speculation").out)
     assert zero["text"] == plain["text"]
     assert zero["drafters"] == []
+
+
+def test_a_sample_is_the_first_half_of_a_held_out_text(invoke: Invoke, tmp_path: Path) -> None:
+    text = heldout("logs")[1]
+    file = tmp_path / "half.txt"
+    file.write_text(text[: len(text) // 2].rpartition("\n")[0] + "\n\n", encoding="utf-8")
+    wanted = ("-n", "4", "--temp", "0", "--json")
+    from_sample = json.loads(invoke("run", "--sample", "logs:2", *wanted).out)
+    from_file = json.loads(invoke("run", "-f", str(file), *wanted).out)
+    assert from_sample["text"] == from_file["text"]
+    assert from_sample["stats"]["prompt_n"] == from_file["stats"]["prompt_n"]
 
 
 def test_a_prompt_file_of_another_system_is_the_same_prompt(invoke: Invoke, tmp_path: Path) -> None:

@@ -24,23 +24,10 @@ from paceline.core.verify import VerifierName
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import DType, EngineName, ModelOptions
 from paceline.models.cache import complete_model
-from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
 
-DEMO_PROMPT = '''\
-import json
-from pathlib import Path
-
-
-class Settings:
-    """Settings of the application, kept in a JSON file."""
-
-    def __init__(self, path):
-        self.path = Path(path)
-        self.values = {}
-
-    def load(self):
-'''
+DEMO_SAMPLE = "code:1"
 
 _MODELS, _SAMPLING, _SPECULATION, _OUTPUT = "Models", "Sampling", "Speculation", "Prompt and output"
 _SAMPLING_DEFAULTS = SamplingParams()
@@ -49,7 +36,9 @@ _POLICY_DEFAULTS = FixedPolicy()
 
 EPILOG = """[bold]Examples[/bold]
 
-paceline run  [dim]# the embedded pair on a prompt of its own[/dim]
+paceline run  [dim]# the embedded pair on a text it has not seen[/dim]
+
+paceline run --sample prose:3 --temp 0.8 --compare
 
 paceline run -m big.gguf -md small.gguf -p "Once upon" -n 200
 
@@ -197,6 +186,16 @@ def run(
     file: Annotated[
         Path | None,
         typer.Option("-f", "--file", help="A file with the prompt; - is standard input.", rich_help_panel=_OUTPUT),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            "--sample",
+            help=f"Take the prompt from text the embedded pair was not trained on: {', '.join(HELDOUT_KINDS)}; "
+            "code:2 is the second piece of code.",
+            metavar="KIND[:N]",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
     escape: Annotated[
         bool,
@@ -360,7 +359,7 @@ def run(
         "stop": tuple(_unescape(text) if escape else text for text in stop or ()),
         "ignore_end": ignore_eos,
     }
-    text = _read_prompt(prompt, file, escape, embedded=model is None)
+    text = _read_prompt(prompt, file, sample, escape, embedded=model is None)
     plain = no_speculation or draft_max == 0
     policy = NO_SPECULATION if plain else FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings)
     common = ModelOptions(
@@ -488,20 +487,32 @@ def _checked_max_tokens(predict: int, options: GenerateOptions) -> int:
     return max_tokens
 
 
-def _read_prompt(prompt: str | None, file: Path | None, escape: bool, *, embedded: bool) -> str:
-    if prompt is not None and file is not None:
-        raise InputError("-p and -f both give a prompt: leave out one of them")
+def _read_prompt(prompt: str | None, file: Path | None, sample: str | None, escape: bool, *, embedded: bool) -> str:
+    given = [name for name, value in (("-p", prompt), ("-f", file), ("--sample", sample)) if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} both give a prompt: leave out one of them")
     if prompt is not None:
         text = _unescape(prompt) if escape else prompt
     elif file is not None:
         text = _read_file(file)
-    elif embedded:
-        return DEMO_PROMPT
+    elif sample is not None or embedded:
+        return _read_sample(sample or DEMO_SAMPLE)
     else:
-        raise InputError("there is no prompt: give one with -p, or a file with -f")
+        raise InputError("there is no prompt: give one with -p, a file with -f, or --sample code")
     if not text:
         raise InputError("the prompt is empty: give at least one character with -p or -f")
     return text
+
+
+def _read_sample(name: str) -> str:
+    """Return the first half of a held-out text, cut at the end of a line."""
+    kind, _, number = name.partition(":")
+    samples = heldout(kind)
+    if not (number or "1").isdecimal() or not 1 <= int(number or 1) <= len(samples):
+        raise InputError(f"there is no sample {name}: {kind} has {kind}:1 to {kind}:{len(samples)}")
+    text = samples[int(number or 1) - 1]
+    half = text[: len(text) // 2]
+    return half[: half.rfind("\n") + 1] or half
 
 
 def _read_file(file: Path) -> str:
