@@ -98,7 +98,7 @@ def gguf_to_folder(
     stored = _match({w.gguf_name: w for w in weights.values()}, file.tensors, ignored={ROPE_DIVISORS}, name=str(source))
     planned = [PlannedTensor(w.hf_name, w.shape, stored_type(w.shape, kind)) for w in weights.values()]
     progress = _Progress(sum(tensor.num_bytes for tensor in planned), report)
-    check_room(folder.absolute().parent, progress.total + _text_bytes(vocabulary))
+    check_room(folder.parent, progress.total + _text_bytes(vocabulary))
 
     def chunks(tensor: PlannedTensor) -> Iterator[Bytes]:
         weight = weights[tensor.name]
@@ -165,7 +165,7 @@ def folder_to_gguf(
     types = {n: stored_type(weight.shape, kind) for n, weight in weights.items()}
     sizes = {n: math.prod(weight.shape) * types[n].item_bytes for n, weight in weights.items()}
     progress = _Progress(sum(sizes.values()), report)
-    check_room(destination.absolute().parent, progress.total + _text_bytes(vocabulary))
+    check_room(destination.parent, progress.total + _text_bytes(vocabulary))
 
     carried = config.get("gguf_metadata") or {}
     writer_of = {

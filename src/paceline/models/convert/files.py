@@ -88,6 +88,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     Raises:
         ModelFileError: the disk or its permissions do not let it be written.
     """
+    folder = folder.absolute()  # "." has no name to put others beside
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     former = folder.with_name(f".{folder.name}.{os.getpid()}.former")
     with _write_errors(folder):

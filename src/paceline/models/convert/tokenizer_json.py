@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: ``tokenizer.json``, ``tokenizer_config.json``, and the ids in the configs."""
+"""The tokenizer of a Hugging Face folder: ``tokenizer.json`` or ``tokenizer.model``, and what the configs say of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.models.convert.files import read_json, read_json_if_present, write_json
 from paceline.models.convert.merges import merges_of_scores, scores_of_merges
 from paceline.models.convert.pretokenizers import pre_tokenizer_of_json
+from paceline.models.convert.sentencepiece_model import read_sentencepiece
 from paceline.models.convert.vocabulary import BYTE_TOKENS, PADDING_SCORE, ChatTemplate, Vocabulary
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def vocabulary_of_folder(folder: Path, config: dict[str, Any], vocab_size: int) 
     all are, give the same tokens.
 
     Args:
-        folder: with a ``tokenizer.json``.
+        folder: with a ``tokenizer.json``, or else a SentencePiece ``tokenizer.model``.
         config: the content of its ``config.json``.
         vocab_size: rows of the embedding; those without a token become unused ones.
 
@@ -226,6 +227,43 @@ def _vocabulary(
     scores = [PADDING_SCORE if token is None else known_scores[i] for i, token in enumerate(tokens)]
     return Vocabulary(
         kind="spm", scores=scores, unknown=unknown, add_space_prefix=_adds_space(content, str(path)), **common
+    )
+
+
+def _sentencepiece_vocabulary(path: Path, folder: Path, config: dict[str, Any], vocab_size: int) -> Vocabulary:
+    settings = read_json_if_present(folder / "tokenizer_config.json")
+    generation = read_json_if_present(folder / "generation_config.json")
+    model = read_sentencepiece(path)
+    tokens: list[str | None] = [None] * vocab_size
+    types = [TokenType.UNUSED] * vocab_size
+    scores = [PADDING_SCORE] * vocab_size
+    for token_id, (piece, score, kind) in enumerate(model.pieces):
+        # llama.cpp looks for user-defined tokens before it spells spaces as SentencePiece does.
+        text = piece.replace(_SPACE, " ") if kind == TokenType.USER_DEFINED else piece
+        _place(tokens, types, text, token_id, kind, path)
+        scores[token_id] = score
+    added = {int(token_id): token for token_id, token in (settings.get("added_tokens_decoder") or {}).items()}
+    for content, token_id in read_json_if_present(folder / "added_tokens.json").items():
+        added.setdefault(token_id, {"content": content})
+    for token_id, token in added.items():
+        kind = TokenType.CONTROL if token.get("special") else TokenType.USER_DEFINED
+        kind = kind if token_id >= len(model.pieces) or types[token_id] == TokenType.NORMAL else types[token_id]
+        _place(tokens, types, token["content"], token_id, kind, path)
+    ids = {token: token_id for token_id, token in enumerate(tokens) if token is not None}
+    own = {"bos_token_id": model.bos, "eos_token_id": model.eos}
+    return Vocabulary(
+        kind="spm",
+        tokens=tokens,
+        types=types,
+        scores=scores,
+        bos=_special_id("bos", settings, {**own, **config}, ids),
+        ends=_ends(settings, {**own, **config}, generation, ids),
+        pad=_special_id("pad", settings, config, ids),
+        unknown=model.unknown,
+        add_bos=bool(settings.get("add_bos_token", True)),
+        add_eos=bool(settings.get("add_eos_token", False)),
+        add_space_prefix=model.add_space_prefix,
+        chat_template=_chat_template(folder, settings),
     )
 
 

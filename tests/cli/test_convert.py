@@ -1,0 +1,159 @@
+"""``paceline convert`` as its users call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import pytest
+
+from paceline.cli.main import main
+from paceline.models.convert import exact_dtype
+from paceline.models.embedded import embedded_draft
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command in this process; return its status, its output and what it said on stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["paceline", "convert", *map(str, arguments)])
+        try:
+            main()
+            status = 0
+        except SystemExit as leaving:
+            status = int(leaving.code or 0)
+        return (status, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def folder(run: Run, tmp_path: Path) -> Path:
+    assert run(embedded_draft(), tmp_path / "folder")[0] == 0
+    return tmp_path / "folder"
+
+
+def matrix_types(path: Path) -> set[str]:
+    return {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) == 2}
+
+
+def test_there_and_back(run: Run, tmp_path: Path) -> None:
+    status, out, err = run(embedded_draft(), tmp_path / "folder", "--type", "bf16")
+    assert (status, out) == (0, "")
+    assert err.startswith(f"wrote {tmp_path / 'folder'}: ")
+    assert "BF16" in err
+    assert exact_dtype(tmp_path / "folder") == "BF16"
+    status, out, err = run(tmp_path / "folder", tmp_path / "again.gguf", "--dtype", "F32", "--name", "mine", "--json")
+    assert (status, err) == (0, "")
+    outcome = json.loads(out)
+    assert outcome.keys() == {"source", "destination", "type", "bytes", "seconds"}
+    assert outcome["type"] == "F32"
+    assert outcome["bytes"] == (tmp_path / "again.gguf").stat().st_size
+    assert matrix_types(tmp_path / "again.gguf") == {"F32"}
+    assert gguf.GGUFReader(tmp_path / "again.gguf").fields["general.name"].contents() == "mine"
+
+
+def test_a_folder_is_quantised_on_the_way(run: Run, folder: Path, tmp_path: Path) -> None:
+    assert run(folder, tmp_path / "small.gguf", "--type", "q8_0")[0] == 0
+    assert matrix_types(tmp_path / "small.gguf") == {"Q8_0"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "small.gguf"]
+
+
+def test_replacing_needs_force(run: Run, folder: Path, tmp_path: Path) -> None:
+    assert run(embedded_draft(), folder, "--type", "F32")[0] == 2
+    assert exact_dtype(folder) == "F16"
+    assert run(embedded_draft(), folder, "--type", "F32", "--force")[0] == 0
+    assert exact_dtype(folder) == "F32"
+    (tmp_path / "model.gguf").write_bytes(b"former")
+    status, _, err = run(folder, tmp_path / "model.gguf")
+    assert (status, (tmp_path / "model.gguf").read_bytes()) == (2, b"former")
+    assert err == f"paceline: {tmp_path / 'model.gguf'} exists; give another name, or replace it with --force\n"
+    assert run(folder, tmp_path / "model.gguf", "--force")[0] == 0
+    assert matrix_types(tmp_path / "model.gguf") == {"F16"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("none.gguf", "out"), "there is no none.gguf"),
+        (("{draft}", "out.gguf"), "becomes a folder"),
+        (("{draft}", "out", "--type", "Q8_0"), "a folder cannot hold weights of type Q8_0; choose from F32, F16, BF16"),
+        (("{draft}", "out", "--name", "x"), "--name has no effect on a folder"),
+        (("{folder}", "out"), "a folder becomes a .gguf file"),
+        (("{folder}", "out.gguf", "--type", "Q9"), "file type 'Q9' is unknown; choose from"),
+        (("{folder}", "no/such/out.gguf"), "there is no directory no/such; make it first"),
+        (("{folder}", "no/such/out.gguf", "--type", "Q8_0"), "there is no directory"),
+        (("{empty}", "out.gguf"), "has no config.json"),
+        (("{text}", "out"), "is not a GGUF file"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: tuple[str, ...],
+    words: str,
+    run: Run,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    names = {"draft": embedded_draft(), "folder": folder, "empty": tmp_path / "empty", "text": tmp_path / "text"}
+    status, out, err = run(*(argument.format(**names) for argument in arguments))
+    assert (status, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+    assert not list((tmp_path / "here").iterdir())
+
+
+def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    """Interrupted while it writes: a stand-in for the report waits there until the signal has come."""
+    script = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import paceline.cli.convert as command\n"
+        "from contextlib import contextmanager\n"
+        "@contextmanager\n"
+        "def waiting(what):\n"
+        "    def report(done, total):\n"
+        "        print('writing', flush=True)\n"
+        "        time.sleep(60)\n"
+        "    yield report\n"
+        "command._progress = waiting\n"
+        "from paceline.cli.main import main\n"
+        "main()\n"
+    )
+    for destination in ("out.gguf", "other"):
+        source = folder if destination == "out.gguf" else embedded_draft()
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, "convert", str(source), str(tmp_path / destination)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"writing\n"
+        assert len(list(tmp_path.iterdir())) == 2, "something is being written"
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+        assert (process.returncode, err) == (130, b"")
+        assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_help_shows_examples(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    status, out, _ = run("--help")
+    assert status == 0
+    for words in ("paceline convert ./model model-q4.gguf --type Q4_K_M", "--force", "--json"):
+        assert words in out
