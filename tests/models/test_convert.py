@@ -27,6 +27,7 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp.quantize import quantize_gguf
 from paceline.models import convert
 from paceline.models.convert import exact_dtype, folder_to_gguf, gguf_to_folder
+from paceline.models.convert.dtypes import WEIGHT_TYPES, decode, encode
 from paceline.models.convert.llama import to_gguf_rows, to_hf_rows
 from paceline.models.convert.merges import merges_of_scores, scores_of_merges
 from paceline.models.convert.rope import Llama3Scaling, recover_llama3
@@ -354,6 +355,20 @@ def test_large_tensors_are_converted_in_pieces(folder: Path, tmp_path: Path, mon
     np.testing.assert_array_equal(
         torch_logits(tmp_path / "shards", _token_ids()), torch_logits(tmp_path / "whole", _token_ids())
     )
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_numbers_are_rounded_as_torch_rounds_them(name: str) -> None:
+    bits = np.random.default_rng(5).integers(0, 1 << 32, 20_000, dtype=np.uint32)
+    bits[:6] = [0x3F808000, 0x3F818000, 0x7F800000, 0xFF800000, 0x7FFFFFFF, 0x80000000]  # ties, infinities, NaN, -0
+    values = bits.view(np.float32)
+    if name == "F16":
+        values = values[~(np.abs(values) > 65504) | np.isinf(values)]
+    kind = WEIGHT_TYPES[name]
+    ours = decode(encode(values, kind, "x"), name)
+    expected = torch.from_numpy(values.copy()).to(getattr(torch, kind.config_name)).float().numpy()
+    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(np.signbit(ours[~np.isnan(ours)]), np.signbit(expected[~np.isnan(expected)]))
 
 
 def test_the_order_of_rotated_rows() -> None:

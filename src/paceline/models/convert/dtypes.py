@@ -70,13 +70,20 @@ def encode(values: Floats, kind: WeightType, tensor: str) -> Bytes:
     if kind.name == "F16":
         with np.errstate(over="ignore"):
             halves = values.astype(np.dtype("<f2"))
-        if np.isinf(halves).sum() != np.isinf(values).sum():
+        if np.isinf(halves).any() and np.isfinite(values[np.isinf(halves)]).any():
             raise InputError(
                 f"{tensor} has a value of {np.abs(values[np.isfinite(values)]).max():g}, and F16 ends at 65504; "
                 "choose BF16 or F32"
             )
         return np.ascontiguousarray(halves).reshape(-1).view(np.uint8)
-    if kind.name == "BF16":
-        rounded: Bytes = gguf.quants.quantize(np.ascontiguousarray(values), gguf.GGMLQuantizationType.BF16)
-        return rounded.reshape(-1).view(np.uint8)
-    return np.ascontiguousarray(values, dtype=np.dtype("<f4")).reshape(-1).view(np.uint8)
+    flat = np.ascontiguousarray(values, dtype=np.dtype("<f4")).reshape(-1)
+    if kind.name == "F32":
+        return flat.view(np.uint8)
+    bits = flat.view(np.uint32)
+    # To the nearest, ties to even: adding can carry into the upper half, which is kept.
+    upper = ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype("<u2")
+    not_numbers = np.isnan(flat)
+    if not_numbers.any():  # adding could have made them infinite
+        upper[not_numbers] = (bits[not_numbers] >> np.uint32(16)).astype("<u2") | np.uint16(0x40)
+    rounded: Bytes = upper.view(np.uint8)
+    return rounded

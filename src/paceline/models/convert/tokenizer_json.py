@@ -160,13 +160,18 @@ def vocabulary_of_folder(folder: Path, config: dict[str, Any], vocab_size: int) 
         ModelFileError: a file is missing or damaged, or its parts do not fit.
     """
     path = folder / "tokenizer.json"
-    if not path.exists():
+    if not path.exists() and (folder / "tokenizer.model").exists():
+        path = folder / "tokenizer.model"
+    elif not path.exists():
         raise ModelFileError(
-            f"{folder} has no tokenizer.json; load its tokenizer in transformers and save_pretrained it"
+            f"{folder} has neither tokenizer.json nor tokenizer.model; load its tokenizer in transformers and "
+            "save_pretrained it"
         )
-    content = read_json(path)
     try:
-        vocabulary = _vocabulary(path, content, folder, config, vocab_size)
+        if path.suffix == ".json":
+            vocabulary = _vocabulary(path, read_json(path), folder, config, vocab_size)
+        else:
+            vocabulary = _sentencepiece_vocabulary(path, folder, config, vocab_size)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ModelFileError(f"{path} is not a valid tokenizer ({error!r}); fetch it again") from None
     vocabulary.check(str(path))
