@@ -122,7 +122,7 @@ class Figures:
         coupled_deviation: by setting: measured less closed form on the judged places, in standard errors of the
             draws; ``None`` where nothing is random.
         chain: by setting: acceptance by depth.
-        looping: by setting: answers that loop.
+        looping: by setting: answers that loop; as ``held-out``, the texts themselves where the answers stand.
         ended: by setting: answers with an end-of-generation token in them, which was written over.
         copying: share of tokens copied ``with`` the passage in the context and ``without`` it.
         bars: what the pair was made to reach.
@@ -206,6 +206,7 @@ class Evaluation:
         self._heldout_agreement = Tally()
         self._coupled = {setting: _Coupled() for setting in SETTINGS}
         self._writing = {setting: _Writing() for setting in _FULL}
+        self._heldout_looping = Tally()
         self._copying = {"with": Tally(), "without": Tally()}
 
     def take(self, kind: str, token_ids: Sequence[int]) -> None:
@@ -214,6 +215,9 @@ class Evaluation:
         of_kind = self._texts[kind] = self._texts.get(kind, 0) + 1
         token_ids = token_ids[:CONTEXT_TOKENS]
         self._read_heldout(kind, token_ids)
+        written = token_ids[PROMPT_TOKENS : PROMPT_TOKENS + self._max_tokens]
+        whole = len(written) == self._max_tokens
+        self._heldout_looping.add(kind, whole and distinct_share(written) < LOOPING_BELOW, int(whole))
         self._copy(kind, token_ids)
         for setting in SETTINGS:
             full = setting in self._writing
@@ -230,7 +234,8 @@ class Evaluation:
         """Return what was measured so far."""
         agreement = {"held-out": self._heldout_agreement.ratios()}
         agreement |= {setting.name: writing.agreement.ratios() for setting, writing in self._writing.items()}
-        looping = {setting.name: writing.looping.shares() for setting, writing in self._writing.items()}
+        looping = {"held-out": self._heldout_looping.shares()}
+        looping |= {setting.name: writing.looping.shares() for setting, writing in self._writing.items()}
         return Figures(
             texts=self._texts,
             loss={

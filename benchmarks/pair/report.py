@@ -188,23 +188,26 @@ def _chains(figures: Figures, groups: Sequence[str]) -> list[Table]:
 
 
 def _looping(figures: Figures, groups: Sequence[str], max_tokens: int) -> Table:
+    names = [setting.name for setting in _WRITTEN]
     rows = [
         [
             group,
-            *(
-                _share(by_setting[setting.name][group])
-                for by_setting in (figures.looping, figures.ended)
-                for setting in _WRITTEN
-            ),
+            *(_share(figures.looping[name][group]) for name in ("held-out", *names)),
+            *(_share(figures.ended[name][group]) for name in names),
         ]
         for group in groups
     ]
     return Table(
         "Answers that loop",
         f"Fewer than {LOOPING_BELOW:.0%} of the 4-grams of {max_tokens} generated tokens are distinct. Ends of text "
-        "are written over, so that every answer has as many tokens; the last columns say how many had one. Greedy, and "
+        "are written over, so that every answer has as many tokens; the last columns say how many had one. The first "
+        "column is the held-out text that stands where the answers do: JSON and logs repeat themselves. Greedy, and "
         f"at temperature {SAMPLED.temperature:g} with the default filters. In brackets the 95% Wilson interval.",
-        ["text", *(f"{what}, {_short(setting)}" for what in ("loop", "had an end") for setting in _WRITTEN)],
+        [
+            "text",
+            "held-out text",
+            *(f"{what}, {_short(setting)}" for what in ("loop", "had an end") for setting in _WRITTEN),
+        ],
         rows,
     )
 

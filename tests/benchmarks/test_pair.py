@@ -18,6 +18,7 @@ from benchmarks.pair.evaluation import (
     COPIED_TOKENS,
     DRAFT_LENGTH,
     GREEDY,
+    PROMPT_TOKENS,
     SAMPLED,
     SETTINGS,
     Evaluation,
@@ -390,6 +391,13 @@ class TestEvaluation:
         assert not figures.bars[1].met
         # It never says the token that ends a text.
         assert figures.ended[SAMPLED.name][ALL].hits == 0
+
+    def test_held_out_text_that_repeats_is_counted_beside_the_answers(self) -> None:
+        texts = [[1, 2, 3] * 60, some_tokens(180), some_tokens(PROMPT_TOKENS + 5)]
+        figures, _ = evaluated(scripted_pair(), {"logs": texts}, 30)
+        # The last one is too short to stand where an answer stands.
+        heldout = figures.looping["held-out"]["logs"]
+        assert (heldout.hits, heldout.texts) == (1, 2)
 
     def test_short_texts_have_no_passage_to_copy(self) -> None:
         figures, _ = evaluated(scripted_pair(), {"logs": [some_tokens(60)]}, 10)
