@@ -43,7 +43,6 @@ class Layout:
         values: source row of each row of attn_v, ``[kv_heads * head_size]``.
         heads_out: source column of each column of attn_output, ``[heads * head_size]``.
         layers: source layer of each layer.
-        twins: for each layer, the source layer that llama.cpp would quantise as this one.
         query_scale: what queries are multiplied by, since attention divides by the square root of the head size.
     """
 
@@ -58,7 +57,6 @@ class Layout:
     values: Indices
     heads_out: Indices
     layers: list[int]
-    twins: list[int]
     query_scale: float
 
 
@@ -73,7 +71,6 @@ def lay_out(source: LlamaShape, shape: LlamaShape) -> Layout:
     rotary[2 * ratio * pairs + 1] = 2 * pairs + 1
 
     heads, kv_heads = place_heads(source, shape)
-    layers = place_layers(source.layers, shape.layers)
     repeats = count_repeats(source, shape)
     writes = _padded(repeats * source.width, shape.width)
     writes[: repeats * source.width] %= source.width
@@ -88,8 +85,7 @@ def lay_out(source: LlamaShape, shape: LlamaShape) -> Layout:
         keys=_within_heads(kv_heads, rotary, source.head_size),
         values=_within_heads(kv_heads, plain, source.head_size),
         heads_out=_within_heads(heads, plain, source.head_size),
-        layers=layers,
-        twins=[_twin(layer, shape.layers, source.layers, layers[layer]) for layer in range(shape.layers)],
+        layers=place_layers(source.layers, shape.layers),
         query_scale=math.sqrt(ratio),
     )
 
@@ -161,15 +157,6 @@ def place_layers(source_layers: int, layers: int) -> list[int]:
         placed[position] = layer
         position += 1
     return placed
-
-
-def _twin(layer: int, layers: int, source_layers: int, placed: int) -> int:
-    """Return the source layer whose types a layer takes: its own, or one that the mixes treat alike."""
-    if placed != NOTHING:
-        return placed
-    wanted = is_sensitive_layer(layer, layers)
-    alike = [index for index in range(source_layers) if is_sensitive_layer(index, source_layers) == wanted]
-    return alike[0] if alike else 0
 
 
 def _padded(used: int, length: int) -> Indices:

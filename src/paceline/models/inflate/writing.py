@@ -1,9 +1,10 @@
 """Writing the larger model, tensor by tensor.
 
 The source is quantised first, in its own shape and by the engine, and its blocks are then copied to their places. So
-the larger model has the blocks of *the source quantised to the same type*, with the type that llama.cpp gave to each
-tensor, and everything added to it is a block of zeros. Only where heads change so that the blocks of a row would hold
-other weights together is a tensor quantised anew.
+the larger model has the blocks of *the source quantised to the same type*, each tensor in the type llama.cpp gave it
+there, and everything added to it is a block of zeros; added layers have the types llama.cpp gives them in a model of
+that depth. Only where heads change so that the blocks of a row would hold other weights together is a tensor quantised
+anew.
 
 Norms: RMSNorm over D' channels, of which D are not 0, has a mean of squares that is D / D' of the source's. With the
 epsilon times D / D' and the weights times sqrt(D / D') it gives the source's values, exactly so in floats where D' / D
@@ -29,7 +30,14 @@ from paceline.engines.llama_cpp.quantize import quantize_gguf, quantize_rows
 from paceline.models.inflate import banned
 from paceline.models.inflate.layout import NOTHING, Indices, Layout, lay_out
 from paceline.models.inflate.provenance import recipe
-from paceline.models.inflate.shape import LlamaShape, file_type_named, fitted_shape
+from paceline.models.inflate.shape import (
+    FILE_TYPES,
+    FileType,
+    LlamaShape,
+    file_type_named,
+    fitted_shape,
+    is_sensitive_layer,
+)
 from paceline.models.inflate.source import (
     EMBEDDINGS,
     OUTPUT,
@@ -166,7 +174,7 @@ def _inflate_gguf(
             quantize_gguf(source, packed_path, file_type)
             packed = LlamaFile(packed_path)
             layout = lay_out(original.shape, shape)
-            tensors = _Builder(original, packed, shape, layout).tensors()
+            tensors = _Builder(original, packed, shape, layout, FILE_TYPES[file_type]).tensors()
             _check_room(destination, sum(tensor.num_bytes for tensor in tensors))
             metadata = _metadata(packed, shape, layout, tensors) | {
                 key: _typed(value) for key, value in recipe(source, shape, file_type).items()
@@ -263,34 +271,36 @@ class _Builder:
         packed: the source in the types of the result.
         shape: of the result.
         layout: where everything goes.
+        mix: the types of the result.
     """
 
-    def __init__(self, original: LlamaFile, packed: LlamaFile, shape: LlamaShape, layout: Layout) -> None:
+    def __init__(
+        self, original: LlamaFile, packed: LlamaFile, shape: LlamaShape, layout: Layout, mix: FileType
+    ) -> None:
         self._original = original
         self._packed = packed
         self._shape = shape
         self._layout = layout
+        self._mix = mix
         self._pads_vocabulary = shape.vocab_size > original.shape.vocab_size
 
     def tensors(self) -> list[_Tensor]:
         """Return all tensors in the order they are written in."""
         shapes = tensor_shapes(self._shape)
         made = [self._embeddings(EMBEDDINGS)]
-        for layer, (placed, twin) in enumerate(zip(self._layout.layers, self._layout.twins, strict=True)):
+        for layer, placed in enumerate(self._layout.layers):
             for name in ("attn_norm", "ffn_norm"):
                 weights = None if placed == NOTHING else self._norm(layer_tensor(placed, name))
                 made.append(self._vector(layer_tensor(layer, name), weights, self._shape.width))
             for name, (rows, columns) in _PER_LAYER_ROWS_AND_COLUMNS.items():
-                made.append(
-                    self._matrix(
-                        layer_tensor(layer, name),
-                        layer_tensor(twin, name),
-                        getattr(self._layout, rows),
-                        getattr(self._layout, columns),
-                        scale=self._layout.query_scale if name == "attn_q" else 1.0,
-                        empty=placed == NOTHING,
-                    )
-                )
+                full_name = layer_tensor(layer, name)
+                if placed == NOTHING:
+                    made.append(self._zeros(full_name, shapes[full_name], self._kind_at(layer, name)))
+                    continue
+                source_name = layer_tensor(placed, name)
+                index, from_columns = getattr(self._layout, rows), getattr(self._layout, columns)
+                scale = self._layout.query_scale if name == "attn_q" else 1.0
+                made.append(self._matrix(full_name, source_name, index, from_columns, scale))
         last_norm = self._norm(OUTPUT_NORM)
         if self._pads_vocabulary:
             last_norm[self._layout.free_block] = banned.NORM_WEIGHT
@@ -319,19 +329,26 @@ class _Builder:
             stamp = _Stamp(banned.constant_block(tensor.kind), offset_bytes, 0)
         return replace(tensor, stamps=[stamp])
 
-    def _matrix(
-        self, name: str, source_name: str, rows: Indices, columns: Indices, *, scale: float = 1.0, empty: bool = False
-    ) -> _Tensor:
+    def _matrix(self, name: str, source_name: str, rows: Indices, columns: Indices, scale: float = 1.0) -> _Tensor:
         kind = self._packed.kind(source_name)
         blocks = _whole_blocks(columns, kind)
-        make: Callable[[Indices], Bytes] | None
-        if empty:
-            make = None
-        elif scale == 1.0 and blocks is not None:
+        if scale == 1.0 and blocks is not None:
             make = _copies(self._packed.raw(source_name), blocks, kind)
         else:
             make = _roundings(self._original, source_name, columns, scale, kind)
         return _Tensor(name, (len(rows), len(columns)), kind, _row_bytes(len(columns), kind), make, rows)
+
+    def _kind_at(self, layer: int, name: str) -> gguf.GGMLQuantizationType:
+        """Return the type llama.cpp gives to a layer's matrix in a model of the result's depth."""
+        from gguf import GGMLQuantizationType
+
+        sensitive = name in ("attn_v", "ffn_down") and is_sensitive_layer(layer, self._shape.layers)
+        return GGMLQuantizationType[self._mix.sensitive if sensitive else self._mix.base]
+
+    @staticmethod
+    def _zeros(name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> _Tensor:
+        index = np.full(shape[0], NOTHING, np.int64)
+        return _Tensor(name, shape, kind, _row_bytes(shape[1], kind), None, index)
 
     def _norm(self, source_name: str) -> Floats:
         weights = np.zeros(self._shape.width, np.float32)
