@@ -1,4 +1,4 @@
-"""Runs the measurements, all or by name. ``pair`` has options and prints tables, the others a line and a JSON line."""
+"""Runs the measurements, all or by name. ``pair`` and ``inflation`` have options."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import typer
 
 from benchmarks import acceptance, lossless, overhead, plain_speed, speed
+from benchmarks.inflation import EPILOG as INFLATION_EPILOG
+from benchmarks.inflation import inflation
 from benchmarks.machine import machine
 from benchmarks.pair.command import EPILOG, pair
 from paceline.cli import exits
@@ -47,6 +49,7 @@ def _command(name: str) -> Callable[[], None]:
 for _name, _module in MEASUREMENTS.items():
     app.command(_name, help=(_module.__doc__ or "").partition("\n")[0])(_command(_name))
 app.command("pair", epilog=EPILOG)(pair)
+app.command("inflation", epilog=INFLATION_EPILOG)(inflation)
 
 
 @app.callback()
@@ -57,6 +60,8 @@ def run_all(context: typer.Context) -> None:
             _run(name)
         print("\n== pair")
         pair()
+        print("\n== inflation")
+        inflation()
 
 
 def main() -> None:
