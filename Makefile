@@ -1,6 +1,6 @@
 # Everything from a bare machine: Python, make and a C++ compiler (for llama.cpp) are all it takes.
 #
-#   make demo    the embedded pair decodes a prompt, plainly and speculatively
+#   make demo    the embedded pair, as it is and at the cost of a 1B model, plainly and speculatively
 #   make test    lint, types and tests
 #   make bench   the measurements behind the figures in the documentation
 
@@ -11,11 +11,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # With a constraints file a torch build can be pinned; see constraints.txt.
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 
+# Text the pair was not trained on; see `paceline run --help`.
+SAMPLE := code:1
+
 .PHONY: demo test lint types unit bench train clean
 
 demo: $(VENV)/.installed
-	$(BIN)/paceline run --compare --temp 0 -n 200
-	$(BIN)/paceline run --temp 0 -n 200
+	$(BIN)/paceline run --sample $(SAMPLE) --temp 0 -n 200
+	$(BIN)/paceline run --sample $(SAMPLE) --temp 0 -n 200 --compare
+	$(BIN)/paceline inflate 1b --type Q4_0
+	$(BIN)/paceline run -m target-1b-q4_0 -md draft --sample $(SAMPLE) --temp 0 -n 200 --draft-max 3 --compare
 
 test: lint types unit
 

@@ -34,7 +34,7 @@ EPILOG = """[bold]Examples[/bold]
 
 paceline inflate 1b --type Q4_0  [dim]# the embedded target, into the local cache[/dim]
 
-paceline run -m target-1b-q4_0  [dim]# and how fast it is[/dim]
+paceline run -m target-1b-q4_0 -md draft --sample code --compare  [dim]# and how fast it is[/dim]
 
 paceline inflate draft 0.3b --type Q8_0
 
