@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -13,7 +15,8 @@ from paceline.cli.convert import EPILOG as CONVERT_EPILOG
 from paceline.cli.convert import convert
 from paceline.cli.inflate import EPILOG as INFLATE_EPILOG
 from paceline.cli.inflate import inflate_command
-from paceline.cli.run import EPILOG, run
+from paceline.cli.run import EPILOG as RUN_EPILOG
+from paceline.cli.run import run
 from paceline.core.errors import InputError, PacelineError
 
 app = typer.Typer(
@@ -24,10 +27,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", epilog=EPILOG)(run)
-app.command("inflate", epilog=INFLATE_EPILOG)(inflate_command)
-app.command("convert", epilog=CONVERT_EPILOG)(convert)
+
+
+def _add_command(name: str, function: Callable[..., None], epilog: str) -> None:
+    """Add a subcommand whose help is its docstring, without the docstring's line breaks."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    app.command(name, epilog=epilog, help="\n\n".join(" ".join(text.split()) for text in paragraphs))(function)
+
+
+# In the order in which one comes to need them; help lists them so.
+_add_command("run", run, RUN_EPILOG)
 app.add_typer(models.app, name="models")
+_add_command("inflate", inflate_command, INFLATE_EPILOG)
+_add_command("convert", convert, CONVERT_EPILOG)
 
 
 def _print_version(wanted: bool) -> None:
