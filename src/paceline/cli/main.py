@@ -35,7 +35,7 @@ def _add_command(name: str, function: Callable[..., None], epilog: str) -> None:
     app.command(name, epilog=epilog, help="\n\n".join(" ".join(text.split()) for text in paragraphs))(function)
 
 
-# In the order in which one comes to need them; help lists them so.
+# In the order in which one comes to need them.
 _add_command("run", run, RUN_EPILOG)
 app.add_typer(models.app, name="models")
 _add_command("inflate", inflate_command, INFLATE_EPILOG)
