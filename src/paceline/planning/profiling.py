@@ -1,0 +1,545 @@
+"""Measuring what rounds cost, through the engine contract alone and in seconds.
+
+Passes are measured as rounds make them: rows that follow a context, the wait for them, the best token of every row, and
+the commit of a part of the path. Changing widths makes an engine rebuild its graphs, and a draft model's passes come
+between the target's; both are part of real rounds. So the passes of both models and all widths are mixed and shuffled,
+which also keeps a machine that becomes slower from being taken for a wide pass that is dear::
+
+    warm-up │ 1 4 2 draft:1 8 │ 1 3 draft:1 6 2 │ ...   │ several requests │ long context │ ... what time is left
+            └── batches, shuffled within; what tells most comes first and most often ──┘
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from paceline.core.clock import Clock, WallClock
+from paceline.core.errors import CapabilityError, ContextLengthError, InputError, NoRoomError
+from paceline.core.params import SamplingParams
+from paceline.core.sampling import RowSampler
+from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.planning.cost import MAX_WIDTH, CostProfile, PassCost, WidthCost
+
+Report: TypeAlias = Callable[[float], None]
+"""Is told the share that is done, from 0 to 1."""
+
+TARGET_WIDTHS: Final = (1, 2, 4, 8, 3, 6, 12, 16, 5, 10, 7, 9, 24, 14, 32, 11, 20, 13, 48, 15, 64)
+"""The target's widths, the most informative first: powers of two, widths of short drafts, then what lies between."""
+
+DRAFT_WIDTHS: Final = (1, 2, 16, 4, 64, 8, 256)
+"""The draft model's: a level, the first level after a whole acceptance, catching up, and levels of several requests."""
+
+_SPACING_PER_PLACE: Final = 0.25
+"""How much more seldom each place in the list of widths is measured: the fifth is half as often as the first."""
+
+_DRAFT_PLACE: Final = 2.5
+"""Where the draft's first width stands among the target's; its others follow as the target's do."""
+
+_BATCH: Final = 5
+"""Passes that are shuffled together: few enough that what tells most still comes first."""
+
+_MOST_REPEATS: Final = 60
+"""Passes of the first width after which measuring is over, however much of the budget is left."""
+
+_SHORT_CONTEXT: Final = 32
+_LONG_CONTEXT: Final = 1024
+_LEAST_LEVER: Final = 256
+"""Tokens by which the long context must be longer: engines pad what attention runs over to about as many."""
+
+# Shares of the budget, after which measuring goes on to the next thing.
+_SHORT_SHARE: Final = 0.6
+_REQUESTS_SHARE: Final = 0.7
+_LONG_SHARES: Final = (0.8, 0.9)
+_SHORT_FILL_SHARE: Final = 0.1
+_LONG_FILL_SHARE: Final = 0.15
+"""Of the budget, for putting a context into one cache; what is put there is shorter if that does not do."""
+
+_LONG_REPEATS: Final = 3
+_WIDE: Final = 8
+"""Widest pass that is measured at the long context too."""
+
+_GROWTH: Final = 64
+"""Tokens by which the context may outgrow what it should be, where an engine cannot take them back."""
+
+_SEVERAL_REQUESTS: Final = 4
+_REQUESTS_REPEATS: Final = 3
+_SAMPLED_ROWS: Final = 9
+_LEAST_CONTEXT: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilingBudget:
+    """How much measuring may take; it stops at whichever comes first. The defaults are for the first load of a model.
+
+    Attributes:
+        max_s: seconds, counted from the end of the first passes of each model, which read it from the disk.
+        max_passes: passes of both models together, all counted; ``None`` for no limit.
+    """
+
+    max_s: float = 10.0
+    max_passes: int | None = 40
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_s < math.inf:
+            raise InputError(f"{self.max_s} seconds to measure in: give more than 0")
+        if self.max_passes is not None and self.max_passes < 1:
+            raise InputError(f"{self.max_passes} passes to measure by: give at least 1")
+
+
+def measure_profile(
+    target: Engine,
+    draft: Engine | None = None,
+    *,
+    budget: ProfilingBudget | None = None,
+    widths: Sequence[int] = TARGET_WIDTHS,
+    clock: Clock | None = None,
+    seed: int = 0,
+    report: Report | None = None,
+) -> CostProfile:
+    """Measure what rounds cost on these engines, which are left as they were.
+
+    Each engine must have a sequence to spare. However small the budget, one row of each model is measured.
+
+    Args:
+        target: the model that verifies.
+        draft: the model that drafts, if there is one.
+        budget: when to stop.
+        widths: the target's widths, the most informative first. One row is always among them; what the engine cannot
+            take is left out.
+        clock: where times come from.
+        seed: of the shuffling and of the tokens that are fed.
+        report: told about progress.
+
+    Raises:
+        InputError: a width is below 1, or a context is too short to measure in.
+        CapabilityError: all sequences of an engine are in use.
+        EngineError: a pass failed, or there is no room for one of one row.
+    """
+    narrow = [rows for rows in widths if rows < 1]
+    if narrow:
+        raise InputError(f"a pass of {narrow[0]} rows cannot be measured: the least is 1")
+    budget = ProfilingBudget() if budget is None else budget
+    meter = _Meter(clock or WallClock(), budget, report or (lambda share: None))
+    shuffling = random.Random(seed)
+    with contextlib.ExitStack() as stack:
+        subjects = []
+        items = []
+        for engine, wanted, first_place in ((target, (1, *widths), 0.0), (draft, DRAFT_WIDTHS, _DRAFT_PLACE)):
+            if engine is None:
+                continue
+            subject = stack.enter_context(_opened(engine, meter, random.Random(seed), verifies=engine is target))
+            usable = dict.fromkeys(rows for rows in wanted if rows <= subject.widest)
+            subjects.append(subject)
+            items += [_Item(subject, rows, first_place + place) for place, rows in enumerate(usable)]
+        for subject in subjects:
+            subject.warm_up()
+        meter.start()
+        for subject in subjects:
+            subject.fill(_SHORT_CONTEXT, _SHORT_FILL_SHARE)
+        queue = _Queue(items, shuffling)
+        queue.run(_SHORT_SHARE, meter)
+        sampling_row_s = subjects[0].sampling_row_s()
+        several = _measure_requests(subjects[0], meter)
+        slopes = [
+            _measure_long(subject, items, share, meter, shuffling)
+            for subject, share in zip(subjects, _LONG_SHARES, strict=False)
+        ]
+        queue.run(1.0, meter)
+        for item in items:
+            if item.rows == 1 and not item.times_s:
+                item.measure()
+        meter.stop()
+    costs = [_pass_cost(subject, items, long) for subject, long in zip(subjects, slopes, strict=True)]
+    return CostProfile(
+        target=costs[0],
+        draft=costs[1] if len(costs) > 1 else None,
+        request_s=None if several is None else several.request_s(costs[0]),
+        sampling_row_s=sampling_row_s,
+        num_passes=meter.passes,
+        took_s=meter.took_s,
+    )
+
+
+class _Meter:
+    """Counts what measuring took, and says when to stop."""
+
+    def __init__(self, clock: Clock, budget: ProfilingBudget, report: Report) -> None:
+        self.clock = clock
+        self.budget = budget
+        self.passes = 0
+        self.took_s = 0.0
+        self._report = report
+        self._started_s = clock.now_s()
+        self._latest_s = 0.0
+
+    def start(self) -> None:
+        """Count the time from here on; the passes so far count."""
+        self._started_s = self.clock.now_s()
+
+    def allows(self, share: float) -> bool:
+        """Return whether a pass that takes as long as the latest stays within this share of the budget."""
+        most = self.budget.max_passes
+        if most is not None and self.passes + 1 > most * share:
+            return False
+        return self.clock.now_s() - self._started_s + self._latest_s <= self.budget.max_s * share
+
+    def passes_for(self, share: float) -> float:
+        """Return how many passes this share of the budget is, at least 1."""
+        most = self.budget.max_passes
+        return math.inf if most is None else max(1.0, most * share)
+
+    @contextlib.contextmanager
+    def timing(self, times_s: list[float]) -> Iterator[None]:
+        """Time the pass within, add its seconds to the list, and tell about progress."""
+        started_s = self.clock.now_s()
+        yield
+        ended_s = self.clock.now_s()
+        times_s.append(ended_s - started_s)
+        self._latest_s = ended_s - started_s
+        self.passes += 1
+        most = self.budget.max_passes
+        done = 0.0 if most is None else self.passes / most
+        self._report(min(1.0, max(done, (ended_s - self._started_s) / self.budget.max_s)))
+
+    def stop(self) -> None:
+        """Note what it took."""
+        self.took_s = self.clock.now_s() - self._started_s
+
+
+class _Subject:
+    """An engine that is measured, and one sequence on it whose cache holds ``context`` tokens before every pass.
+
+    Args:
+        engine: it.
+        meter: times every pass.
+        rng: draws the tokens. Random ones make the experts of a mixture differ from row to row more than text does, so
+            that wide passes are not promised too cheaply.
+        verifies: passes are a target's rounds, with every row read and a part of the path committed. Else they are a
+            draft's: the last row is read, and all is committed.
+    """
+
+    def __init__(self, engine: Engine, meter: _Meter, rng: random.Random, *, verifies: bool) -> None:
+        capabilities = engine.capabilities
+        if capabilities.context_length < _LEAST_CONTEXT:
+            raise ContextLengthError(
+                f"a context of {capabilities.context_length} tokens is too short to measure in: "
+                f"give at least {_LEAST_CONTEXT} (-c, or -cd for a draft model)"
+            )
+        self.engine = engine
+        self.verifies = verifies
+        self.context = 0
+        self.sequence = engine.open()
+        outputs = capabilities.max_outputs if verifies else capabilities.max_rows
+        self.widest = min(capabilities.max_rows, outputs, capabilities.context_length // 2, MAX_WIDTH)
+        self._capabilities = capabilities
+        self._meter = meter
+        self._rng = rng
+        self._row_s = 0.0
+        self._row_logits: FloatArray = np.zeros(1)
+        end_ids = engine.vocabulary.end_ids
+        self._token_ids = [i for i in range(engine.vocabulary.size) if i not in end_ids] or [0]
+
+    def tokens(self, count: int) -> list[int]:
+        """Return tokens to feed."""
+        return self._rng.choices(self._token_ids, k=count)
+
+    def warm_up(self) -> None:
+        """Make the first passes, which read the model from the disk and build what later ones use again."""
+        for _ in range(2):
+            times_s = self._append(1)
+        self._row_s = times_s[-1]
+
+    def fill(self, length: int, share: float) -> None:
+        """Put tokens into the cache until ``context`` is ``length``, as far as this share of the budget and room do."""
+        missing = self.reachable(length, share) - self.context
+        while missing > 0:
+            rows = min(missing, self._capabilities.max_rows)
+            try:
+                (took_s,) = self._append(rows)
+            except NoRoomError:
+                return
+            # A narrow pass says little about the rows of wide ones.
+            self._row_s = min(self._row_s, took_s / rows)
+            missing -= rows
+
+    def reachable(self, length: int, share: float) -> int:
+        """Return the length, up to ``length``, that this share of the budget can give the context."""
+        rows = min(
+            length - self.context,
+            self._capabilities.context_length - self.widest - self.context,
+            self._meter.passes_for(share) * self._capabilities.max_rows,
+            self._meter.budget.max_s * share / self._row_s if self._row_s > 0 else math.inf,
+        )
+        return self.context + max(0, int(rows))
+
+    def rewind(self, context: int) -> None:
+        """Make the context shorter."""
+        self.context = context
+        self._restore()
+
+    def time_pass(self, rows: int) -> float:
+        """Return the seconds of a pass of ``rows`` rows; the context is afterwards as it was before.
+
+        Raises:
+            NoRoomError: the cache has no free cells for them.
+        """
+        token_ids = self.tokens(rows)
+        parents = range(COMMITTED_END, COMMITTED_END + rows)
+        outputs = range(rows) if self.verifies else range(rows - 1, rows)
+        kept = (rows + 1) // 2 if self.verifies else rows
+        if self._capabilities.max_rollback is not None:
+            kept = max(kept, rows - self._capabilities.max_rollback)
+        times_s: list[float] = []
+        with self._meter.timing(times_s):
+            output = self.engine.forward([Step(self.sequence, token_ids, parents, outputs)])
+            output.wait()
+            for index in range(len(outputs)):
+                int(output.logits(0, index).argmax())
+            self.engine.commit(self.sequence, range(kept))
+        self._restore()
+        return times_s[0]
+
+    def sampling_row_s(self) -> float:
+        """Return the seconds of sampling one row with the default settings."""
+        sampler = RowSampler(SamplingParams())
+        clock = self._meter.clock
+        sampler.emit(self._row_logits, 0, ())
+        times_s = []
+        for position in range(_SAMPLED_ROWS):
+            started_s = clock.now_s()
+            sampler.emit(self._row_logits, position, ())
+            times_s.append(clock.now_s() - started_s)
+        return statistics.median(times_s)
+
+    def close(self) -> None:
+        """Forget the sequence."""
+        self.engine.close_sequence(self.sequence)
+
+    def _append(self, rows: int) -> list[float]:
+        """Feed and commit tokens that become context; return the seconds it took, as the only item."""
+        parents = range(COMMITTED_END, COMMITTED_END + rows)
+        times_s: list[float] = []
+        with self._meter.timing(times_s):
+            output = self.engine.forward([Step(self.sequence, self.tokens(rows), parents, (rows - 1,))])
+            self._row_logits = np.array(output.logits(0, 0))
+            self.engine.commit(self.sequence, range(rows))
+        self.context += rows
+        return times_s
+
+    def _restore(self) -> None:
+        """Take back what passes committed."""
+        if self._capabilities.max_rollback is None:
+            self.engine.trim(self.sequence, self.context)
+            return
+        length = self.engine.length(self.sequence)
+        if length > self.context + _GROWTH or length + self.widest > self._capabilities.context_length:
+            self.engine.close_sequence(self.sequence)
+            self.sequence = self.engine.open()
+            missing, self.context = self.context, 0
+            while missing > 0:
+                rows = min(missing, self._capabilities.max_rows)
+                self._append(rows)
+                missing -= rows
+
+
+@contextlib.contextmanager
+def _opened(engine: Engine, meter: _Meter, rng: random.Random, *, verifies: bool) -> Iterator[_Subject]:
+    subject = _Subject(engine, meter, rng, verifies=verifies)
+    try:
+        yield subject
+    finally:
+        subject.close()
+
+
+@dataclass(slots=True)
+class _Item:
+    """One width of one engine, and the times it took.
+
+    Attributes:
+        subject: the engine.
+        rows: the width.
+        place: in the list of what is measured first; widths of later places are measured more seldom, too.
+        times_s: seconds of each pass.
+    """
+
+    subject: _Subject
+    rows: int
+    place: float
+    times_s: list[float] = field(default_factory=list)
+
+    @property
+    def due(self) -> float:
+        """When its next pass comes, on the scale of the queue."""
+        return (len(self.times_s) + 1) * (1.0 + self.place * _SPACING_PER_PLACE)
+
+    def measure(self) -> None:
+        """Make one pass."""
+        self.times_s.append(self.subject.time_pass(self.rows))
+
+
+class _Queue:
+    """Weighted fair queueing of widths: first visits in the order of places, repeats where they tell most."""
+
+    def __init__(self, items: Sequence[_Item], rng: random.Random) -> None:
+        self._rng = rng
+        self._waiting = list(items)
+
+    def run(self, share: float, meter: _Meter) -> None:
+        """Measure until this share of the budget is spent."""
+        while batch := sorted(self._waiting, key=lambda item: item.due)[:_BATCH]:
+            if batch[0].due > _MOST_REPEATS:
+                return
+            self._rng.shuffle(batch)
+            for item in batch:
+                if not meter.allows(share):
+                    return
+                try:
+                    item.measure()
+                except NoRoomError:
+                    self._waiting.remove(item)
+
+
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """Rounds of several requests with one row each.
+
+    Attributes:
+        requests: how many.
+        context: tokens in the cache before, of all of them.
+        median_s: the seconds.
+    """
+
+    requests: int
+    context: int
+    median_s: float
+
+    def request_s(self, alone: PassCost) -> float:
+        """Return what each request adds to as many rows of one."""
+        return max(0.0, self.median_s - alone.seconds(self.requests, self.context)) / (self.requests - 1)
+
+
+def _measure_requests(subject: _Subject, meter: _Meter) -> _Several | None:
+    """Time rounds of several requests; ``None`` where there is no room for them, or no time."""
+    engine = subject.engine
+    requests = min(_SEVERAL_REQUESTS, engine.capabilities.max_sequences, subject.widest)
+    if requests < 2 or not meter.allows(_REQUESTS_SHARE):
+        return None
+    others: list[int] = []
+    times_s: list[float] = []
+    try:
+        with contextlib.suppress(NoRoomError, CapabilityError):
+            while len(others) < requests - 1:
+                others.append(engine.open())
+            _feed_each(engine, others, subject, meter, [])
+            sequences = [subject.sequence, *others]
+            lengths = [engine.length(sequence) for sequence in sequences]
+            while len(times_s) < _REQUESTS_REPEATS and meter.allows(_REQUESTS_SHARE):
+                _feed_each(engine, sequences, subject, meter, times_s)
+                if engine.capabilities.max_rollback is None:
+                    for sequence, length in zip(sequences, lengths, strict=True):
+                        engine.trim(sequence, length)
+    finally:
+        for sequence in others:
+            engine.close_sequence(sequence)
+    if not times_s:
+        return None
+    return _Several(requests, subject.context + len(others), statistics.median(times_s))
+
+
+def _feed_each(
+    engine: Engine, sequences: Sequence[int], subject: _Subject, meter: _Meter, times_s: list[float]
+) -> None:
+    """Feed one token to each sequence, in one round."""
+    steps = [Step(sequence, subject.tokens(1), (COMMITTED_END,), (0,)) for sequence in sequences]
+    with meter.timing(times_s):
+        output = engine.forward(steps)
+        output.wait()
+        for index in range(len(steps)):
+            int(output.logits(index, 0).argmax())
+        for sequence in sequences:
+            engine.commit(sequence, (0,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Long:
+    """Medians at a longer context.
+
+    Attributes:
+        context: its tokens.
+        medians_s: by rows.
+    """
+
+    context: int
+    medians_s: dict[int, float]
+
+
+def _measure_long(
+    subject: _Subject, items: Sequence[_Item], share: float, meter: _Meter, rng: random.Random
+) -> _Long | None:
+    """Time one row and a wide pass at a longer context; ``None`` if this share of the budget does not do for it."""
+    short = subject.context
+    measured = [item.rows for item in items if item.subject is subject and item.times_s]
+    if 1 not in measured or not meter.allows(share):
+        return None
+    if subject.reachable(_LONG_CONTEXT, _LONG_FILL_SHARE) - short < _LEAST_LEVER:
+        return None
+    wide = max(rows for rows in measured if rows <= _WIDE)
+    times_s: dict[int, list[float]] = {rows: [] for rows in {1, wide}}
+    try:
+        subject.fill(_LONG_CONTEXT, _LONG_FILL_SHARE)
+        long = subject.context
+        if long - short < _LEAST_LEVER:
+            return None
+        for _ in range(_LONG_REPEATS):
+            for rows in rng.sample(sorted(times_s), len(times_s)):
+                if meter.allows(share):
+                    times_s[rows].append(subject.time_pass(rows))
+    except NoRoomError:
+        return None
+    finally:
+        subject.rewind(short)
+    if not times_s[1]:
+        return None
+    return _Long(long, {rows: statistics.median(times) for rows, times in times_s.items() if times})
+
+
+def _pass_cost(subject: _Subject, items: Sequence[_Item], long: _Long | None) -> PassCost:
+    widths = tuple(
+        sorted(
+            (WidthCost.of(item.rows, item.times_s) for item in items if item.subject is subject and item.times_s),
+            key=lambda width: width.rows,
+        )
+    )
+    if long is None:
+        return PassCost(widths, subject.context)
+    medians_s = {width.rows: width.median_s for width in widths}
+    more_s = {rows: (median_s - medians_s[rows]) for rows, median_s in long.medians_s.items()}
+    token_s, token_row_s = _slopes(more_s)
+    lever = long.context - subject.context
+    return PassCost(widths, subject.context, token_s / lever, token_row_s / lever, long.context)
+
+
+def _slopes(more_s: dict[int, float]) -> tuple[float, float]:
+    """Split what a longer context adds to passes of one or two widths into a fixed part and one for every row.
+
+    Neither is below 0: no cache makes a pass faster, but noise can make it look so.
+    """
+    if len(more_s) == 1:
+        return max(0.0, more_s[1]), 0.0
+    wide = max(more_s)
+    each_s = (more_s[wide] - more_s[1]) / (wide - 1)
+    if each_s <= 0:
+        return max(0.0, statistics.mean(more_s.values())), 0.0
+    if more_s[1] < each_s:
+        # Least squares of a line through the origin.
+        each_s = sum(rows * s for rows, s in more_s.items()) / sum(rows * rows for rows in more_s)
+        return 0.0, max(0.0, each_s)
+    return more_s[1] - each_s, each_s
