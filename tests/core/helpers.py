@@ -239,10 +239,16 @@ class WatchingPolicy:
     def __init__(self, inner: Policy) -> None:
         self._inner = inner
         self._num_output: Counter[int] = Counter()
+        self._active: set[int] = set()
         self.partial: Counter[int] = Counter()
 
     def check(self, request: Request) -> None:
         self._inner.check(request)
+
+    def begin(self, request: Request) -> None:
+        assert request.id not in self._active
+        self._active.add(request.id)
+        self._inner.begin(request)
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
         self._num_output = Counter({request.id: request.num_output for request in requests})
@@ -255,12 +261,19 @@ class WatchingPolicy:
         self._inner.select(requests, trees)
 
     def observe(self, record: RoundRecord) -> None:
-        for request, tree, path in zip(record.requests, record.trees, record.paths, strict=True):
+        for request, tree, path, levels in zip(record.requests, record.trees, record.paths, record.levels, strict=True):
+            assert request.id in self._active, "observed after its end"
+            assert set(levels) <= set(record.draft_seconds)
             left_the_tree = bool(path) and len(tree.candidates(path[-1])) > 0
             whole_walk = request.num_output - self._num_output[request.id] == len(path) + 1
             if left_the_tree and whole_walk:
                 self.partial[request.id] += 1
         self._inner.observe(record)
+
+    def end(self, request: Request) -> None:
+        assert request.finish_reason is not None
+        self._active.remove(request.id)
+        self._inner.end(request)
 
 
 class MoodyPolicy:
@@ -271,6 +284,9 @@ class MoodyPolicy:
 
     def check(self, request: Request) -> None:
         """Anything goes under coupled."""
+
+    def begin(self, request: Request) -> None:
+        """Nothing is kept."""
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
         rng = self._rng
@@ -296,6 +312,9 @@ class MoodyPolicy:
 
     def observe(self, record: RoundRecord) -> None:
         """Learn nothing."""
+
+    def end(self, request: Request) -> None:
+        """Nothing is kept."""
 
 
 def request_of(

@@ -136,6 +136,42 @@ def test_ranking_starts_with_the_token_that_is_emitted(
         assert len(set(ranked)) == len(ranked) <= count
 
 
+@settings(max_examples=300)
+@given(case=sampling_cases(), position=st.integers(0, 50))
+def test_margins_are_differences_of_scores(case: tuple[SamplingParams, Float64Array, list[int]], position: int) -> None:
+    """Against scores added up here: the first's lead over the best of the others, and what the others lack."""
+    params, logits, history = case
+    sampler = RowSampler(params)
+    candidates = sampler.candidates(logits, history)
+    ids = np.arange(len(candidates.logits)) if candidates.ids is None else candidates.ids
+    noise = 0.0 if params.greedy else sampler.noise.gumbel(position, ids)
+    scores = dict(zip(ids.tolist(), (candidates.logits + noise).tolist(), strict=True))
+    for count in (1, 2, 50):
+        ranked = sampler.ranked_with_margins(candidates, position, count)
+        assert [token_id for token_id, _ in ranked] == sampler.ranked(candidates, position, count)
+        for index, (token_id, margin) in enumerate(ranked):
+            others = [score for other, score in scores.items() if other != token_id]
+            assert margin == pytest.approx(scores[token_id] - max(others, default=-math.inf), abs=1e-9)
+            assert margin >= 0.0 if index == 0 else margin <= 0.0
+
+
+def test_the_margin_of_a_token_of_the_tail() -> None:
+    """A flat row of four times what the head holds: the tail wins often, by its score over the head's best."""
+    sampler = RowSampler(PLAIN_PARAMS)
+    candidates = sampler.candidates(np.linspace(0.0, 0.1, 4 * HEAD_SIZE), ())
+    tail_wins = 0
+    for position in range(50):
+        row = sampler.perturb(candidates, position)
+        assert row.tail is not None
+        best = float(row.scores.max())
+        ((token_id, margin),) = sampler.ranked_with_margins(candidates, position, 1)
+        if token_id not in row.ids:
+            tail_wins += 1
+            assert margin == pytest.approx(row.tail.score() - best)
+        assert margin > 0.0
+    assert 25 < tail_wins < 48
+
+
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
     row = np.array([1.0, 3.0, 3.0, 2.0])
     assert RowSampler(SamplingParams(0.0)).emit(row, 0, ()) == 1

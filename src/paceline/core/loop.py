@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import ContextLengthError, InputError, NoRoomError
@@ -27,6 +27,8 @@ from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
 from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
 from paceline.planning.base import Policy, RoundRecord
 
+_NO_LEVELS: Mapping[str, int] = {}
+
 
 @dataclass(slots=True)
 class _Turn:
@@ -38,6 +40,21 @@ class _Turn:
     num_rows: int
     emits: bool
     was_decoding: bool
+
+
+@dataclass(slots=True)
+class _Drafts:
+    """What was drafted for one round.
+
+    Attributes:
+        trees: one for each decoding request.
+        draft_seconds: seconds each drafter took.
+        levels: by request id, how many levels were asked of each drafter.
+    """
+
+    trees: list[DraftTree]
+    draft_seconds: dict[str, float] = field(default_factory=dict)
+    levels: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
 class DecodingLoop:
@@ -60,6 +77,8 @@ class DecodingLoop:
         self._requests: dict[int, Request] = {}
         # Drafts that had no room in the last pass and have to be judged in the next, by request.
         self._unjudged: dict[int, DraftTree] = {}
+        # Finished requests the policy was not told of yet: it hears of their last round first.
+        self._ended: list[Request] = []
         self._ids = itertools.count()
         self._capabilities = engine.capabilities
         self._vocabulary = engine.vocabulary
@@ -115,6 +134,7 @@ class DecodingLoop:
         request.sequence = self._engine.open()
         for drafter in self._drafters:
             drafter.begin(request)
+        self._policy.begin(request)
         self._requests[request.id] = request
         return request
 
@@ -122,7 +142,9 @@ class DecodingLoop:
         """End a request now and return what text was still withheld; ``None`` if it is over already."""
         if request.finish_reason is not None:
             return None
-        return self._finish(request, "cancelled", request.num_output, len(request.segments))
+        emission = self._finish(request, "cancelled", request.num_output, len(request.segments))
+        self._tell_ended()
+        return emission
 
     def step(self) -> list[Emission]:
         """Run one round: every active request gains tokens, or has more of its prompt read.
@@ -132,7 +154,8 @@ class DecodingLoop:
         """
         started_s = self._clock.now_s()
         decoding = [request for request in self._requests.values() if request.decoding]
-        trees = self._draft(decoding)
+        drafts = self._draft(decoding)
+        trees = drafts.trees
         drafted_s = self._clock.now_s()
 
         turns = self._schedule(decoding, trees)
@@ -149,7 +172,9 @@ class DecodingLoop:
                 # Ending a request makes room only if it holds cells; the youngest has lost the least.
                 holders = [request for request in self._requests.values() if request.cached > 0]
                 victim = (holders or [turns[-1].request])[-1]
-                return [self._finish(victim, "no_room", victim.num_output, len(victim.segments))]
+                emission = self._finish(victim, "no_room", victim.num_output, len(victim.segments))
+                self._tell_ended()
+                return [emission]
         try:
             output.wait()
             verified_s = self._clock.now_s()
@@ -159,9 +184,9 @@ class DecodingLoop:
 
             emissions: list[Emission] = []
             for index, (turn, walk) in enumerate(zip(turns, walks, strict=True)):
-                emission = self._settle(turn, walk, TargetRows(output, index))
-                if emission is not None:
-                    emissions.append(emission)
+                settled = self._settle(turn, walk, TargetRows(output, index))
+                if settled is not None:
+                    emissions.append(settled)
         except BaseException:
             self._abandon(turns)
             raise
@@ -185,19 +210,23 @@ class DecodingLoop:
                 requests=[turn.request for turn, _ in decoded],
                 trees=[turn.tree for turn, _ in decoded],
                 paths=[walk.path for _, walk in decoded],
+                levels=[drafts.levels.get(turn.request.id, _NO_LEVELS) for turn, _ in decoded],
                 prefill_rows=sum(len(turn.step.token_ids) for turn in turns if not turn.was_decoding),
                 draft_s=draft_s,
+                draft_seconds=drafts.draft_seconds,
                 verify_s=verify_s,
                 round_s=round_s,
             )
         )
+        self._tell_ended()
         return emissions
 
-    def _draft(self, requests: Sequence[Request]) -> list[DraftTree]:
+    def _draft(self, requests: Sequence[Request]) -> _Drafts:
         """Grow one tree for each decoding request."""
         trees = [self._unjudged.get(request.id) or DraftTree(request.token_ids[-1]) for request in requests]
+        drafts = _Drafts(trees)
         if not requests or not self._drafters:
-            return trees
+            return drafts
         budgets = self._policy.budgets(requests)
         jobs = []
         for request, tree, budget in zip(requests, trees, budgets, strict=True):
@@ -205,14 +234,22 @@ class DecodingLoop:
                 limited = self._limit(request, budget)
                 if limited.max_depth > 0:
                     jobs.append(DraftJob(request, tree, limited))
+                    drafts.levels[request.id] = {}
         for drafter in self._drafters:
             growing = jobs if self._capabilities.trees else [job for job in jobs if job.tree.num_drafted == 0]
             while growing := [job for job in growing if self._policy.wants_level(drafter, job)]:
+                name = drafter.name
+                for job in growing:
+                    asked = drafts.levels[job.request.id]
+                    asked[name] = asked.get(name, 0) + 1
+                started_s = self._clock.now_s()
                 more = drafter.grow(growing)
+                spent_s = self._clock.now_s() - started_s
+                drafts.draft_seconds[name] = drafts.draft_seconds.get(name, 0.0) + spent_s
                 growing = [job for job, can_grow in zip(growing, more, strict=True) if can_grow]
         if jobs:
             self._policy.select(requests, trees)
-        return trees
+        return drafts
 
     def _limit(self, request: Request, budget: DraftBudget) -> DraftBudget:
         """Cut a budget to what the engine can take and the request can still use."""
@@ -228,7 +265,7 @@ class DecodingLoop:
         siblings = budget.siblings if self._capabilities.trees else 1
         if depth == budget.max_depth and siblings == budget.siblings:
             return budget
-        return DraftBudget(max(depth, 0), siblings, budget.min_probability)
+        return DraftBudget(max(depth, 0), siblings, budget.min_probability, budget.probability)
 
     def _schedule(
         self, decoding: Sequence[Request], trees: Sequence[DraftTree], *, sparing: bool = False
@@ -334,6 +371,12 @@ class DecodingLoop:
             if request.finish_reason is None:
                 self._engine.commit(request.sequence, [])
                 request.cached = self._engine.length(request.sequence)
+        self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        """Tell the policy which requests are over, after their last round."""
+        while self._ended:
+            self._policy.end(self._ended.pop())
 
     def _judge_end(self, request: Request, token_id: int) -> FinishReason | None:
         """Add the text of the token just emitted and return why the request ends with it, if it does."""
@@ -377,6 +420,7 @@ class DecodingLoop:
         for drafter in self._drafters:
             drafter.end(request)
         self._engine.close_sequence(request.sequence)
+        self._ended.append(request)
         return _emission(request, first_token, first_segment)
 
 

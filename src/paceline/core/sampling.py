@@ -67,10 +67,12 @@ class Tail:
 
     def beats(self, score: float) -> bool:
         """Return whether the tail as one entry scores higher than ``score``."""
-        if self.score_bound <= score:
-            return False
+        return self.score_bound > score and self.score() > score
+
+    def score(self) -> float:
+        """Return the score of the tail as one entry; ``-inf`` if it has no probability."""
         mass = float(self.weights().sum())
-        return mass > 0.0 and math.log(mass) + self._top + self.noise > score
+        return math.log(mass) + self._top + self.noise if mass > 0.0 else -math.inf
 
     def pick(self, uniform: float) -> int:
         """Return the token that a uniform number in (0, 1) picks by inverse transform."""
@@ -168,25 +170,55 @@ class RowSampler:
         The first is what the target emits; a draft proposes the first of its own, then the runners-up. Greedy ranks
         by the logits alone. Tokens of the tail come up at most once: as the one its uniform number picks.
         """
+        if count > 1:
+            return [token_id for token_id, _ in self._ranked_scores(candidates, position, count)]
+        if self.params.greedy:
+            return [token_at(candidates, int(candidates.logits.argmax()))]
+        return [self._best(self.perturb(candidates, position), position)[0]]
+
+    def ranked_with_margins(self, candidates: Candidates, position: int, count: int) -> list[tuple[int, float]]:
+        """Return what :meth:`ranked` does, each with its score less the best score of any other token.
+
+        That is positive for the first unless it ties, at most 0 for the runners-up, and ``inf`` for a candidate
+        without others. The tail counts as one of the others only where it comes out itself: summing it up for a
+        margin would cost more than the margin is worth.
+        """
+        if count > 1:
+            scored = self._ranked_scores(candidates, position, count)
+            if not scored:
+                return []
+            best, second = scored[0][1], scored[1][1] if len(scored) > 1 else -math.inf
+            return [(scored[0][0], best - second), *((token_id, score - best) for token_id, score in scored[1:])]
         if self.params.greedy:
             logits = candidates.logits
-            if count == 1:
-                return [token_at(candidates, int(logits.argmax()))]
+            index = int(logits.argmax())
+            return [(token_at(candidates, index), float(logits[index]) - _largest_other(logits, index))]
+        row = self.perturb(candidates, position)
+        token_id, score, index = self._best(row, position)
+        second = _largest_other(row.scores, index) if index >= 0 else float(row.scores.max())
+        return [(token_id, score - second)]
+
+    def _best(self, row: PerturbedRow, position: int) -> tuple[int, float, int]:
+        """Return the winner of a row, its score, and its index in the head (-1 if the tail won)."""
+        index = int(row.scores.argmax())
+        score = float(row.scores[index])
+        if row.tail is not None and row.tail.beats(score):
+            return self._pick_in_tail(row.tail, position), row.tail.score(), -1
+        return int(row.ids[index]), score, index
+
+    def _ranked_scores(self, candidates: Candidates, position: int, count: int) -> list[tuple[int, float]]:
+        if self.params.greedy:
+            logits = candidates.logits
             top = largest(logits, min(count, len(logits)))
             order = np.argsort(-logits[top], kind="stable")[:count]
-            return [token_at(candidates, int(index)) for index in top[order]]
+            return [(token_at(candidates, int(index)), float(logits[index])) for index in top[order]]
         row = self.perturb(candidates, position)
-        if count == 1:
-            best = int(row.scores.argmax())
-            if row.tail is not None and row.tail.beats(float(row.scores[best])):
-                return [self._pick_in_tail(row.tail, position)]
-            return [int(row.ids[best])]
         order = np.argsort(-row.scores, kind="stable")[:count]
-        ranked = [int(row.ids[index]) for index in order if row.scores[index] > -np.inf]
+        ranked = [(int(row.ids[index]), float(row.scores[index])) for index in order if row.scores[index] > -np.inf]
         if row.tail is not None:
             rank = next((i for i, index in enumerate(order) if row.tail.beats(float(row.scores[index]))), len(order))
             if rank < count:
-                ranked.insert(rank, self._pick_in_tail(row.tail, position))
+                ranked.insert(rank, (self._pick_in_tail(row.tail, position), row.tail.score()))
         return ranked[:count]
 
     def _pick_in_tail(self, tail: Tail, position: int) -> int:
@@ -217,6 +249,13 @@ def probabilities(candidates: Candidates, vocab_size: int, *, greedy: bool) -> F
 def largest_probability(logits: FloatArray) -> float:
     """Return the largest probability of ``softmax(logits)``."""
     return 1.0 / float(np.exp(logits - logits.max()).sum(dtype=np.float64))
+
+
+def _largest_other(values: FloatArray, index: int) -> float:
+    """Return the largest value but the one at ``index``; ``-inf`` if there is no other."""
+    before = float(values[:index].max()) if index else -math.inf
+    after = float(values[index + 1 :].max()) if index + 1 < len(values) else -math.inf
+    return max(before, after)
 
 
 def token_at(candidates: Candidates, index: int) -> int:

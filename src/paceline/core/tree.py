@@ -17,14 +17,19 @@ class Evidence:
 
     Attributes:
         probability: largest probability of the distribution the token was proposed from (not the token's own: under
-            rejection, whether a token is verified must not depend on which one was drawn).
+            rejection, whether a token is verified must not depend on which one was drawn). A draft model fills it
+            only where the budget needs it.
         match_length: tokens of context that matched, for drafters that look text up.
         count: how often that continuation was seen.
+        margin: under coupled, how far the token's score in the draft's row, ``log q + g`` (greedy: the logit), is
+            above the best of the others: the winning margin of the first proposal, at most 0 for its siblings,
+            ``inf`` without any other candidate. Unlike ``q`` it says how sure the choice is, not the distribution.
     """
 
     probability: float | None = None
     match_length: int | None = None
     count: int | None = None
+    margin: float | None = None
 
 
 NO_EVIDENCE = Evidence()

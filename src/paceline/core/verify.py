@@ -35,10 +35,13 @@ class Proposal:
         token_id: the token.
         draft_probs: ``[vocab]`` the distribution it was drawn from, given the proposals before it were not taken;
             ``None`` if the verifier does not need it.
+        margin: see :attr:`~paceline.core.tree.Evidence.margin`; ``None`` where proposals are drawn independently of
+            what the target will choose.
     """
 
     token_id: int
     draft_probs: Float64Array | None
+    margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,8 @@ class CoupledVerifier:
     def propose(self, logits: FloatArray, position: int, history: Sequence[int], count: int) -> list[Proposal]:
         """Rank the draft's tokens under the noise the target will use."""
         candidates = self.sampler.candidates(logits, history)
-        return [Proposal(token_id, None) for token_id in self.sampler.ranked(candidates, position, count)]
+        ranked = self.sampler.ranked_with_margins(candidates, position, count)
+        return [Proposal(token_id, None, margin) for token_id, margin in ranked]
 
     def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
         """Follow the target's own choices through the tree until it leaves the tree."""

@@ -25,11 +25,14 @@ class DraftBudget:
         min_probability: stop before a position whose most likely token, by the drafter's own distribution at the
             request's temperature (1 if greedy), is less likely than this. Judged before a token is drawn, so it is
             safe under rejection.
+        probability: fill :attr:`~paceline.core.tree.Evidence.probability`. It costs a pass over the row, so a drafter
+            that knows it otherwise only fills it where this or ``min_probability`` asks for it.
     """
 
     max_depth: int
     siblings: int = 1
     min_probability: float = 0.0
+    probability: bool = False
 
 
 @dataclass(frozen=True, slots=True)

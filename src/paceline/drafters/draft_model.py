@@ -19,6 +19,7 @@ from paceline.core.errors import CapabilityError, InputError, NoRoomError
 from paceline.core.request import Request
 from paceline.core.sampling import largest_probability
 from paceline.core.tree import ROOT, DraftTree, Evidence
+from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
 from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
 
@@ -241,25 +242,41 @@ class DraftModelDrafter:
             follower.cached += count
 
     def _propose(self, job: DraftJob, follower: _Follower, output: ForwardOutput, row: int) -> bool:
-        """Add the proposals of one row below the frontier; return whether there were any."""
-        request, tree, budget = job.request, job.tree, job.budget
-        logits = output.logits(row, 0)[: self._target_vocab_size]
-        params = request.params
-        probability: float | None = None
-        if budget.min_probability > 0.0:
-            probability = largest_probability(logits if params.greedy else logits / params.temperature)
-            if probability < budget.min_probability:
-                return False
-        sampler = request.verifier.sampler
-        drafted = tree.path_tokens(follower.frontier) if sampler.reads_history else []
-        history = [*request.token_ids, *drafted] if sampler.reads_history else ()
-        position = len(request.token_ids) + tree.depths[follower.frontier]
-        proposals = request.verifier.propose(logits, position, history, budget.siblings)
-        evidence = Evidence(probability=probability)
+        """Add the proposals of one row below the frontier; return whether the chain can go on."""
+        proposals, probability = self._read(job, follower.frontier, output, row)
+        if not proposals:
+            return False
         nodes = [
-            tree.add(follower.frontier, proposal.token_id, self.name, evidence, proposal.draft_probs)
+            job.tree.add(
+                follower.frontier,
+                proposal.token_id,
+                self.name,
+                Evidence(probability, margin=proposal.margin),
+                proposal.draft_probs,
+            )
             for proposal in proposals
         ]
         follower.frontier = nodes[0]
         # Nothing follows the end of an answer.
         return proposals[0].token_id not in self.engine.vocabulary.end_ids
+
+    def _read(
+        self, job: DraftJob, frontier: int, output: ForwardOutput, row: int
+    ) -> tuple[list[Proposal], float | None]:
+        """Return what a row proposes below the frontier, best first, and its largest probability if asked for.
+
+        There are no proposals where that probability is below the budget's.
+        """
+        request, tree, budget = job.request, job.tree, job.budget
+        logits = output.logits(row, 0)[: self._target_vocab_size]
+        params = request.params
+        probability: float | None = None
+        if budget.probability or budget.min_probability > 0.0:
+            probability = largest_probability(logits if params.greedy else logits / params.temperature)
+            if probability < budget.min_probability:
+                return [], probability
+        sampler = request.verifier.sampler
+        drafted = tree.path_tokens(frontier) if sampler.reads_history else []
+        history = [*request.token_ids, *drafted] if sampler.reads_history else ()
+        position = len(request.token_ids) + tree.depths[frontier]
+        return request.verifier.propose(logits, position, history, budget.siblings), probability

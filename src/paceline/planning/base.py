@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +19,10 @@ class RoundRecord:
         requests: the decoding requests of the round.
         trees: ``[requests]`` trees as verified.
         paths: ``[requests]`` accepted nodes of each.
+        levels: ``[requests]`` how many levels were asked of each drafter; empty where nothing was.
         prefill_rows: rows of prompt that shared the pass.
-        draft_s: seconds spent growing the trees.
+        draft_s: seconds spent growing the trees, the policy's own included.
+        draft_seconds: seconds in each drafter that was asked, for all requests of the round together.
         verify_s: seconds of the target's pass.
         round_s: seconds of the whole round.
     """
@@ -28,8 +30,10 @@ class RoundRecord:
     requests: Sequence[Request]
     trees: Sequence[DraftTree]
     paths: Sequence[Sequence[int]]
+    levels: Sequence[Mapping[str, int]]
     prefill_rows: int
     draft_s: float
+    draft_seconds: Mapping[str, float]
     verify_s: float
     round_s: float
 
@@ -50,6 +54,10 @@ class Policy(Protocol):
         """
         ...
 
+    def begin(self, request: Request) -> None:
+        """Take note of a new request; its prompt is in ``request.token_ids`` and not read yet."""
+        ...
+
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
         """Return for each request how far its tree may grow this round; ``None`` decodes plainly."""
         ...
@@ -64,4 +72,8 @@ class Policy(Protocol):
 
     def observe(self, record: RoundRecord) -> None:
         """Take note of a round that is over."""
+        ...
+
+    def end(self, request: Request) -> None:
+        """Forget a request that is over; its last round has been observed."""
         ...

@@ -55,6 +55,9 @@ class FixedPolicy:
                 "would bias the text: use --verify coupled, or a draft-min of 0 or 1"
             )
 
+    def begin(self, request: Request) -> None:
+        """All requests are alike."""
+
     @property
     def speculates(self) -> bool:
         """Whether anything is ever drafted."""
@@ -88,6 +91,9 @@ class FixedPolicy:
 
     def observe(self, record: RoundRecord) -> None:
         """Learn nothing."""
+
+    def end(self, request: Request) -> None:
+        """Nothing is kept."""
 
 
 NO_SPECULATION = FixedPolicy(draft_max=0)
