@@ -25,7 +25,7 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, NoRoomError
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
-from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, FloatArray, Step
 from paceline.planning.cost import MAX_WIDTH, CostProfile, PassCost, WidthCost
 
 Report: TypeAlias = Callable[[float], None]
@@ -123,21 +123,19 @@ def measure_profile(
         CapabilityError: all sequences of an engine are in use.
         EngineError: a pass failed, or there is no room for one of one row.
     """
-    narrow = [rows for rows in widths if rows < 1]
-    if narrow:
-        raise InputError(f"a pass of {narrow[0]} rows cannot be measured: the least is 1")
+    target_widths = usable_widths(target, (1, *widths))
     budget = ProfilingBudget() if budget is None else budget
     meter = _Meter(clock or WallClock(), budget, report or (lambda share: None))
     shuffling = random.Random(seed)
     with contextlib.ExitStack() as stack:
         subjects = []
         items = []
-        for engine, wanted, first_place in ((target, (1, *widths), 0.0), (draft, DRAFT_WIDTHS, _DRAFT_PLACE)):
+        for engine, wanted, first_place in ((target, target_widths, 0.0), (draft, DRAFT_WIDTHS, _DRAFT_PLACE)):
             if engine is None:
                 continue
             subject = stack.enter_context(_opened(engine, meter, random.Random(seed), verifies=engine is target))
-            usable = dict.fromkeys(rows for rows in wanted if rows <= subject.widest)
             subjects.append(subject)
+            usable = (rows for rows in wanted if rows <= subject.widest)
             items += [_Item(subject, rows, first_place + place) for place, rows in enumerate(usable)]
         for subject in subjects:
             subject.warm_up()
@@ -166,6 +164,25 @@ def measure_profile(
         num_passes=meter.passes,
         took_s=meter.took_s,
     )
+
+
+def usable_widths(target: Engine, widths: Sequence[int]) -> list[int]:
+    """Return the widths that rounds of this target can have, in the order given, each once.
+
+    Raises:
+        InputError: a width is below 1.
+    """
+    for rows in widths:
+        if rows < 1:
+            raise InputError(f"a pass of {rows} rows cannot be measured: the least is 1")
+    widest = _widest(target.capabilities, verifies=True)
+    return list(dict.fromkeys(rows for rows in widths if rows <= widest))
+
+
+def _widest(capabilities: EngineCapabilities, *, verifies: bool) -> int:
+    """Return the widest pass that is measured: half a context, so that there is one before it."""
+    outputs = capabilities.max_outputs if verifies else capabilities.max_rows
+    return min(capabilities.max_rows, outputs, capabilities.context_length // 2, MAX_WIDTH)
 
 
 class _Meter:
@@ -237,8 +254,7 @@ class _Subject:
         self.verifies = verifies
         self.context = 0
         self.sequence = engine.open()
-        outputs = capabilities.max_outputs if verifies else capabilities.max_rows
-        self.widest = min(capabilities.max_rows, outputs, capabilities.context_length // 2, MAX_WIDTH)
+        self.widest = _widest(capabilities, verifies=verifies)
         self._capabilities = capabilities
         self._meter = meter
         self._rng = rng
