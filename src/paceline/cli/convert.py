@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,6 +120,7 @@ def _to_gguf(
 ) -> None:
     from paceline.engines.llama_cpp.quantize import quantize_gguf
     from paceline.models.convert import exact_dtype, folder_to_gguf
+    from paceline.models.files import check_parent, temporary_folder
 
     def write(path: Path, dtype: str) -> None:
         with _progress("converting") as report:
@@ -131,14 +131,12 @@ def _to_gguf(
     if file_type in _WEIGHT_TYPES:
         write(destination, file_type)
         return
-    between = destination.with_name(f".{destination.stem}.{os.getpid()}.unquantised.gguf")
-    try:
+    check_parent(destination)
+    with temporary_folder(destination) as folder:
+        between = folder / "unquantised.gguf"
         write(between, exact_dtype(source))
         with error_console().status(f"quantising to {file_type}"):
             quantize_gguf(between, destination, file_type)
-    finally:
-        with contextlib.suppress(OSError):
-            between.unlink()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from paceline.cli.display import error_console
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.cache import complete_model, models_folder, resolve
+from paceline.models.files import check_parent
 from paceline.models.inflate import (
     FILE_TYPES,
     PRESETS,
@@ -131,8 +132,7 @@ def inflate_command(
     destination = output or models_folder() / _cache_name(name, preset or "", vocab_size, file_type)
     if in_cache:
         _make_folder(destination.parent)
-    elif not destination.parent.is_dir():
-        raise InputError(f"{destination} cannot be written: there is no directory {destination.parent}; make it first")
+    check_parent(destination)
 
     with as_gguf(source, destination.parent) as gguf_source:
         source_shape = LlamaShape.from_gguf(gguf_source)

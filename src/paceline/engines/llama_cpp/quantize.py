@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import native
+from paceline.models.files import check_parent, whole_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,28 +46,17 @@ def quantize_gguf(source: Path, destination: Path, file_type: str, *, allow_requ
     if file_type.upper() not in known:
         raise InputError(f"file type {file_type!r} is unknown; choose from {', '.join(known)}")
     native.check_model_file(source)
-    if not destination.parent.is_dir():
-        raise ModelFileError(
-            f"{destination} cannot be written: there is no directory {destination.parent}; make it first"
-        )
+    check_parent(destination)
     native.initialize()
     parameters = api.llama_model_quantize_default_params()
     parameters.ftype = known[file_type.upper()]
     parameters.allow_requantize = allow_requantize
     parameters.nthread = native.usable_cores()
-    partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
-    try:
-        with native.log.watch() as lines:
-            status = api.llama_model_quantize(os.fsencode(source), os.fsencode(partial), ctypes.byref(parameters))
-            if status != 0:
-                why = native.reason(lines)
-                raise ModelFileError(f"{source} could not be written as {file_type} to {destination}: {why}")
-        partial.replace(destination)
-    except OSError as error:
-        raise ModelFileError(f"{destination} cannot be written: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+    with whole_file(destination) as partial, native.log.watch() as lines:
+        status = api.llama_model_quantize(os.fsencode(source), os.fsencode(partial), ctypes.byref(parameters))
+        if status != 0:
+            why = native.reason(lines)
+            raise ModelFileError(f"{source} could not be written as {file_type} to {destination}: {why}")
 
 
 def quantize_rows(values: npt.NDArray[np.float32], tensor_type: int) -> npt.NDArray[np.uint8]:

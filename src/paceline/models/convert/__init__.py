@@ -19,14 +19,6 @@ import numpy as np
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.convert.dtypes import Bytes, Floats, encode, stored_type, weight_type
-from paceline.models.convert.files import (
-    check_new_folder,
-    check_room,
-    read_json,
-    whole_file,
-    whole_folder,
-    write_json,
-)
 from paceline.models.convert.gguf_file import GGUFFile
 from paceline.models.convert.llama import (
     ARCHITECTURE,
@@ -42,6 +34,15 @@ from paceline.models.convert.llama import (
 from paceline.models.convert.safetensors_files import SHARD_BYTES, PlannedTensor, read_tensors, write_tensors
 from paceline.models.convert.tokenizer_json import vocabulary_of_folder, write_tokenizer
 from paceline.models.convert.vocabulary import Vocabulary, add_vocabulary_to_gguf, vocabulary_of_gguf
+from paceline.models.files import (
+    check_new_folder,
+    check_parent,
+    check_room,
+    read_json,
+    whole_file,
+    whole_folder,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -98,7 +99,7 @@ def gguf_to_folder(
     stored = _match({w.gguf_name: w for w in weights.values()}, file.tensors, ignored={ROPE_DIVISORS}, name=str(source))
     planned = [PlannedTensor(w.hf_name, w.shape, stored_type(w.shape, kind)) for w in weights.values()]
     progress = _Progress(sum(tensor.num_bytes for tensor in planned), report)
-    check_room(folder.parent, progress.total + _text_bytes(vocabulary))
+    check_room(folder, progress.total + _text_bytes(vocabulary))
 
     def chunks(tensor: PlannedTensor) -> Iterator[Bytes]:
         weight = weights[tensor.name]
@@ -155,6 +156,7 @@ def folder_to_gguf(
         raise ModelFileError(f"there is no folder {folder}; give the path of a Hugging Face model folder")
     if destination.is_dir():
         raise InputError(f"{destination} is a folder; give the path of a .gguf file to write")
+    check_parent(destination)
     config = read_json(folder / "config.json")
     shape = shape_of_config(config, str(folder))
     vocabulary = vocabulary_of_folder(folder, config, shape.vocab_size)
@@ -165,7 +167,7 @@ def folder_to_gguf(
     types = {n: stored_type(weight.shape, kind) for n, weight in weights.items()}
     sizes = {n: math.prod(weight.shape) * types[n].item_bytes for n, weight in weights.items()}
     progress = _Progress(sum(sizes.values()), report)
-    check_room(destination.parent, progress.total + _text_bytes(vocabulary))
+    check_room(destination, progress.total + _text_bytes(vocabulary))
 
     carried = config.get("gguf_metadata") or {}
     writer_of = {

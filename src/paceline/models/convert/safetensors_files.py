@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.core.errors import ModelFileError
 from paceline.models.convert.dtypes import Bytes, Floats, WeightType, decode
-from paceline.models.convert.files import read_json
+from paceline.models.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from gguf import TokenType
 
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.convert.files import read_json, read_json_if_present, write_json
 from paceline.models.convert.merges import merges_of_scores, scores_of_merges
 from paceline.models.convert.pretokenizers import pre_tokenizer_of_json
 from paceline.models.convert.sentencepiece_model import read_sentencepiece
 from paceline.models.convert.vocabulary import BYTE_TOKENS, PADDING_SCORE, ChatTemplate, Vocabulary
+from paceline.models.files import read_json, read_json_if_present, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +24,7 @@ import numpy as np
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp.quantize import quantize_gguf, quantize_rows
+from paceline.models.files import check_parent, check_room, temporary_folder, whole_file
 from paceline.models.inflate import banned
 from paceline.models.inflate.layout import NOTHING, Indices, Layout, lay_out
 from paceline.models.inflate.provenance import recipe
@@ -116,7 +114,7 @@ def inflate(
                 f"{shape.heads} heads do not divide the width {shape.width}, as transformers wants: "
                 "give another number of heads, or write a .gguf file"
             )
-        with _temporary_folder(destination) as folder:
+        with temporary_folder(destination) as folder:
             inflated = folder / "inflated.gguf"
             _inflate_gguf(gguf_source, inflated, shape, file_type, None, report)
             convert = functools.partial(report, "converting")
@@ -139,19 +137,10 @@ def as_gguf(source: Path, folder: Path) -> Iterator[Path]:
         return
     from paceline.models.convert import folder_to_gguf
 
-    with _temporary_folder(folder / source.name) as temporary:
+    with temporary_folder(folder / source.name) as temporary:
         converted = temporary / "source.gguf"
         folder_to_gguf(source, converted, dtype="F32")
         yield converted
-
-
-@contextlib.contextmanager
-def _temporary_folder(beside: Path) -> Iterator[Path]:
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{beside.name}.", dir=beside.parent) as folder:
-            yield Path(folder)
-    except OSError as error:
-        raise ModelFileError(f"{beside.parent} cannot be written to: {error.strerror or error}") from None
 
 
 def _inflate_gguf(
@@ -164,46 +153,28 @@ def _inflate_gguf(
             f"head size {shape.head_size} would change the rotary embedding, which YaRN stretches by head size: "
             f"take the source's, {original.shape.head_size}"
         )
-    _check_room(destination, shape.num_bytes(file_type) + original.shape.num_bytes(file_type))
-    partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
-    try:
-        # Beside the result: a small file, on a disk that was found to have room.
-        with _temporary_folder(destination) as folder:
-            packed_path = folder / "packed.gguf"
-            report(f"quantising to {file_type}", 0, 1)
-            quantize_gguf(source, packed_path, file_type)
-            packed = LlamaFile(packed_path)
-            layout = lay_out(original.shape, shape)
-            tensors = _Builder(original, packed, shape, layout, FILE_TYPES[file_type]).tensors()
-            _check_room(destination, sum(tensor.num_bytes for tensor in tensors))
-            metadata = _metadata(packed, shape, layout, tensors) | {
-                key: _typed(value) for key, value in recipe(source, shape, file_type).items()
-            }
-            _write(partial, metadata, tensors, report)
-        partial.replace(destination)
-    except OSError as error:
-        raise ModelFileError(f"{destination} cannot be written: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+    check_room(destination, shape.num_bytes(file_type) + original.shape.num_bytes(file_type))
+    # The quantised source lies beside the result: a small file, on a disk that was found to have room.
+    with whole_file(destination) as partial, temporary_folder(destination) as folder:
+        packed_path = folder / "packed.gguf"
+        report(f"quantising to {file_type}", 0, 1)
+        quantize_gguf(source, packed_path, file_type)
+        packed = LlamaFile(packed_path)
+        layout = lay_out(original.shape, shape)
+        tensors = _Builder(original, packed, shape, layout, FILE_TYPES[file_type]).tensors()
+        check_room(destination, sum(tensor.num_bytes for tensor in tensors))
+        metadata = _metadata(packed, shape, layout, tensors) | {
+            key: _typed(value) for key, value in recipe(source, shape, file_type).items()
+        }
+        _write(partial, metadata, tensors, report)
 
 
 def _check_destination(source: Path, destination: Path) -> None:
-    if not destination.parent.is_dir():
-        raise ModelFileError(f"{destination} cannot be written: there is no directory {destination.parent}; make it")
+    check_parent(destination)
     if destination.is_dir() and destination.suffix.lower() == ".gguf":
         raise ModelFileError(f"{destination} is a directory; give the path of the file to write")
     if destination.exists() and source.exists() and destination.samefile(source):
         raise InputError(f"{destination} is the source itself: give another path to write to")
-
-
-def _check_room(destination: Path, needed_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(destination.parent).free
-    if free_bytes < needed_bytes:
-        raise ModelFileError(
-            f"{destination} would take {needed_bytes / 1e9:.1f} GB, and {free_bytes / 1e9:.1f} GB are free there: "
-            "free some, or take a smaller shape, another type or another place"
-        )
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------

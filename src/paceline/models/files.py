@@ -1,4 +1,4 @@
-"""Files around a conversion: JSON that says what is wrong with it, room on the disk, output that is whole or absent."""
+"""Files around a model that is made: JSON that says what is wrong with it, room, output that is whole or absent."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import InputError, ModelFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -44,19 +45,27 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def check_room(parent: Path, needed_bytes: int) -> None:
-    """Check that a directory exists and its disk has room.
+def check_parent(path: Path) -> None:
+    """Check that there is a directory to write ``path`` into.
 
     Raises:
-        ModelFileError: there is no such directory, or too little room.
+        ModelFileError: there is none.
     """
-    if not parent.is_dir():
-        raise ModelFileError(f"there is no directory {parent}; make it first")
-    free_bytes = shutil.disk_usage(parent).free
+    if not path.parent.is_dir():
+        raise ModelFileError(f"{path} cannot be written: there is no directory {path.parent}; make it first")
+
+
+def check_room(path: Path, needed_bytes: int) -> None:
+    """Check that there is room for ``path`` on the disk it is to lie on.
+
+    Raises:
+        ModelFileError: there is too little.
+    """
+    free_bytes = shutil.disk_usage(path.parent).free
     if needed_bytes > free_bytes:
         raise ModelFileError(
-            f"the conversion needs {needed_bytes} bytes in {parent}, and {free_bytes} are free; "
-            "free some, or choose a smaller type"
+            f"{path} needs {needed_bytes:,} bytes, and {free_bytes:,} are free there: free some, or choose a smaller "
+            "type or shape, or another place"
         )
 
 
@@ -66,6 +75,7 @@ def check_new_folder(folder: Path, source: Path, *, force: bool) -> None:
     Raises:
         InputError: the message says why not, and the way out.
     """
+    check_parent(folder)
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -120,6 +130,20 @@ def whole_file(path: Path) -> Iterator[Path]:
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink()
+
+
+@contextlib.contextmanager
+def temporary_folder(beside: Path) -> Iterator[Path]:
+    """Yield a hidden folder on the same disk as ``beside``; it is gone afterwards, with all that is in it.
+
+    Raises:
+        ModelFileError: the disk or its permissions do not let it be written.
+    """
+    with (
+        _write_errors(beside.parent),
+        tempfile.TemporaryDirectory(prefix=f".{beside.name}.", dir=beside.parent) as folder,
+    ):
+        yield Path(folder)
 
 
 @contextlib.contextmanager
