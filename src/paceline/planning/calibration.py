@@ -1,0 +1,244 @@
+"""How likely a drafted token is to be accepted, learned from the rounds as they go by.
+
+Each drafter has a logistic model of its own evidence: of a draft model the margin between its best and second choice
+*under the noise it was drawn with* (a token of probability 0.1 that large noise chose may be near certain), of a text
+lookup how long the match was and how often its continuation was seen. Depths and requests have offsets of their own,
+shrunk towards what is common to all. Beliefs are Gaussians over the weights, updated one verdict at a time (an extended
+Kalman filter), so an estimate comes with its uncertainty and a change in the text is followed within tens of tokens.
+
+Labels come only from drafts whose predecessors were all accepted: an estimate is the chance given that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from paceline.core.tree import Evidence
+
+MAX_DEPTH_OFFSET = 8
+"""Depths from here on share one offset."""
+
+_BUCKETS = 8
+_LOGIT_LIMIT = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What is believed about one acceptance, in log-odds.
+
+    Attributes:
+        mean: of the log-odds.
+        variance: of the log-odds.
+    """
+
+    mean: float
+    variance: float
+
+    @property
+    def probability(self) -> float:
+        """Chance of acceptance, the uncertainty averaged out.
+
+        The probit approximation of D. MacKay, "The evidence framework applied to classification networks" (1992),
+        equation 10: ``sigmoid(mean / sqrt(1 + pi * variance / 8))``.
+        """
+        return _sigmoid(self.mean / math.sqrt(1.0 + math.pi * self.variance / 8.0))
+
+    def quantile(self, deviations: float) -> float:
+        """Return the chance of acceptance so many standard deviations above the mean (below, if negative)."""
+        return _sigmoid(self.mean + deviations * math.sqrt(self.variance))
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """A Gaussian over one weight before anything was seen, and how fast the truth may wander.
+
+    Attributes:
+        mean: expected weight.
+        variance: its uncertainty, which forgetting never exceeds.
+        drift: variance added with each verdict that concerns the weight.
+    """
+
+    mean: float
+    variance: float
+    drift: float = 0.0
+
+
+@dataclass(slots=True)
+class _Weight:
+    prior: Prior
+    mean: float = field(init=False)
+    variance: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mean, self.variance = self.prior.mean, self.prior.variance
+
+
+class Features(Protocol):
+    """Turns a drafter's evidence into the inputs of its logistic model."""
+
+    def priors(self) -> Sequence[Prior]:
+        """Return the prior of every weight."""
+        ...
+
+    def inputs(self, evidence: Evidence, depth: int) -> list[tuple[int, float]]:
+        """Return (weight, input) for the inputs that are not zero; ``depth`` starts at 1."""
+        ...
+
+
+def _depth_priors() -> list[Prior]:
+    return [Prior(0.0, 0.25, 0.0003)] * MAX_DEPTH_OFFSET
+
+
+@dataclass(frozen=True, slots=True)
+class MarginFeatures:
+    """Of a draft model: the logarithm of its margin, and the depth.
+
+    Attributes:
+        intercept: log-odds at a margin of 1.
+        slope: of the log-odds over the logarithm of the margin.
+    """
+
+    intercept: Prior = Prior(1.0, 1.0, 0.004)
+    slope: Prior = Prior(1.0, 0.25, 0.0003)
+
+    def priors(self) -> list[Prior]:
+        """Return intercept, slope and depth offsets."""
+        return [self.intercept, self.slope, *_depth_priors()]
+
+    def inputs(self, evidence: Evidence, depth: int) -> list[tuple[int, float]]:
+        """Return the inputs; an unknown margin counts as 1."""
+        margin = evidence.margin if evidence.margin is not None else 1.0
+        # Below e^-4 a margin is a tie, above e^3 it is certain: further out the line would only extrapolate.
+        scaled = min(max(math.log(max(margin, 1e-9)), -4.0), 3.0)
+        return [(0, 1.0), (1, scaled), (1 + min(depth, MAX_DEPTH_OFFSET), 1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class MatchFeatures:
+    """Of a text lookup: buckets of match length and of count, each twice as wide as the one before, and the depth.
+
+    Attributes:
+        intercept: log-odds common to all.
+        bucket: of each bucket's offset.
+    """
+
+    intercept: Prior = Prior(0.0, 1.0, 0.004)
+    bucket: Prior = Prior(0.0, 0.5, 0.001)
+
+    def priors(self) -> list[Prior]:
+        """Return intercept, depth offsets, and offsets of match lengths and counts."""
+        return [self.intercept, *_depth_priors(), *[self.bucket] * (2 * _BUCKETS)]
+
+    def inputs(self, evidence: Evidence, depth: int) -> list[tuple[int, float]]:
+        """Return the inputs; what is unknown counts as 1."""
+        first = 1 + MAX_DEPTH_OFFSET
+        return [
+            (0, 1.0),
+            (min(depth, MAX_DEPTH_OFFSET), 1.0),
+            (first + _bucket(evidence.match_length), 1.0),
+            (first + _BUCKETS + _bucket(evidence.count), 1.0),
+        ]
+
+
+class Calibration:
+    """One drafter's chances, shared by all requests, with an offset for each.
+
+    Args:
+        features: the drafter's evidence as inputs.
+        offset: prior of a request's own offset.
+    """
+
+    def __init__(self, features: Features, offset: Prior = Prior(0.0, 0.5, 0.003)) -> None:
+        self._features = features
+        self._weights = [_Weight(prior) for prior in features.priors()]
+        self._offset_prior = offset
+        self._offsets: dict[int, _Weight] = {}
+        self.reliability = Reliability()
+
+    def begin(self, request_id: int) -> None:
+        """Give a new request an offset of its own."""
+        self._offsets[request_id] = _Weight(self._offset_prior)
+
+    def end(self, request_id: int) -> None:
+        """Forget a request; what it taught about all requests stays."""
+        self._offsets.pop(request_id, None)
+
+    def belief(self, request_id: int, evidence: Evidence, depth: int) -> Belief:
+        """Return what is believed of a draft at ``depth``, given that everything above it is accepted."""
+        mean = variance = 0.0
+        for weight, value in self._active(request_id, evidence, depth):
+            mean += weight.mean * value
+            variance += weight.variance * value * value
+        return Belief(min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance)
+
+    def observe(self, request_id: int, evidence: Evidence, depth: int, accepted: bool) -> None:
+        """Learn from one verdict, of a draft whose predecessors were all accepted."""
+        active = list(self._active(request_id, evidence, depth))
+        belief = self.belief(request_id, evidence, depth)
+        chance = belief.probability
+        self.reliability.add(chance, accepted)
+        # The filter's step: the verdict's own noise in log-odds has variance 1 / (p (1 - p)).
+        information = max(chance * (1.0 - chance), 1e-3)
+        gain = 1.0 / (belief.variance + 1.0 / information)
+        surprise = (float(accepted) - chance) / information
+        for weight, value in active:
+            step = weight.variance * value * gain
+            weight.mean += step * surprise
+            shrunk = weight.variance - step * value * weight.variance
+            weight.variance = min(shrunk + weight.prior.drift, weight.prior.variance)
+
+    def _active(self, request_id: int, evidence: Evidence, depth: int) -> Iterator[tuple[_Weight, float]]:
+        for index, value in self._features.inputs(evidence, depth):
+            yield self._weights[index], value
+        offset = self._offsets.get(request_id)
+        if offset is not None:
+            yield offset, 1.0
+
+
+class Reliability:
+    """Predicted against actual acceptance, in bins of the predicted chance."""
+
+    BINS = 10
+
+    def __init__(self) -> None:
+        self._count = [0] * self.BINS
+        self._predicted = [0.0] * self.BINS
+        self._accepted = [0] * self.BINS
+
+    def add(self, chance: float, accepted: bool) -> None:
+        """Count one verdict that was given ``chance``."""
+        index = min(int(chance * self.BINS), self.BINS - 1)
+        self._count[index] += 1
+        self._predicted[index] += chance
+        self._accepted[index] += accepted
+
+    @property
+    def trials(self) -> int:
+        """Verdicts counted."""
+        return sum(self._count)
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: mean distance of predicted and actual, bins weighted by their verdicts."""
+        gaps = (abs(predicted - hits) for predicted, hits in zip(self._predicted, self._accepted, strict=True))
+        return sum(gaps) / self.trials if self.trials else 0.0
+
+    def rows(self) -> list[tuple[float, float, int]]:
+        """Return (mean predicted, share accepted, verdicts) of every bin that has any."""
+        return [
+            (predicted / count, hits / count, count)
+            for predicted, hits, count in zip(self._predicted, self._accepted, self._count, strict=True)
+            if count
+        ]
+
+
+def _bucket(number: int | None) -> int:
+    """Return 0 for 1, 1 for 2 and 3, 2 for 4 to 7, and so on."""
+    return min(max(number or 1, 1).bit_length() - 1, _BUCKETS - 1)
+
+
+def _sigmoid(log_odds: float) -> float:
+    return 1.0 / (1.0 + math.exp(-log_odds))

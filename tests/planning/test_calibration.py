@@ -1,0 +1,140 @@
+"""Chances of acceptance, learned from verdicts whose true chances are known."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from paceline.core.tree import Evidence
+from paceline.planning.calibration import Belief, Calibration, MarginFeatures, MatchFeatures
+
+REQUEST = 0
+
+
+def chance(log_odds: float) -> float:
+    return 1.0 / (1.0 + math.exp(-log_odds))
+
+
+def taught(
+    calibration: Calibration,
+    truth: Callable[[Evidence, int], float],
+    evidence: Callable[[random.Random], Evidence],
+    verdicts: int,
+    seed: int = 0,
+    request: int = REQUEST,
+) -> Calibration:
+    """Draft chains of up to 4 until there were so many verdicts; a chain ends at its first rejection."""
+    rng = random.Random(seed)
+    while verdicts > 0:
+        for depth in range(1, 5):
+            seen = evidence(rng)
+            accepted = rng.random() < truth(seen, depth)
+            calibration.observe(request, seen, depth, accepted)
+            verdicts -= 1
+            if not accepted:
+                break
+    return calibration
+
+
+def margins(rng: random.Random) -> Evidence:
+    return Evidence(margin=math.exp(rng.gauss(0.0, 1.5)))
+
+
+def matches(rng: random.Random) -> Evidence:
+    return Evidence(match_length=rng.choice([1, 2, 3, 5, 9, 20, 60]), count=rng.choice([1, 1, 2, 3, 6]))
+
+
+def by_margin(seen: Evidence, depth: int) -> float:
+    assert seen.margin is not None
+    return chance(0.4 + 1.3 * math.log(seen.margin) - 0.15 * depth)
+
+
+def by_match(seen: Evidence, depth: int) -> float:
+    assert seen.match_length is not None
+    return 0.35 if seen.match_length < 4 else 0.7 if seen.match_length < 16 else 0.95
+
+
+def test_chances_of_a_draft_model_are_learned() -> None:
+    errors = []
+    for seed in range(6):
+        calibration = taught(Calibration(MarginFeatures()), by_margin, margins, 3000, seed)
+        assert calibration.reliability.trials >= 3000
+        assert calibration.reliability.error < 0.03
+        for margin in (0.2, 0.5, 1.0, 2.0, 5.0):
+            for depth in (1, 2, 3):
+                seen = Evidence(margin=margin)
+                errors.append(abs(calibration.belief(REQUEST, seen, depth).probability - by_margin(seen, depth)))
+    # It forgets on purpose, so single estimates stray by about their own uncertainty.
+    assert sum(errors) / len(errors) < 0.08
+    assert max(errors) < 0.25
+
+
+def test_chances_of_a_lookup_are_learned_though_they_are_steps() -> None:
+    calibration = taught(Calibration(MatchFeatures()), by_match, matches, 4000)
+    for length in (2, 5, 9, 20, 60):
+        seen = Evidence(match_length=length, count=1)
+        assert calibration.belief(REQUEST, seen, 1).probability == pytest.approx(by_match(seen, 1), abs=0.12)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.9, 0.1), (0.1, 0.9)])
+def test_a_change_is_followed_within_fifty_verdicts(before: float, after: float) -> None:
+    for features, seen in ((MarginFeatures(), margins), (MatchFeatures(), matches)):
+        calibration = taught(Calibration(features), lambda *_: before, seen, 1000)
+        rng = random.Random(1)
+        probe = [seen(rng) for _ in range(50)]
+        taught(calibration, lambda *_: after, seen, 50, seed=2)
+        mean = sum(calibration.belief(REQUEST, one, 1).probability for one in probe) / len(probe)
+        assert abs(mean - after) < 0.25
+
+
+def test_uncertainty_shrinks_with_verdicts_and_a_new_request_starts_less_certain() -> None:
+    calibration = Calibration(MarginFeatures())
+    seen = Evidence(margin=1.0)
+    calibration.begin(REQUEST)
+    at_first = calibration.belief(REQUEST, seen, 1).variance
+    taught(calibration, by_margin, margins, 500)
+    later = calibration.belief(REQUEST, seen, 1)
+    calibration.begin(1)
+    fresh = calibration.belief(1, seen, 1)
+    assert later.variance < 0.3 * at_first
+    assert fresh.variance > 2 * later.variance
+    # It starts from what the other request taught, without what was that request's own.
+    assert fresh.probability == pytest.approx(by_margin(seen, 1), abs=0.2)
+
+
+def test_requests_that_differ_are_told_apart() -> None:
+    calibration = Calibration(MarginFeatures())
+    for number in range(30):
+        for request, true in ((0, 0.9), (1, 0.2)):
+            if number == 0:
+                calibration.begin(request)
+            taught(calibration, lambda *_, true=true: true, margins, 10, seed=100 * request + number, request=request)
+    seen = Evidence(margin=1.0)
+    assert calibration.belief(0, seen, 1).probability > calibration.belief(1, seen, 1).probability + 0.4
+
+
+def test_a_request_that_ended_is_forgotten() -> None:
+    calibration = Calibration(MarginFeatures())
+    calibration.begin(REQUEST)
+    with_offset = calibration.belief(REQUEST, Evidence(margin=1.0), 1).variance
+    calibration.end(REQUEST)
+    calibration.end(REQUEST)
+    assert calibration.belief(REQUEST, Evidence(margin=1.0), 1).variance < with_offset
+
+
+def test_quantiles_bracket_the_chance() -> None:
+    belief = Belief(mean=0.5, variance=0.3)
+    assert belief.quantile(-1.0) < belief.probability < belief.quantile(1.0)
+    assert Belief(0.7, 0.0).probability == belief.quantile(0.2 / math.sqrt(0.3)) == pytest.approx(chance(0.7))
+
+
+def test_certain_and_hopeless_drafts_stay_finite() -> None:
+    for accepted in (True, False):
+        calibration = taught(Calibration(MarginFeatures()), lambda *_, a=accepted: float(a), margins, 3000)
+        belief = calibration.belief(REQUEST, Evidence(margin=1.0), 1)
+        assert 0.0 < belief.probability < 1.0
+        assert (belief.probability > 0.95) is accepted
+        assert (belief.probability < 0.05) is not accepted
