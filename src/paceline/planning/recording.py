@@ -1,0 +1,484 @@
+"""Recordings: what every drafter would have proposed at every position of a text, for replay without a model.
+
+Under ``coupled``, and greedily, the text does not depend on what is drafted. So one request needs recording once: its
+tokens, and at every position what each drafter would propose there with the text so far as its history. Whatever a
+policy decides, the rounds it would have had can be put together from that (``replay.py``).
+
+What a drafter proposes at a position is a chain, with runners-up beside each of its tokens::
+
+    position   history            chain (best proposals)      siblings at each depth
+    t          prompt + t tokens  c1 ── c2 ── c3 ── ...        s1, s2, s3, ...
+
+A draft model's chain is what it says with its whole history in its context: a model whose context overflows forgets
+its oldest half at moments that depend on the policy, and a recording holds only one of those pasts.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.errors import CapabilityError, InputError
+from paceline.core.request import Request, TargetRows
+from paceline.core.text import TextStream
+from paceline.core.tree import ROOT, DraftTree, Evidence
+from paceline.core.verify import CoupledVerifier
+from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
+from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.engines.base import FloatArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from paceline.api import GenerateOptions, Model
+
+RECORDING_VERSION: Final = 1
+"""Raised whenever recordings are written in another way; older ones are made again."""
+
+RECORDED_DEPTH: Final = 16
+RECORDED_SIBLINGS: Final = 4
+
+_FORMAT: Final = "paceline-recordings"
+_NOTHING: Final = -1
+# What numpy, zip, JSON and our own reading raise over bytes that are not what they should be.
+_DAMAGE: Final = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    OSError,
+    NotImplementedError,
+    OverflowError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+Report = Callable[[float], None]
+"""Told the share of a recording that is made, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What a drafter proposes at one depth of its chain.
+
+    Attributes:
+        token_ids: the chain's own token, then its siblings.
+        margins: for each, see :attr:`~paceline.core.tree.Evidence.margin`; ``None`` where it is not known.
+        probability: see :attr:`~paceline.core.tree.Evidence.probability`.
+        match_length: see :attr:`~paceline.core.tree.Evidence.match_length`.
+        count: see :attr:`~paceline.core.tree.Evidence.count`.
+    """
+
+    token_ids: tuple[int, ...]
+    margins: tuple[float | None, ...]
+    probability: float | None = None
+    match_length: int | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token_ids or len(self.margins) != len(self.token_ids):
+            raise ValueError(f"a level of {len(self.token_ids)} tokens with {len(self.margins)} margins")
+
+
+Chain = tuple[Level, ...]
+"""A drafter's proposals at one position, from the first depth downwards; empty where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterTape:
+    """What one drafter would have proposed at every position of a text.
+
+    Attributes:
+        name: the drafter's.
+        is_model: whether each level costs a pass of a draft model; else everything is proposed at once.
+        end_ids: tokens after which a draft model proposes nothing.
+        chains: ``chains[i]`` is proposed when ``i + 1`` tokens of the answer are out.
+    """
+
+    name: str
+    is_model: bool
+    end_ids: frozenset[int]
+    chains: tuple[Chain, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One request, as every policy would meet it.
+
+    Attributes:
+        name: of the prompt, for tables.
+        num_prompt: tokens of the prompt.
+        token_ids: the answer.
+        max_tokens: what the answer was limited to.
+        ignore_end: whether end tokens ended nothing.
+        end_ids: the target's end tokens.
+        temperature: at which it was sampled; 0 is greedy.
+        vocab_size: the target's.
+        depth: deepest proposals recorded.
+        siblings: most proposals recorded for one position.
+        tapes: one for each drafter, in the order they are asked.
+    """
+
+    name: str
+    num_prompt: int
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    ignore_end: bool
+    end_ids: frozenset[int]
+    temperature: float
+    vocab_size: int
+    depth: int
+    siblings: int
+    tapes: tuple[DrafterTape, ...]
+
+    def __post_init__(self) -> None:
+        if self.num_prompt < 1 or not 1 <= len(self.token_ids) <= self.max_tokens:
+            raise ValueError(f"{len(self.token_ids)} of {self.max_tokens} tokens after a prompt of {self.num_prompt}")
+        if self.depth < 1 or self.siblings < 1:
+            raise ValueError(f"depth {self.depth} and {self.siblings} siblings: both are at least 1")
+        if not all(0 <= token_id < self.vocab_size for token_id in self.token_ids):
+            raise ValueError(f"the text has tokens outside the vocabulary of {self.vocab_size}")
+        for tape in self.tapes:
+            if len(tape.chains) != len(self.token_ids) - 1:
+                raise ValueError(f"{len(tape.chains)} positions of {tape.name} in {len(self.token_ids)} tokens")
+
+    def matched(self, tape: DrafterTape, position: int) -> int:
+        """Return how many tokens of the text a tape's chain, or at the end a sibling, gets right at a position."""
+        for depth, level in enumerate(tape.chains[position]):
+            place = position + 1 + depth
+            if place >= len(self.token_ids) or self.token_ids[place] not in level.token_ids:
+                return depth
+            if self.token_ids[place] != level.token_ids[0]:
+                return depth + 1
+        return len(tape.chains[position])
+
+
+class _NoOutput:
+    """Stands in for the target's rows, which a recording does not hold."""
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def logits(self, step: int, output: int) -> FloatArray:
+        """There are none."""
+        raise CapabilityError("this drafter reads the target's rows, which recordings do not hold: leave it out")
+
+    def hidden_states(self, step: int, output: int) -> FloatArray:
+        """There are none."""
+        return self.logits(step, output)
+
+
+def record(
+    model: Model,
+    prompt: str | Sequence[int],
+    *,
+    name: str = "",
+    depth: int = RECORDED_DEPTH,
+    siblings: int = RECORDED_SIBLINGS,
+    report: Report | None = None,
+    **options: Unpack[GenerateOptions],
+) -> Recording:
+    """Decode a prompt plainly, then ask every drafter of ``model`` what it would propose at every position.
+
+    With a draft model that is ``depth`` passes of it for each token of the answer.
+
+    Args:
+        model: its target, its drafters.
+        prompt: a text or token ids.
+        name: for tables.
+        depth: deepest proposals to record; a replayed policy cannot draft deeper.
+        siblings: most proposals to record for one position.
+        report: told how far it is.
+        **options: as for :meth:`Model.generate <paceline.api.Model.generate>`.
+
+    Raises:
+        InputError: the prompt or an option cannot be used, or the text would depend on what is drafted.
+        CapabilityError: a drafter proposes what a recording cannot hold.
+    """
+    if depth < 1 or siblings < 1:
+        raise InputError(f"recording of depth {depth} with {siblings} siblings: both are at least 1")
+    options["speculate"] = False
+    with model.stream(prompt, **options) as stream:
+        if not model.repeats_text({"temperature": stream.request.params.temperature}):
+            raise InputError("under rejection the text depends on what is drafted: record with coupled, or greedily")
+        stream.result()
+        answered = stream.request
+    request = Request(
+        # No loop gives out this number, so requests that are running are not mistaken for it.
+        -1,
+        answered.token_ids[: answered.num_prompt],
+        answered.params,
+        answered.rules,
+        CoupledVerifier(answered.params),
+        sequence=-1,
+        text=TextStream(),
+    )
+    answer = answered.output_ids
+    budget = DraftBudget(depth, siblings, probability=True)
+    chains: list[list[Chain]] = [[] for _ in model.drafters]
+    request.token_ids.append(answer[0])
+    begun: list[Drafter] = []
+    try:
+        for drafter in model.drafters:
+            drafter.begin(request)
+            begun.append(drafter)
+        for done, token_id in enumerate(answer[1:], start=1):
+            trees = []
+            for drafter, recorded in zip(model.drafters, chains, strict=True):
+                tree = DraftTree(request.token_ids[-1])
+                job = DraftJob(request, tree, budget)
+                while drafter.grow([job])[0]:
+                    pass
+                recorded.append(_chain_of(tree, drafter.name))
+                trees.append(tree)
+            request.token_ids.append(token_id)
+            for drafter, tree in zip(model.drafters, trees, strict=True):
+                drafter.observe(request, Commit(tree, [], [token_id], TargetRows(_NoOutput(), 0)))
+            if report is not None:
+                report(done / (len(answer) - 1))
+    finally:
+        for drafter in begun:
+            drafter.end(request)
+    tapes = []
+    for drafter, recorded in zip(model.drafters, chains, strict=True):
+        is_model = isinstance(drafter, DraftModelDrafter)
+        end_ids = drafter.engine.vocabulary.end_ids if isinstance(drafter, DraftModelDrafter) else frozenset[int]()
+        tapes.append(DrafterTape(drafter.name, is_model, end_ids, tuple(recorded)))
+    return Recording(
+        name=name,
+        num_prompt=answered.num_prompt,
+        token_ids=tuple(answer),
+        # A stop text or a full context ends a request where its text ends, whatever was allowed.
+        max_tokens=answered.rules.max_tokens if answered.finish_reason == "end" else len(answer),
+        ignore_end=answered.rules.ignore_end,
+        end_ids=model.target.vocabulary.end_ids,
+        temperature=answered.params.temperature,
+        vocab_size=model.target.vocabulary.size,
+        depth=depth,
+        siblings=siblings,
+        tapes=tuple(tapes),
+    )
+
+
+def _chain_of(tree: DraftTree, name: str) -> Chain:
+    """Read a drafter's own tree: the first proposal of each position leads on."""
+    levels = []
+    node, num_nodes = ROOT, 0
+    while candidates := tree.candidates(node):
+        evidence = [tree.evidence[candidate.node] for candidate in candidates]
+        levels.append(
+            Level(
+                tuple(candidate.token_id for candidate in candidates),
+                tuple(each.margin for each in evidence),
+                evidence[0].probability,
+                evidence[0].match_length,
+                evidence[0].count,
+            )
+        )
+        num_nodes += len(candidates)
+        node = candidates[0].node
+    if num_nodes != tree.num_drafted:
+        raise CapabilityError(f"{name} drafts more than a chain with siblings, which a recording cannot hold")
+    return tuple(levels)
+
+
+def evidence_of(level: Level, index: int, *, probability: bool = True) -> Evidence:
+    """Return what the drafter knew of one proposal of a level; its probability only if asked for."""
+    return Evidence(level.probability if probability else None, level.match_length, level.count, level.margins[index])
+
+
+def save_recordings(path: Path, recordings: Sequence[Recording]) -> None:
+    """Write recordings made with the same drafters to one file (numpy's ``.npz``); all of it or nothing.
+
+    Raises:
+        InputError: there are none, their drafters differ, or the file cannot be written.
+    """
+    if not recordings:
+        raise InputError("there are no recordings to save: record a prompt first")
+    shapes = {(r.depth, r.siblings, tuple((t.name, t.is_model, t.end_ids) for t in r.tapes)) for r in recordings}
+    if len(shapes) > 1:
+        raise InputError("recordings of different drafters or depths: save each kind to a file of its own")
+    first = recordings[0]
+    header = {
+        "format": _FORMAT,
+        "version": RECORDING_VERSION,
+        "depth": first.depth,
+        "siblings": first.siblings,
+        "drafters": [{"name": t.name, "is_model": t.is_model, "end_ids": sorted(t.end_ids)} for t in first.tapes],
+        "recordings": [
+            {
+                "name": r.name,
+                "num_prompt": r.num_prompt,
+                "num_tokens": len(r.token_ids),
+                "max_tokens": r.max_tokens,
+                "ignore_end": r.ignore_end,
+                "end_ids": sorted(r.end_ids),
+                "temperature": r.temperature,
+                "vocab_size": r.vocab_size,
+            }
+            for r in recordings
+        ],
+    }
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
+        "token_ids": np.concatenate([np.array(r.token_ids, dtype=np.int32) for r in recordings]),
+    }
+    for index in range(len(first.tapes)):
+        chains = [chain for r in recordings for chain in r.tapes[index].chains]
+        for key, values in _packed(chains, first.depth, first.siblings).items():
+            arrays[f"{index}.{key}"] = values
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            # mypy takes the arrays for the keyword that allows pickles.
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write the recordings {path}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_recordings(path: Path) -> list[Recording]:
+    """Read what :func:`save_recordings` wrote.
+
+    Raises:
+        InputError: the file cannot be read, is something else, damaged, or of another version.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the recordings {path}: {error.strerror}") from error
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+        header = json.loads(arrays["header"].tobytes())
+        if header["format"] != _FORMAT:
+            raise ValueError(f"the format is {header['format']!r}")
+        version = header["version"]
+    except _DAMAGE as error:
+        raise _damaged(path, error) from None
+    if version != RECORDING_VERSION:
+        raise InputError(
+            f"the recordings {path} are of version {version}, and only {RECORDING_VERSION} can be read: make them again"
+        )
+    try:
+        return _unpacked(header, arrays)
+    except _DAMAGE as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"{path} is not a file of recordings, or it is damaged ({type(error).__name__}: {error}): "
+        "make it with python -m benchmarks record"
+    )
+
+
+def _packed(chains: Sequence[Chain], depth: int, siblings: int) -> dict[str, npt.NDArray[Any]]:
+    """Lay chains side by side: tokens and margins ``[chains, depth, siblings]``, the rest ``[chains, depth]``."""
+    tokens = np.full((len(chains), depth, siblings), _NOTHING, dtype=np.int32)
+    margins = np.full((len(chains), depth, siblings), math.nan, dtype=np.float32)
+    # In full, as policies compare it with thresholds that are counts' ratios.
+    probabilities = np.full((len(chains), depth), math.nan, dtype=np.float64)
+    matches = np.full((len(chains), depth), _NOTHING, dtype=np.int32)
+    counts = np.full((len(chains), depth), _NOTHING, dtype=np.int32)
+    for row, chain in enumerate(chains):
+        for column, level in enumerate(chain):
+            width = len(level.token_ids)
+            tokens[row, column, :width] = level.token_ids
+            margins[row, column, :width] = [math.nan if margin is None else margin for margin in level.margins]
+            if level.probability is not None:
+                probabilities[row, column] = level.probability
+            if level.match_length is not None:
+                matches[row, column] = level.match_length
+            if level.count is not None:
+                counts[row, column] = level.count
+    return {
+        "token_ids": tokens,
+        "margins": margins,
+        "probabilities": probabilities,
+        "match_lengths": matches,
+        "counts": counts,
+    }
+
+
+def _unpacked(header: Any, arrays: dict[str, npt.NDArray[Any]]) -> list[Recording]:
+    depth, siblings = int(header["depth"]), int(header["siblings"])
+    texts = arrays["token_ids"].tolist()
+    positions = sum(entry["num_tokens"] - 1 for entry in header["recordings"])
+    if len(texts) != positions + len(header["recordings"]):
+        raise ValueError(f"{len(texts)} tokens of text for {positions} positions")
+    chains = [_chains(arrays, index, (positions, depth, siblings)) for index in range(len(header["drafters"]))]
+    recordings = []
+    text_start = chain_start = 0
+    for entry in header["recordings"]:
+        text_end = text_start + entry["num_tokens"]
+        chain_end = chain_start + entry["num_tokens"] - 1
+        tapes = tuple(
+            DrafterTape(
+                drafter["name"],
+                bool(drafter["is_model"]),
+                frozenset(drafter["end_ids"]),
+                tuple(recorded[chain_start:chain_end]),
+            )
+            for drafter, recorded in zip(header["drafters"], chains, strict=True)
+        )
+        recordings.append(
+            Recording(
+                name=entry["name"],
+                num_prompt=entry["num_prompt"],
+                token_ids=tuple(texts[text_start:text_end]),
+                max_tokens=entry["max_tokens"],
+                ignore_end=bool(entry["ignore_end"]),
+                end_ids=frozenset(entry["end_ids"]),
+                temperature=float(entry["temperature"]),
+                vocab_size=entry["vocab_size"],
+                depth=depth,
+                siblings=siblings,
+                tapes=tapes,
+            )
+        )
+        text_start, chain_start = text_end, chain_end
+    return recordings
+
+
+def _chains(arrays: dict[str, npt.NDArray[Any]], index: int, shape: tuple[int, int, int]) -> list[Chain]:
+    tokens, margins = arrays[f"{index}.token_ids"], arrays[f"{index}.margins"]
+    flat = [arrays[f"{index}.{key}"] for key in ("probabilities", "match_lengths", "counts")]
+    if any(array.shape != shape for array in (tokens, margins)) or any(array.shape != shape[:2] for array in flat):
+        raise ValueError(f"arrays of drafter {index} are not of the shape {shape}")
+    widths = (tokens >= 0).sum(axis=2)
+    lengths = (widths > 0).sum(axis=1).tolist()
+    rows = zip(
+        lengths, widths.tolist(), tokens.tolist(), margins.tolist(), *(array.tolist() for array in flat), strict=True
+    )
+    return [
+        tuple(
+            Level(
+                tuple(token_ids[column][: width[column]]),
+                tuple(_known(margin) for margin in margin_row[column][: width[column]]),
+                _known(probability[column]),
+                None if match_length[column] < 0 else match_length[column],
+                None if count[column] < 0 else count[column],
+            )
+            for column in range(length)
+        )
+        for length, width, token_ids, margin_row, probability, match_length, count in rows
+    ]
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

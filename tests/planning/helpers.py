@@ -1,0 +1,137 @@
+"""Synthetic recordings and cost curves, for planning in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.planning.recording import Chain, DrafterTape, Level, Recording
+
+VOCAB_SIZE = 50
+TEXT_TOKENS = 40
+"""Token ids below this are used in texts, the others only in drafts that are wrong."""
+
+MEASURED_MS: Mapping[str, Mapping[int, float]] = {
+    "Q4_0": {1: 16, 2: 26, 3: 37, 4: 24, 5: 36, 6: 46, 8: 44, 12: 63, 16: 62},
+    "F16": {1: 50, 2: 61, 3: 64, 4: 69, 5: 76, 6: 76, 8: 97, 12: 110, 16: 127},
+    "Q8_0": {1: 29, 2: 61, 3: 70, 4: 74, 5: 112, 6: 123, 8: 96, 12: 121, 16: 151},
+    "Q4_K_M": {1: 18, 2: 26, 3: 36, 4: 43, 5: 55, 6: 66, 8: 71, 12: 92, 16: 85},
+}
+"""Milliseconds of a pass by its rows: a Llama of 1B shape on llama.cpp, 2 cores."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Costs from a function of the rows, a slope over the context, and a price of further requests, in seconds."""
+
+    target: Callable[[int], float]
+    draft: Callable[[int], float] = lambda rows: 0.001
+    token_s: float = 0.0
+    request_s: float = 0.0
+
+    def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
+        return self.target(rows) + context * self.token_s + (requests - 1) * self.request_s
+
+    def draft_s(self, rows: int = 1, context: int = 0) -> float:
+        return self.draft(rows) + context * self.token_s / 10
+
+
+def table(milliseconds: Mapping[int, float], draft_ms: float = 2.0) -> Curve:
+    """Return a staircase: widths between two measured ones cost what the wider does."""
+    widths = sorted(milliseconds)
+
+    def target(rows: int) -> float:
+        width = next((width for width in widths if width >= rows), None)
+        if width is None:
+            return milliseconds[widths[-1]] / widths[-1] * rows / 1e3
+        return milliseconds[width] / 1e3
+
+    return Curve(target, lambda rows: draft_ms / 1e3)
+
+
+def smooth(fixed_s: float, row_s: float, draft_s: float = 0.002) -> Curve:
+    """Return a straight line."""
+    return Curve(lambda rows: fixed_s + row_s * rows, lambda rows: draft_s * (0.8 + 0.2 * rows))
+
+
+@dataclass
+class Skill:
+    """How often a synthetic drafter is right.
+
+    Attributes:
+        right: chance that the next token of its chain is right, given all before it were; by position in the text
+            if it is a function.
+        sibling: chance that a sibling is, where the chain is wrong.
+        silent: chance that it proposes nothing.
+        is_model: see :class:`DrafterTape`.
+        end_ids: see :class:`DrafterTape`.
+    """
+
+    right: float | Callable[[int], float]
+    sibling: float = 0.0
+    silent: float = 0.0
+    is_model: bool = True
+    end_ids: frozenset[int] = field(default_factory=frozenset)
+
+    def chance(self, position: int) -> float:
+        return self.right(position) if callable(self.right) else self.right
+
+
+def synthetic(
+    seed: int,
+    skills: Mapping[str, Skill],
+    *,
+    num_tokens: int = 40,
+    num_prompt: int = 5,
+    depth: int = 8,
+    siblings: int = 1,
+    max_tokens: int | None = None,
+) -> Recording:
+    """Make up a text and drafters of a given skill; probabilities and margins tell right from wrong, with noise."""
+    rng = random.Random(seed)
+    text = [rng.randrange(TEXT_TOKENS) for _ in range(num_tokens)]
+    tapes = tuple(
+        DrafterTape(
+            name,
+            skill.is_model,
+            skill.end_ids,
+            tuple(_chain(rng, skill, text, done, depth, siblings) for done in range(1, num_tokens)),
+        )
+        for name, skill in skills.items()
+    )
+    return Recording(
+        name=f"synthetic {seed}",
+        num_prompt=num_prompt,
+        token_ids=tuple(text),
+        max_tokens=num_tokens if max_tokens is None else max_tokens,
+        ignore_end=True,
+        end_ids=frozenset(),
+        temperature=0.0,
+        vocab_size=VOCAB_SIZE,
+        depth=depth,
+        siblings=siblings,
+        tapes=tapes,
+    )
+
+
+def _chain(rng: random.Random, skill: Skill, text: Sequence[int], done: int, depth: int, siblings: int) -> Chain:
+    if rng.random() < skill.silent:
+        return ()
+    levels = []
+    on_text = True
+    for place in range(done, done + depth):
+        wrong = rng.sample(range(TEXT_TOKENS, VOCAB_SIZE), siblings)
+        next_token = text[place] if place < len(text) else TEXT_TOKENS
+        right = on_text and rng.random() < skill.chance(place)
+        if right:
+            token_ids = [next_token, *wrong[1:]]
+        elif on_text and siblings > 1 and rng.random() < skill.sibling:
+            token_ids = [wrong[0], next_token, *wrong[2:]]
+        else:
+            token_ids = wrong
+        on_text = right
+        probability = min(max(rng.gauss(0.8 if right else 0.4, 0.15), 0.01), 0.99)
+        margins = [rng.expovariate(0.3 if right else 1.0), *(-rng.expovariate(0.5) for _ in token_ids[1:])]
+        levels.append(Level(tuple(token_ids), tuple(margins), probability, match_length=None, count=None))
+    return tuple(levels)

@@ -1,0 +1,199 @@
+"""What is recorded, and files of recordings: whole, or one clear error."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.api import Model
+from paceline.core.errors import CapabilityError, InputError
+from paceline.core.request import Request
+from paceline.core.verify import VerifierName
+from paceline.drafters.base import Drafter
+from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.suffix import SuffixDrafter
+from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model, table_model
+from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.recording import Level, Recording, load_recordings, record, save_recordings
+from tests.core.helpers import ForcedDrafter
+from tests.planning.helpers import Skill, synthetic
+
+COUNTING = table_model(4.0 * np.roll(np.eye(10), 1, axis=1))
+"""Says the next digit, by a margin of 4."""
+
+
+def model_with(*drafters: Drafter, end_ids: Sequence[int] = (), verify: VerifierName = "coupled") -> Model:
+    target = ScriptedEngine(COUNTING, ScriptedVocabulary.of_size(10, end_ids))
+    return Model(target, drafters, FixedPolicy(4), verify=verify)
+
+
+def draft_model(end_ids: Sequence[int] = ()) -> DraftModelDrafter:
+    engine = ScriptedEngine(COUNTING, ScriptedVocabulary.of_size(10, end_ids))
+    return DraftModelDrafter(engine, target_vocab_size=10)
+
+
+def test_every_position_has_what_would_be_proposed_there() -> None:
+    with model_with(draft_model(), SuffixDrafter()) as model:
+        recording = record(model, [0, 1], depth=3, siblings=2, max_tokens=12, temperature=0.0, name="count")
+    assert (recording.name, recording.num_prompt, recording.max_tokens) == ("count", 2, 12)
+    assert list(recording.token_ids) == [(2 + k) % 10 for k in range(12)]
+    draft, suffix = recording.tapes
+    assert (draft.name, draft.is_model, suffix.name, suffix.is_model) == ("draft", True, "suffix", False)
+    probability = math.exp(4) / (math.exp(4) + 9)
+    for done, chain in enumerate(draft.chains, start=1):
+        assert [level.token_ids[0] for level in chain] == [(2 + done + depth) % 10 for depth in range(3)]
+        for level in chain:
+            assert len(level.token_ids) == 2
+            assert level.margins == (4.0, -4.0)
+            assert level.probability == pytest.approx(probability)
+        assert recording.matched(draft, done - 1) == min(3, 12 - done)
+    # With the prompt's two digits the text comes round to a known pair after ten more.
+    assert [len(chain) for chain in suffix.chains] == [0] * 9 + [3] * 2
+    assert suffix.chains[9][0] == Level((2,), (None,), 0.5, 2, 1)
+
+
+def test_the_draft_stops_after_an_end_token_and_so_does_the_text() -> None:
+    with model_with(draft_model(end_ids=[7]), end_ids=[7]) as model:
+        recording = record(model, [3], depth=5, max_tokens=30, temperature=0.0)
+    assert (list(recording.token_ids), recording.max_tokens) == ([4, 5, 6, 7], 30)
+    assert recording.end_ids == recording.tapes[0].end_ids == frozenset([7])
+    assert [len(chain) for chain in recording.tapes[0].chains] == [3, 2, 1]
+
+
+def test_recording_leaves_the_model_as_it_was() -> None:
+    """Its drafters can go on with requests that run, and nothing stays open."""
+    drafter = draft_model()
+    with model_with(drafter) as model:
+        running = model.stream([5], max_tokens=20, temperature=0.0)
+        next(running.rounds())
+        told: list[float] = []
+        record(model, [0], depth=2, max_tokens=5, temperature=0.0, report=told.append)
+        assert told == [0.25, 0.5, 0.75, 1.0]
+        assert list(running.result().token_ids) == [(6 + k) % 10 for k in range(20)]
+        assert running.result().stats.acceptance_rate == 1.0
+
+
+def test_an_interrupt_forgets_the_request() -> None:
+    def interrupt(share: float) -> None:
+        raise KeyboardInterrupt
+
+    forced = ForcedDrafter(lambda request: [])
+    with model_with(forced) as model:
+        with pytest.raises(KeyboardInterrupt):
+            record(model, [0], max_tokens=5, temperature=0.0, report=interrupt)
+        assert forced.active == set()
+        assert model.loop.active == []
+
+
+def test_what_cannot_be_recorded() -> None:
+    with model_with(draft_model(), verify="rejection") as model:
+        with pytest.raises(InputError, match="the text depends on what is drafted"):
+            record(model, [0], max_tokens=5, temperature=1.0)
+        # Greedily it does not.
+        assert len(record(model, [0], depth=2, max_tokens=5, temperature=0.0).token_ids) == 5
+    with model_with(draft_model()) as model, pytest.raises(InputError, match="depth 0 with 4 siblings"):
+        record(model, [0], depth=0, max_tokens=5)
+
+    def forked(request: Request) -> list[list[int]]:
+        return [[1, 2], [3, 4]]
+
+    with model_with(ForcedDrafter(forked)) as model, pytest.raises(CapabilityError, match="forced drafts more than"):
+        record(model, [0], max_tokens=5, temperature=0.0)
+
+
+def some() -> list[Recording]:
+    target = ScriptedEngine(random_model(10, seed=1), ScriptedVocabulary.of_size(10))
+    draft = ScriptedEngine(random_model(10, seed=1, spread=1.0), ScriptedVocabulary.of_size(10, [4]))
+    drafters: list[Drafter] = [SuffixDrafter(1), DraftModelDrafter(draft, target_vocab_size=10)]
+    with Model(target, drafters, NO_SPECULATION) as model:
+        return [
+            record(model, prompt, depth=4, siblings=3, name=f"prompt {seed}", max_tokens=20, temperature=0.9, seed=seed)
+            for seed, prompt in enumerate(([1], [2, 3, 2, 3], [5, 6]))
+        ]
+
+
+def test_files_give_back_what_was_saved(tmp_path: Path) -> None:
+    recordings = some()
+    path = tmp_path / "some.npz"
+    save_recordings(path, recordings)
+    loaded = load_recordings(path)
+    # Margins are stored in single precision.
+    for one, other in zip(recordings, loaded, strict=True):
+        assert dataclasses.replace(one, tapes=()) == dataclasses.replace(other, tapes=())
+        for tape, again in zip(one.tapes, other.tapes, strict=True):
+            assert dataclasses.replace(tape, chains=()) == dataclasses.replace(again, chains=())
+            for chain, loaded_chain in zip(tape.chains, again.chains, strict=True):
+                assert [dataclasses.replace(level, margins=(None,) * len(level.margins)) for level in chain] == [
+                    dataclasses.replace(level, margins=(None,) * len(level.margins)) for level in loaded_chain
+                ]
+                margins = [margin for level in chain for margin in level.margins]
+                again_margins = [margin for level in loaded_chain for margin in level.margins]
+                assert [margin is None for margin in margins] == [margin is None for margin in again_margins]
+                known = [margin for margin in margins if margin is not None]
+                assert [margin for margin in again_margins if margin is not None] == pytest.approx(known, rel=1e-6)
+    assert any(level.count for tape in loaded[1].tapes for chain in tape.chains for level in chain)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_unlike_recordings_need_files_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="different drafters or depths"):
+        save_recordings(tmp_path / "x.npz", [synthetic(1, {"draft": Skill(0.5)}), synthetic(1, {})])
+    with pytest.raises(InputError, match="no recordings to save"):
+        save_recordings(tmp_path / "x.npz", [])
+    with pytest.raises(InputError, match="cannot write the recordings"):
+        save_recordings(tmp_path / "missing" / "x.npz", [synthetic(1, {})])
+    assert list(tmp_path.iterdir()) == []
+
+
+def rewritten(path: Path, header: dict[str, object], **arrays: object) -> None:
+    with np.load(path) as file:
+        kept = {key: file[key] for key in file.files}
+    changed = {**json.loads(kept["header"].tobytes()), **header}
+    kept["header"] = np.frombuffer(json.dumps(changed).encode(), dtype=np.uint8)
+    np.savez(path, **{**kept, **arrays})
+
+
+def test_damaged_files_are_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "some.npz"
+    message = "some.npz is not a file of recordings, or it is damaged"
+    with pytest.raises(InputError, match=r"cannot read the recordings .*No such file"):
+        load_recordings(path)
+    save_recordings(path, some())
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 0xFF
+    for damaged in (b"", b"text", whole[:100], whole[: len(whole) // 2], bytes(flipped)):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=message):
+            load_recordings(path)
+    np.save(tmp_path / "plain.npy", np.zeros(3))
+    (tmp_path / "plain.npy").replace(path)
+    with pytest.raises(InputError, match=message):
+        load_recordings(path)
+
+    for header, arrays in (
+        ({"format": "other"}, {}),
+        ({"recordings": []}, {}),
+        ({"depth": 5}, {}),
+        ({"drafters": [{"name": "a"}]}, {}),
+        ({}, {"token_ids": np.full(60, 99)}),
+        ({}, {"0.margins": np.zeros((2, 2))}),
+    ):
+        path.write_bytes(whole)
+        rewritten(path, header, **arrays)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=message):
+            load_recordings(path)
+
+
+def test_other_versions_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "some.npz"
+    save_recordings(path, some())
+    rewritten(path, {"version": 99})
+    with pytest.raises(InputError, match="version 99, and only 1 can be read"):
+        load_recordings(path)
