@@ -38,6 +38,18 @@ class RoundRecord:
     round_s: float
 
 
+class RoundCosts(Protocol):
+    """Seconds of passes; a :class:`~paceline.planning.cost.CostProfile` is one."""
+
+    def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
+        """Return the seconds of a whole round of the target: ``rows`` of all trees, ``context`` cached tokens."""
+        ...
+
+    def draft_s(self, rows: int = 1, context: int = 0) -> float:
+        """Return the seconds of feeding ``rows`` tokens to the draft model."""
+        ...
+
+
 class Policy(Protocol):
     """Decides round by round.
 

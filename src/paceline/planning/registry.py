@@ -1,0 +1,41 @@
+"""Policies by name."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+from paceline.core.errors import InputError
+from paceline.planning.accept_ratio import AcceptRatioPolicy
+from paceline.planning.base import Policy, RoundCosts
+from paceline.planning.fixed import FixedPolicy
+from paceline.planning.heuristic import HeuristicPolicy
+from paceline.planning.profile_ev import ProfileEvPolicy
+
+PolicyName: TypeAlias = Literal["fixed", "accept-ratio", "profile-ev", "heuristic"]
+POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+
+def build_policy(name: str, *, fixed: FixedPolicy | None = None, costs: RoundCosts | None = None) -> Policy:
+    """Return a new policy.
+
+    Args:
+        name: among :data:`POLICY_NAMES`.
+        fixed: the settings of ``fixed``; its own defaults if left out.
+        costs: what passes take, for policies that plan by it.
+
+    Raises:
+        InputError: an unknown name, settings that the policy does not have, or no costs where they are needed.
+    """
+    if name not in POLICY_NAMES:
+        raise InputError(f"unknown policy {name!r}: choose from {', '.join(POLICY_NAMES)}")
+    if name == "fixed":
+        return fixed or FixedPolicy()
+    if fixed is not None:
+        raise InputError(f"policy {name!r} finds draft lengths by itself: leave out --draft-max and the like")
+    if name == "accept-ratio":
+        return AcceptRatioPolicy()
+    if name == "heuristic":
+        return HeuristicPolicy()
+    if costs is None:
+        raise InputError(f"policy {name!r} needs to know what passes cost: measure it with paceline profile")
+    return ProfileEvPolicy(costs)
