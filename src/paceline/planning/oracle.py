@@ -1,0 +1,196 @@
+"""The oracle: the least time in which any policy could have decoded a recording.
+
+It knows the text, so it never verifies a wrong token unless a wider pass is cheaper, and never asks a drafter in vain.
+What it may do is what a policy may: ask any of the drafters, the draft model for any number of levels, and verify any
+part of the tree that came of it. A share of it is the honest measure of a policy: what is missing to 1 is what not
+knowing the future costs, and no rule can be above it.
+
+For one request the search is exact, by dynamic programming over (tokens out, tokens in the draft model's cache): what
+a level costs first depends on how much the draft model has to catch up. From every state each choice leads to a later
+one, so the earliest arrival at each, in order, is all there is to compute. Under drift the same holds as long as who
+starts a pass earlier also ends it earlier, that is, unless costs fall faster than time passes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.core.errors import InputError
+from paceline.core.noise import Float64Array
+from paceline.core.tree import ROOT, DraftTree
+from paceline.planning.base import RoundCosts
+from paceline.planning.recording import Chain, DrafterTape, Recording
+from paceline.planning.replay import Drift, tape_named
+
+
+def oracle_s(
+    recording: Recording,
+    costs: RoundCosts,
+    *,
+    drafters: Sequence[str] | None = None,
+    drift: Drift | None = None,
+    free_s: float = 0.0,
+    start_s: float = 0.0,
+) -> float:
+    """Return the least seconds of decoding any policy could have reached, alone on the machine.
+
+    Args:
+        recording: the request.
+        costs: as for :func:`~paceline.planning.replay.replay`.
+        drafters: as there.
+        drift: as there.
+        free_s: as there.
+        start_s: virtual time at which its prompt is read, which matters only under drift.
+
+    Raises:
+        InputError: a drafter was not recorded, or there are several draft models, whose caches it cannot follow.
+    """
+    names = [tape.name for tape in recording.tapes] if drafters is None else drafters
+    tapes = [tape_named(recording, name) for name in names]
+    models = [tape for tape in tapes if tape.is_model]
+    if len(models) > 1:
+        raise InputError(f"the oracle follows one draft model, not {len(models)}: name the drafters to replay")
+    free = [tape for tape in tapes if not tape.is_model]
+    search = _Search(recording, costs, free, models[0] if models else None, drift, free_s)
+    prompt_s = costs.round_s(recording.num_prompt, 0, 1) * (drift(start_s) if drift else 1.0)
+    return search.run(start_s + prompt_s)
+
+
+class _Search:
+    """Earliest arrivals, state by state.
+
+    ``arrivals[t][j]`` is the earliest time at which ``t`` tokens are out and the draft's cache holds the prompt and the
+    first ``j`` tokens of the answer, or nothing for ``j = 0``: its cache holds whole prompts or none.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        costs: RoundCosts,
+        free: Sequence[DrafterTape],
+        model: DrafterTape | None,
+        drift: Drift | None,
+        free_s: float,
+    ) -> None:
+        self._recording = recording
+        self._costs = costs
+        self._model = model
+        self._drift = drift
+        self._free_s = free_s
+        # Where asking costs nothing, asking all is as good as asking any of them.
+        counts = range(len(free) + 1) if free_s > 0 else [len(free)]
+        self._asked = [subset for count in counts for subset in itertools.combinations(free, count)]
+
+    def run(self, started_s: float) -> float:
+        num_tokens = len(self._recording.token_ids)
+        self._arrivals: list[Float64Array] = [np.full(num_tokens + 1, math.inf) for _ in range(num_tokens + 1)]
+        self._arrivals[1][0] = started_s
+        for done in range(1, num_tokens):
+            self._leave(done)
+        return float(self._arrivals[num_tokens].min()) - started_s
+
+    def _leave(self, done: int) -> None:
+        """Take every choice there is with ``done`` tokens out."""
+        recording = self._recording
+        position = done - 1
+        context = recording.num_prompt + done - 1
+        arrivals = self._arrivals[done][:done]
+        most_depth = min(recording.depth, recording.max_tokens - done - 1)
+        chain: Chain = () if self._model is None else self._model.chains[position][: max(most_depth, 0)]
+        levels_s = self._level_starts(done, arrivals, len(chain))
+        rounds_s = [math.nan]
+        for asked in self._asked:
+            asking_s = self._free_s * len(asked)
+            tree = DraftTree(recording.token_ids[position])
+            for tape in asked:
+                _hang(tree, tape.chains[position][: max(most_depth, 0)])
+            node = ROOT
+            for levels in range(len(chain) + 1):
+                if levels:
+                    node = _hang_level(tree, node, chain[levels - 1].token_ids)
+                while len(rounds_s) <= len(tree):
+                    rounds_s.append(self._costs.round_s(len(rounds_s), context, 1))
+                path = self._path(tree, done)
+                sizes = _subtree_sizes(tree)
+                for accepted in range(len(path) + 1):
+                    # Any nodes may fill the pass but those by which the walk would go on.
+                    further = sizes[path[accepted]] if accepted < len(path) else 0
+                    pass_s = min(rounds_s[accepted + 1 : len(tree) - further + 1])
+                    after = self._arrivals[min(done + accepted + 1, len(recording.token_ids))]
+                    if levels == 0:
+                        starts = arrivals + asking_s
+                        np.minimum(after[:done], starts + pass_s * self._factors(starts), out=after[:done])
+                    else:
+                        start_s = levels_s[levels - 1] + asking_s
+                        # Of the chain, the tokens that were fed and accepted stay in the draft's cache.
+                        cached = done + min(self._followed(chain, done), levels - 1, accepted)
+                        after[cached] = min(after[cached], start_s + pass_s * self._factor(start_s))
+
+    def _level_starts(self, done: int, arrivals: Float64Array, num_levels: int) -> list[float]:
+        """Return the earliest time at which 1, 2, ... levels of the model's chain are there."""
+        if not num_levels:
+            return []
+        length = self._recording.num_prompt + done
+        first_s = math.inf
+        for index in np.argsort(arrivals, kind="stable").tolist():
+            arrival = float(arrivals[index])
+            # Nobody who arrives later can be there first.
+            if arrival >= first_s:
+                break
+            cached = self._recording.num_prompt + index if index else 0
+            cost_s = self._costs.draft_s(length - cached, cached)
+            first_s = min(first_s, arrival + cost_s * self._factor(arrival))
+        levels_s = [first_s]
+        for level in range(1, num_levels):
+            levels_s.append(levels_s[-1] + self._costs.draft_s(1, length + level - 1) * self._factor(levels_s[-1]))
+        return levels_s
+
+    def _path(self, tree: DraftTree, done: int) -> list[int]:
+        """Return the nodes that the text follows, from below the root downwards."""
+        path: list[int] = []
+        for token_id in self._recording.token_ids[done:]:
+            node = tree.child(path[-1] if path else ROOT, token_id)
+            if node is None:
+                break
+            path.append(node)
+        return path
+
+    def _followed(self, chain: Chain, done: int) -> int:
+        """Return how many of a chain's own tokens, siblings aside, the text follows."""
+        text = self._recording.token_ids[done:]
+        return next(
+            (i for i, (level, token) in enumerate(zip(chain, text, strict=False)) if level.token_ids[0] != token),
+            min(len(chain), len(text)),
+        )
+
+    def _factor(self, now_s: float) -> float:
+        return 1.0 if self._drift is None else self._drift(now_s)
+
+    def _factors(self, starts_s: Float64Array) -> Float64Array | float:
+        if self._drift is None:
+            return 1.0
+        return np.array([self._drift(start_s) if start_s < math.inf else 1.0 for start_s in starts_s.tolist()])
+
+
+def _subtree_sizes(tree: DraftTree) -> list[int]:
+    """Return for each node how many nodes there are from it downwards, itself included."""
+    sizes = [1] * len(tree)
+    for node in range(len(tree) - 1, ROOT, -1):
+        sizes[tree.parents[node]] += sizes[node]
+    return sizes
+
+
+def _hang(tree: DraftTree, chain: Chain) -> None:
+    node = ROOT
+    for level in chain:
+        node = _hang_level(tree, node, level.token_ids)
+
+
+def _hang_level(tree: DraftTree, parent: int, token_ids: Sequence[int]) -> int:
+    """Add a level below a node and return the node that leads on."""
+    nodes = [tree.add(parent, token_id, "") for token_id in token_ids]
+    return nodes[0]
