@@ -15,6 +15,8 @@ from paceline.cli.convert import EPILOG as CONVERT_EPILOG
 from paceline.cli.convert import convert
 from paceline.cli.inflate import EPILOG as INFLATE_EPILOG
 from paceline.cli.inflate import inflate_command
+from paceline.cli.profile import EPILOG as PROFILE_EPILOG
+from paceline.cli.profile import profile_command
 from paceline.cli.run import EPILOG as RUN_EPILOG
 from paceline.cli.run import run
 from paceline.core.errors import InputError, PacelineError
@@ -38,6 +40,7 @@ def _add_command(name: str, function: Callable[..., None], epilog: str) -> None:
 # In the order in which one comes to need them.
 _add_command("run", run, RUN_EPILOG)
 app.add_typer(models.app, name="models")
+_add_command("profile", profile_command, PROFILE_EPILOG)
 _add_command("inflate", inflate_command, INFLATE_EPILOG)
 _add_command("convert", convert, CONVERT_EPILOG)
 

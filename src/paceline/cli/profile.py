@@ -1,0 +1,506 @@
+"""``paceline profile``: what rounds cost on this machine, as a table, a plot, PNG and JSON."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from paceline.cli.display import error_console
+from paceline.cli.interrupts import interrupts_held
+from paceline.core.errors import CapabilityError, InputError
+from paceline.engines.base import Engine
+from paceline.engines.loading import DType, EngineName, ModelOptions, open_engine
+from paceline.models.cache import complete_model, resolve
+from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.files import check_parent, whole_file
+from paceline.planning.cost import CostProfile, PassCost
+from paceline.planning.profile_cache import KeptProfile, find_or_measure
+from paceline.planning.profiling import ProfilingBudget, usable_widths
+
+EPILOG = """[bold]Examples[/bold]
+
+paceline profile  [dim]# the embedded pair[/dim]
+
+paceline profile -m big.gguf -md small.gguf -t 4
+
+paceline profile -m target-1b-q4_0 --widths 1-16 --budget-s 60 --force
+
+paceline profile -m big.gguf --png staircase.png --json profile.json
+
+paceline profile --json - | jq .profile.target.widths
+"""
+
+_MODELS, _MEASURING, _OUTPUT = "Models", "Measuring", "Output"
+_DEFAULT_BUDGET_S = ProfilingBudget().max_s
+
+_MOST_ROWS = 1024
+_PIPE_WIDTH = 100
+_LONGEST_BAR = 48
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_CHARACTERS = _EIGHTHS + "–↓"
+
+
+def profile_command(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="MODEL",
+            help="Target: a GGUF file, a Hugging Face folder, or a name from paceline models. "
+            "[dim]\\[embedded pair][/dim]",
+            autocompletion=complete_model,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    model_draft: Annotated[
+        str | None,
+        typer.Option(
+            "-md",
+            "--model-draft",
+            "--spec-draft-model",
+            metavar="MODEL",
+            help="Draft model.",
+            autocompletion=complete_model,
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    engine: Annotated[
+        EngineName | None,
+        typer.Option("--engine", help="Engine for both models. [dim]\\[by file][/dim]", rich_help_panel=_MODELS),
+    ] = None,
+    ctx_size: Annotated[
+        int | None,
+        typer.Option(
+            "-c",
+            "--ctx-size",
+            help="Context of the target, in tokens. [dim]\\[its own, at most 4096][/dim]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    ctx_size_draft: Annotated[
+        int | None,
+        typer.Option(
+            "-cd",
+            "--ctx-size-draft",
+            "--spec-draft-ctx-size",
+            help="Context of the draft. [dim]\\[as -c, or its own if that is less][/dim]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    gpu_layers: Annotated[
+        int,
+        typer.Option(
+            "-ngl",
+            "--gpu-layers",
+            "--n-gpu-layers",
+            help="Target layers to put on GPUs; -1 for all.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = -1,
+    gpu_layers_draft: Annotated[
+        int,
+        typer.Option(
+            "-ngld",
+            "--gpu-layers-draft",
+            "--n-gpu-layers-draft",
+            "--spec-draft-ngl",
+            help="Draft layers to put on GPUs; -1 for all.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = -1,
+    device: Annotated[
+        str,
+        typer.Option(
+            "-dev",
+            "--device",
+            help="Devices for the target, with commas; 'none' is the CPU.",
+            metavar="DEV[,...]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = "",
+    device_draft: Annotated[
+        str,
+        typer.Option(
+            "-devd",
+            "--device-draft",
+            "--spec-draft-device",
+            help="Devices for the draft.",
+            metavar="DEV[,...]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = "",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "-t",
+            "--threads",
+            help="CPU threads for passes of one token. [dim]\\[one a core][/dim]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    threads_batch: Annotated[
+        int | None,
+        typer.Option(
+            "-tb",
+            "--threads-batch",
+            help="CPU threads for wider passes. [dim]\\[as -t][/dim]",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    dtype: Annotated[
+        DType | None,
+        typer.Option("--dtype", help="Weights' type under torch_hf.", rich_help_panel=_MODELS),
+    ] = None,
+    parallel: Annotated[
+        int,
+        typer.Option("-np", "--parallel", help="Requests the engines hold at once.", rich_help_panel=_MODELS),
+    ] = 1,
+    widths: Annotated[
+        str | None,
+        typer.Option(
+            "--widths",
+            help="Rows to measure, the most important first, such as 1-8,12,16.",
+            metavar="N[-M],...",
+            rich_help_panel=_MEASURING,
+        ),
+    ] = None,
+    budget_s: Annotated[
+        float, typer.Option("--budget-s", help="Most seconds to measure.", rich_help_panel=_MEASURING)
+    ] = _DEFAULT_BUDGET_S,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure again what is kept already.", rich_help_panel=_MEASURING)
+    ] = False,
+    json_to: Annotated[
+        str | None,
+        typer.Option(
+            "--json",
+            help="Write the profile as JSON; - prints it instead of the table.",
+            metavar="FILE",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Write the plot as an image.", metavar="FILE", rich_help_panel=_OUTPUT)
+    ] = None,
+) -> None:
+    """Measure what a pass of the target costs by its rows, and print the staircase.
+
+    Drafted tokens are verified as further rows of one pass, so this decides how many are worth it. The profile is kept
+    on this machine, for these models and settings, and is what planning uses; it is measured again with --force.
+    """
+    wanted = None if widths is None else _parse_widths(widths)
+    budget = ProfilingBudget(budget_s, max_passes=None)
+    figure_of = None if png is None else _matplotlib_figure()
+    json_file = None if json_to is None or json_to == "-" else Path(json_to)
+    for option, path in (("--json", json_file), ("--png", png)):
+        if path is not None:
+            if path.is_dir() or not path.name:
+                raise InputError(f"{option} {path} is a folder: give the path of a file")
+            check_parent(path)
+    if model is None and model_draft is None:
+        model_draft = str(embedded_draft())
+    if model_draft is None and (ctx_size_draft is not None or device_draft or gpu_layers_draft != -1):
+        raise InputError("-cd, -ngld and -devd have no effect without a draft model: name one with -md")
+    target_options = ModelOptions(
+        embedded_target() if model is None else resolve(model),
+        engine=engine,
+        context_length=ctx_size,
+        gpu_layers=gpu_layers,
+        devices=_split(device),
+        threads=threads,
+        threads_batch=threads_batch,
+        max_sequences=parallel,
+        dtype=dtype,
+    )
+    draft_options = None
+    if model_draft is not None:
+        draft_options = replace(
+            target_options,
+            path=resolve(model_draft),
+            context_length=ctx_size if ctx_size_draft is None else ctx_size_draft,
+            context_may_shrink=ctx_size_draft is None,
+            gpu_layers=gpu_layers_draft,
+            devices=_split(device_draft),
+            branches=0,
+        )
+    with (
+        # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
+        interrupts_held() as interrupted,
+        _engines(target_options, draft_options) as (target, draft),
+        _progress(interrupted) as report,
+    ):
+        report(0.0)
+        _check_widths(target, wanted or [])
+        kept = find_or_measure(
+            target, target_options, draft, draft_options, budget=budget, widths=wanted, force=force, report=report
+        )
+        names = _Names(target.description, None if draft is None else draft.description)
+    missing = [rows for rows in wanted or [] if not kept.profile.target.is_measured(rows)]
+    if missing:
+        error_console().print(
+            f"not measured for lack of time: {', '.join(map(str, missing))} rows; raise --budget-s", markup=False
+        )
+    _write(kept, names, as_text=json_to != "-", json_file=json_file, png=png, figure_of=figure_of)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What the engines call the models."""
+
+    target: str
+    draft: str | None
+
+
+def _write(
+    kept: KeptProfile,
+    names: _Names,
+    *,
+    as_text: bool,
+    json_file: Path | None,
+    png: Path | None,
+    figure_of: Callable[..., Any] | None,
+) -> None:
+    """Print the report or the JSON, and write the files."""
+    facts = {
+        "target": names.target,
+        "draft": names.draft,
+        "measured_now": kept.measured,
+        "kept_at": None if kept.path is None else str(kept.path),
+        "profile": kept.profile.to_json(),
+    }
+    if as_text:
+        _print_report(kept.profile, names)
+    else:
+        print(json.dumps(facts, ensure_ascii=False))
+    if json_file is not None:
+        with whole_file(json_file) as partial:
+            partial.write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    if png is not None and figure_of is not None:
+        with whole_file(png) as partial:
+            _draw_figure(figure_of, kept.profile, names).savefig(partial, format="png", dpi=150)
+    console = error_console()
+    if not kept.measured:
+        console.print(f"measured before, and kept at {kept.path}: measure again with --force", markup=False)
+    elif kept.path is None:
+        console.print("the profile could not be kept: the cache cannot be written (see PACELINE_CACHE)", markup=False)
+    else:
+        console.print(f"kept at {kept.path}", markup=False)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def _print_report(profile: CostProfile, names: _Names) -> None:
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
+    # Not rich's word for it, which FORCE_COLOR changes.
+    width = console.width if sys.stdout.isatty() else _PIPE_WIDTH
+    blocks = _can_print(_CHARACTERS)
+    console.print(f"target: {names.target}", style="bold", markup=False)
+    _print_table(console, profile.target, width, of_target=True, blocks=blocks)
+    if profile.draft is not None:
+        console.print(f"\ndraft: {names.draft}", style="bold", markup=False)
+        _print_table(console, profile.draft, width, of_target=False, blocks=blocks)
+    console.print()
+    for line in _further_lines(profile, blocks=blocks):
+        console.print(line, style="dim", markup=False)
+
+
+def _print_table(console: Console, cost: PassCost, width: int, *, of_target: bool, blocks: bool) -> None:
+    """Print a line with a bar for each width that was measured."""
+    label, rate = ("rows", "  t/s if all accepted") if of_target else ("tokens fed", "")
+    dash = "–" if blocks else "-"
+    header = f"{label:>10}  {'ms median':>9}  {'quartiles':>17}  {'ms each':>8}{rate}  "
+    console.print(header.rstrip(), style="dim", markup=False)
+    longest = max(1, min(_LONGEST_BAR, width - len(header) - len(" ↓")))
+    dearest_s = max(step.median_s for step in cost.widths)
+    cheaper = _cheaper_rows(cost)
+    for step in cost.widths:
+        quartiles = f"{_ms(step.low_s)} {dash} {_ms(step.high_s)}"
+        figures = f"{step.rows:>10}  {_ms(step.median_s):>9}  {quartiles:>17}  {_ms(step.median_s / step.rows):>8}"
+        if of_target:
+            figures += f"{step.rows / step.median_s:>{len(rate)}.1f}"
+        line = Text(figures + "  ")
+        line.append(_bar(step.median_s / dearest_s, longest, blocks), style="green" if step.rows in cheaper else "cyan")
+        if step.rows in cheaper:
+            line.append(" ↓" if blocks else " <", style="green")
+        console.print(line)
+
+
+def _further_lines(profile: CostProfile, *, blocks: bool) -> list[str]:
+    mark = "↓" if blocks else "<"
+    passes = [("round", profile.target)]
+    if profile.draft is not None:
+        passes.append(("draft pass", profile.draft))
+    lines = []
+    if any(_cheaper_rows(cost) for _, cost in passes):
+        lines.append(f"{mark} costs less than a narrower pass")
+    for name, cost in passes:
+        if cost.long_context is None:
+            lines.append(f"{name}: the cost of a longer context was not measured; these have {cost.context} tokens")
+        else:
+            lines.append(
+                f"{name}: 1,000 more tokens of context add {_ms(1000 * cost.token_s)} ms, and "
+                f"{_ms(1000 * cost.token_row_s)} ms a row (measured from {cost.context} to {cost.long_context})"
+            )
+    if profile.request_s is not None:
+        lines.append(f"each further request in a round adds {_ms(profile.request_s)} ms")
+    lines.append(f"sampling at temperature adds {_ms(profile.sampling_row_s)} ms a row that is visited")
+    lines.append(f"{profile.num_passes} passes in {profile.took_s:.1f} s")
+    return lines
+
+
+def _cheaper_rows(cost: PassCost) -> set[int]:
+    """Return the widths that cost less than a narrower one, by more than their spread."""
+    cheaper = set()
+    dearest_s = 0.0
+    for step in cost.widths:
+        if step.high_s < dearest_s:
+            cheaper.add(step.rows)
+        dearest_s = max(dearest_s, step.low_s)
+    return cheaper
+
+
+def _bar(share: float, longest: int, blocks: bool) -> str:
+    if not blocks:
+        return "#" * max(1, round(share * longest))
+    eighths = max(1, round(share * longest * 8))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _ms(seconds: float) -> str:
+    """Write seconds as milliseconds, with three digits that mean something."""
+    ms = seconds * 1e3
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+# --- the image --------------------------------------------------------------------------------------------------------
+
+
+def _matplotlib_figure() -> Callable[..., Any]:
+    """Return matplotlib's ``Figure``, which needs no display.
+
+    Raises:
+        CapabilityError: matplotlib is not installed.
+    """
+    try:
+        figure: Callable[..., Any] = importlib.import_module("matplotlib.figure").Figure
+    except ImportError:
+        raise CapabilityError('--png needs matplotlib: pip install "paceline[plots]", or leave it out') from None
+    return figure
+
+
+def _draw_figure(figure_of: Callable[..., Any], profile: CostProfile, names: _Names) -> Any:
+    panels = [(names.target, "rows in a round", profile.target)]
+    if profile.draft is not None:
+        panels.append((names.draft or "", "tokens fed to the draft", profile.draft))
+    figure = figure_of(figsize=(6.4 * len(panels), 4.4), layout="constrained")
+    for axes, (title, label, cost) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_staircase(axes, cost, title=title, label=label)
+    return figure
+
+
+def _draw_staircase(axes: Any, cost: PassCost, *, title: str, label: str) -> None:
+    """Draw medians with their quartiles, and the line above which wide passes cannot pay."""
+    rows = [step.rows for step in cost.widths]
+    medians_ms = [step.median_s * 1e3 for step in cost.widths]
+    spread_ms = [
+        [(step.median_s - step.low_s) * 1e3 for step in cost.widths],
+        [(step.high_s - step.median_s) * 1e3 for step in cost.widths],
+    ]
+    axes.errorbar(rows, medians_ms, yerr=spread_ms, fmt="o-", capsize=3, label="median and quartiles")
+    top_ms = 1.1 * max(step.high_s * 1e3 for step in cost.widths)
+    # As many passes of one row as there are rows.
+    axes.plot(rows, [count * medians_ms[0] for count in rows], ":", color="grey", label="one row at a time")
+    axes.set_xlim(0, rows[-1] + 1)
+    axes.set_ylim(0, top_ms)
+    axes.set_xlabel(label)
+    axes.set_ylabel("ms")
+    axes.set_title(title, fontsize="small", wrap=True)
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+# --- input ------------------------------------------------------------------------------------------------------------
+
+
+def _parse_widths(text: str) -> list[int]:
+    """Read widths and ranges of widths, such as ``1-8,12,16``."""
+    widths: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            low, high = int(first), int(last if dash else first)
+        except ValueError:
+            raise InputError(f"widths {text!r}: {part.strip()!r} is neither a number nor a range such as 1-8") from None
+        if not 1 <= low <= high <= _MOST_ROWS:
+            raise InputError(f"widths {text!r}: {part.strip()!r} is not within 1 to {_MOST_ROWS}, the lower end first")
+        widths += range(low, high + 1)
+    return widths
+
+
+def _split(devices: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in devices.split(",") if name.strip())
+
+
+@contextmanager
+def _engines(target: ModelOptions, draft: ModelOptions | None) -> Iterator[tuple[Engine, Engine | None]]:
+    """Open the engines, and close them afterwards."""
+    target_engine = open_engine(target)
+    try:
+        draft_engine = None if draft is None else open_engine(draft)
+        try:
+            yield target_engine, draft_engine
+        finally:
+            if draft_engine is not None:
+                draft_engine.close()
+    finally:
+        target_engine.close()
+
+
+def _check_widths(target: Engine, wanted: list[int]) -> None:
+    """Refuse widths that rounds of this target cannot have."""
+    usable = usable_widths(target, wanted)
+    for rows in wanted:
+        if rows not in usable:
+            capabilities = target.capabilities
+            raise InputError(
+                f"a round of {rows} rows cannot be measured: this target takes {capabilities.max_outputs} rows in a "
+                f"round, and half its context of {capabilities.context_length} tokens at most"
+            )
+
+
+@contextmanager
+def _progress(interrupted: threading.Event) -> Iterator[Callable[[float], None]]:
+    """Show a bar on standard error if that is a terminal; yield what moves it, and ends everything if interrupted."""
+
+    def report(done: float) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        progress.update(task, completed=done)
+
+    console = error_console()
+    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("measuring", total=1.0)
+        yield report

@@ -1,0 +1,367 @@
+"""``paceline profile`` as its users call it, on engines whose costs are known."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from paceline.core.clock import VirtualClock
+from paceline.core.errors import EngineError
+from paceline.engines.loading import ModelOptions
+from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.planning.cost import CostProfile
+from tests.cli.test_run import Invoke, spawn
+
+# Milliseconds by rows, with a cliff down from 3 to 4.
+STAIRCASE = {1: 16.0, 2: 26.0, 3: 37.0, 4: 24.0}
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    return Invoke(monkeypatch, capsys)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "profiles"
+
+
+class Engines:
+    """Scripted engines in place of models, in virtual time; remembers what was opened and what is still open."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.opened: list[ModelOptions] = []
+        self.made: list[ScriptedEngine] = []
+        self.slower = 1.0
+
+    def open(self, options: ModelOptions) -> ScriptedEngine:
+        self.opened.append(options)
+        is_target = len(self.opened) % 2 == 1
+
+        def cost(rows: int, context: int) -> float:
+            if is_target:
+                return self.slower * STAIRCASE.get(rows, 10.0 * rows) / 1e3 + 1e-6 * context
+            return 2e-3 + 1e-5 * rows
+
+        model, vocabulary = random_model(8, seed=1), ScriptedVocabulary.of_size(8)
+        engine = ScriptedEngine(
+            model, vocabulary, cost=cost, clock=self.clock, max_sequences=options.max_sequences, max_outputs=16
+        )
+        self.made.append(engine)
+        return engine
+
+    @property
+    def all_closed(self) -> bool:
+        return all(engine._closed for engine in self.made)
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
+    engines = Engines()
+    monkeypatch.setattr("paceline.cli.profile.open_engine", engines.open)
+    monkeypatch.setattr("paceline.planning.profiling.WallClock", lambda: engines.clock)
+    yield engines
+    assert engines.all_closed
+
+
+def rows_of(table: str) -> dict[int, list[str]]:
+    """Return the figures of each line of the first table in a report."""
+    lines = table.split("\ndraft:")[0].splitlines()
+    words = [line.split() for line in lines]
+    return {int(line[0]): line[1:] for line in words if line and line[0].isdigit() and len(line) > 5}
+
+
+def test_the_staircase_is_printed_with_its_cliffs(invoke: Invoke, engines: Engines) -> None:
+    outcome = invoke("profile")
+    assert outcome.status == 0
+    table = rows_of(outcome.out)
+    # rows: median, quartiles, ms a row, tokens a second if all accepted, bar
+    assert table[3][:6] == ["37.0", "37.0", "–", "37.0", "12.3", "81.0"]
+    assert table[4][:5] == ["24.0", "24.0", "–", "24.0", "6.01"]
+    assert table[4][-1] == "↓"
+    assert table[3][-1] != "↓"
+    lengths = {rows: len(line[6]) for rows, line in table.items()}
+    assert lengths[16] == max(lengths.values())
+    assert lengths[3] > lengths[4] > lengths[1]
+    assert "↓ costs less than a narrower pass" in outcome.out
+    assert "tokens fed" in outcome.out
+    assert (
+        "round: 1,000 more tokens of context add 1.00 ms, and 0.000 ms a row (measured from 32 to 1024)" in outcome.out
+    )
+    assert "draft pass: 1,000 more tokens" in outcome.out
+    assert "\x1b" not in outcome.out
+    assert outcome.err.startswith("kept at ")
+    assert [options.path for options in engines.opened] == [embedded_target(), embedded_draft()]
+
+
+def test_it_is_measured_once_and_again_by_force(invoke: Invoke, engines: Engines, cache: Path) -> None:
+    first = invoke("profile")
+    engines.slower = 3.0
+    second = invoke("profile")
+    assert second.out == first.out
+    assert "measured before" in second.err
+    third = invoke("profile", "--force")
+    assert rows_of(third.out)[3][0] == "111"
+    assert len(list(cache.iterdir())) == 1
+    assert rows_of(invoke("profile", "-t", "1").out)[3][0] == "111"
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_spoiled_entry_is_measured_again(invoke: Invoke, engines: Engines, cache: Path) -> None:
+    invoke("profile")
+    (entry,) = cache.iterdir()
+    entry.write_text("{")
+    outcome = invoke("profile")
+    assert outcome.status == 0
+    assert "kept at" in outcome.err
+    assert json.loads(entry.read_text())["profile"]["target"]
+
+
+def test_json_goes_to_standard_output_or_a_file(invoke: Invoke, engines: Engines, tmp_path: Path, cache: Path) -> None:
+    outcome = invoke("profile", "--json", "-")
+    facts = json.loads(outcome.out)
+    profile = CostProfile.from_json(facts["profile"])
+    assert profile.round_s(3, 32) == pytest.approx(0.037, rel=1e-2)
+    assert profile.draft is not None
+    assert facts["target"] == facts["draft"] == "scripted model in float64"
+    assert facts["measured_now"] is True
+    assert Path(facts["kept_at"]).parent == cache
+    file = tmp_path / "profile.json"
+    outcome = invoke("profile", "--json", str(file))
+    assert "quartiles" in outcome.out
+    written = json.loads(file.read_text())
+    assert written["profile"] == facts["profile"]
+    assert written["measured_now"] is False
+
+
+def test_widths_can_be_chosen(invoke: Invoke, engines: Engines) -> None:
+    assert set(rows_of(invoke("profile", "--widths", "3-5,9").out)) == {1, 3, 4, 5, 9}
+    assert "measured before" in invoke("profile", "--widths", "9").err
+    assert set(rows_of(invoke("profile", "--widths", "11").out)) == {1, 11}
+
+
+def test_widths_there_was_no_time_for_are_named(invoke: Invoke, engines: Engines) -> None:
+    outcome = invoke("profile", "--widths", "1-16", "--budget-s", "0.2")
+    assert outcome.status == 0
+    assert "not measured for lack of time: " in outcome.err
+    assert "16 rows; raise --budget-s" in outcome.err
+
+
+def test_the_budget_is_kept(invoke: Invoke, engines: Engines) -> None:
+    invoke("profile", "--budget-s", "3")
+    assert engines.clock.now_s() < 3.3
+
+
+def test_a_target_alone_and_several_requests(invoke: Invoke, engines: Engines, tmp_path: Path) -> None:
+    outcome = invoke("profile", "-m", "target", "-np", "4")
+    assert outcome.status == 0
+    assert "draft" not in outcome.out.replace("accepted", "")
+    assert "each further request in a round adds 0.00" in outcome.out
+    (options,) = engines.opened
+    assert options.max_sequences == 4
+
+
+def test_settings_reach_the_engines(invoke: Invoke, engines: Engines) -> None:
+    outcome = invoke(
+        *("profile", "-m", "target", "-md", "draft", "-t", "3", "-tb", "2", "-c", "512", "-cd", "64", "-ngl", "1"),
+        *("-ngld", "2", "-dev", "none", "-devd", "a,b"),
+    )
+    assert outcome.status == 0
+    target, draft = engines.opened
+    assert (target.threads, target.threads_batch, target.context_length) == (3, 2, 512)
+    assert (target.gpu_layers, target.devices, target.context_may_shrink) == (1, ("none",), False)
+    assert (draft.threads, draft.context_length, draft.gpu_layers, draft.devices) == (3, 64, 2, ("a", "b"))
+    assert (draft.branches, draft.context_may_shrink) == (0, False)
+
+
+def test_an_encoding_without_blocks_gets_plain_characters(
+    invoke: Invoke, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.cli.profile._can_print", lambda text: False)
+    out = invoke("profile").out
+    assert out.isascii()
+    assert rows_of(out)[4][-1] == "<"
+    assert "####" in out
+
+
+def test_png_without_matplotlib_names_the_extra(
+    invoke: Invoke, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
+    outcome = invoke("profile", "--png", str(tmp_path / "plot.png"))
+    assert outcome.status == 2
+    assert outcome.err == 'paceline: --png needs matplotlib: pip install "paceline[plots]", or leave it out\n'
+    assert not engines.opened
+
+
+class FakeAxes:
+    def __init__(self) -> None:
+        self.calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments, **options: self.calls.__setitem__(name, (arguments, options))
+
+
+class FakeFigure:
+    latest: FakeFigure
+
+    def __init__(self, **options: Any) -> None:
+        FakeFigure.latest = self
+
+    def subplots(self, rows: int, columns: int, *, squeeze: bool) -> list[list[FakeAxes]]:
+        assert (rows, squeeze) == (1, False)
+        self.axes = [FakeAxes() for _ in range(columns)]
+        return [self.axes]
+
+    def savefig(self, path: Path, **options: Any) -> None:
+        assert options["format"] == "png"
+        path.write_bytes(b"image")
+
+
+@pytest.fixture
+def matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("matplotlib.figure")
+    module.Figure = FakeFigure  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_the_image_shows_medians_and_quartiles(invoke: Invoke, engines: Engines, tmp_path: Path) -> None:
+    path = tmp_path / "plot.png"
+    assert invoke("profile", "--widths", "1-4", "--png", str(path)).status == 0
+    assert path.read_bytes() == b"image"
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+    target, draft = FakeFigure.latest.axes
+    (rows, medians_ms), options = target.calls["errorbar"]
+    assert rows == [1, 2, 3, 4]
+    assert medians_ms == pytest.approx(list(STAIRCASE.values()), abs=0.05)
+    below, above = options["yerr"]
+    assert len(below) == len(above) == 4
+    assert min(*below, *above) >= 0
+    assert target.calls["plot"][0][1] == pytest.approx([16.03, 32.06, 48.1, 64.1], abs=0.05)
+    assert target.calls["set_ylim"][0][1] > 37
+    assert draft.calls["errorbar"][0][0][:2] == [1, 2]
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_an_image_that_cannot_be_written_leaves_the_old_one(
+    invoke: Invoke, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: FakeFigure, path: Path, **options: Any) -> None:
+        path.write_bytes(b"ha")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FakeFigure, "savefig", full)
+    (tmp_path / "plot.png").write_bytes(b"old")
+    outcome = invoke("profile", "--png", str(tmp_path / "plot.png"))
+    assert outcome.status == 2
+    assert outcome.err.count("\n") == 1
+    assert "No space left on device" in outcome.err
+    assert (tmp_path / "plot.png").read_bytes() == b"old"
+    assert {file.name for file in tmp_path.iterdir()} == {"plot.png", "cache"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-m", "nothing"), "nothing does not exist"),
+        (("-md", "nothing"), "nothing does not exist"),
+        (("--widths", "0-4"), "'0-4' is not within 1 to 1024"),
+        (("--widths", "4-2"), "the lower end first"),
+        (("--widths", "2,x"), "'x' is neither a number nor a range"),
+        (("--widths", ""), "'' is neither a number nor a range"),
+        (("--widths", "-3"), "neither a number nor a range"),
+        (("--widths", "1-99999999999"), "1 to 1024"),
+        (("--widths", "17"), "17 rows cannot be measured: this target takes 16 rows"),
+        (("--budget-s", "0"), "more than 0"),
+        (("--budget-s", "nan"), "more than 0"),
+        (("--json", "no/such/folder/file"), "there is no directory no/such/folder"),
+        (("--json", "/"), "--json / is a folder"),
+        (("--json", ""), "is a folder"),
+        (("-m", "target", "-cd", "64"), "without a draft model"),
+        (("-np", "0"), "the least is 1"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    invoke: Invoke, engines: Engines, arguments: tuple[str, ...], words: str, cache: Path
+) -> None:
+    outcome = invoke("profile", *arguments)
+    assert outcome.status == 2
+    assert outcome.out == ""
+    assert outcome.err.startswith("paceline: ")
+    assert outcome.err.count("\n") == 1
+    assert words in outcome.err
+    assert not cache.exists()
+
+
+def test_an_engine_that_fails_is_no_bad_input(
+    invoke: Invoke, engines: Engines, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    def fail(self: ScriptedEngine, steps: object) -> None:
+        raise EngineError("the pass failed")
+
+    monkeypatch.setattr(ScriptedEngine, "forward", fail)
+    outcome = invoke("profile")
+    assert (outcome.status, outcome.out, outcome.err) == (1, "", "paceline: the pass failed\n")
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_not_fatal(invoke: Invoke, engines: Engines, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("in the way")
+    outcome = invoke("profile")
+    assert outcome.status == 0
+    assert rows_of(outcome.out)[3][0] == "37.0"
+    assert "could not be kept" in outcome.err
+
+
+def test_the_embedded_pair_is_measured(invoke: Invoke) -> None:
+    outcome = invoke("profile", "-t", "1", "--budget-s", "0.3", "--json", "-")
+    assert outcome.status == 0
+    facts = json.loads(outcome.out)
+    profile = CostProfile.from_json(facts["profile"])
+    assert profile.draft is not None
+    assert "target-q8_0.gguf" in facts["target"]
+    assert "draft-q8_0.gguf" in facts["draft"]
+    assert profile.round_s(1) > 1e-5
+    assert profile.sampling_row_s > 0
+
+
+def test_ctrl_c_ends_it_with_nothing_kept(cache: Path) -> None:
+    """Once the progress shows that measuring has begun; only a terminal is shown any."""
+    leader, follower = pty.openpty()
+    process = spawn(
+        *("profile", "-t", "1", "--budget-s", "600", "--widths", "1-256"),
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm", "PACELINE_CACHE": str(cache.parent)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    os.close(follower)
+    shown = b""
+    while b"measuring" not in shown:
+        shown += os.read(leader, 4096)
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(OSError):  # how Linux says that the terminal's other end is closed
+        while chunk := os.read(leader, 4096):
+            shown += chunk
+    os.close(leader)
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert b"Traceback" not in shown
+    assert not cache.exists()
