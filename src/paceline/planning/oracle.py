@@ -21,7 +21,7 @@ import numpy as np
 
 from paceline.core.errors import InputError
 from paceline.core.noise import Float64Array
-from paceline.core.tree import ROOT, DraftTree
+from paceline.core.tree import ROOT
 from paceline.planning.base import RoundCosts
 from paceline.planning.recording import Chain, DrafterTape, Recording
 from paceline.planning.replay import Drift, tape_named
@@ -43,7 +43,7 @@ def oracle_s(
         costs: as for :func:`~paceline.planning.replay.replay`.
         drafters: as there.
         drift: as there.
-        free_s: as there.
+        free_s: as there; such drafters are taken to be asked before the draft model.
         start_s: virtual time at which its prompt is read, which matters only under drift.
 
     Raises:
@@ -101,34 +101,38 @@ class _Search:
         arrivals = self._arrivals[done][:done]
         most_depth = min(recording.depth, recording.max_tokens - done - 1)
         chain: Chain = () if self._model is None else self._model.chains[position][: max(most_depth, 0)]
-        levels_s = self._level_starts(done, arrivals, len(chain))
+        text = recording.token_ids[done:]
+        followed = _followed(chain, text)
+        after = [
+            self._arrivals[min(done + accepted + 1, len(recording.token_ids))] for accepted in range(len(text) + 1)
+        ]
         rounds_s = [math.nan]
         for asked in self._asked:
-            asking_s = self._free_s * len(asked)
-            tree = DraftTree(recording.token_ids[position])
+            starts = arrivals + self._free_s * len(asked)
+            levels_s = self._level_starts(done, starts, len(chain))
+            tree = _Tree(text)
             for tape in asked:
-                _hang(tree, tape.chains[position][: max(most_depth, 0)])
-            node = ROOT
+                parent = ROOT
+                for level in tape.chains[position][: max(most_depth, 0)]:
+                    parent = tree.hang(parent, level.token_ids)
+            leading = ROOT
             for levels in range(len(chain) + 1):
                 if levels:
-                    node = _hang_level(tree, node, chain[levels - 1].token_ids)
+                    leading = tree.hang(leading, chain[levels - 1].token_ids)
                 while len(rounds_s) <= len(tree):
                     rounds_s.append(self._costs.round_s(len(rounds_s), context, 1))
-                path = self._path(tree, done)
-                sizes = _subtree_sizes(tree)
-                for accepted in range(len(path) + 1):
+                for accepted in range(len(tree.path)):
                     # Any nodes may fill the pass but those by which the walk would go on.
-                    further = sizes[path[accepted]] if accepted < len(path) else 0
-                    pass_s = min(rounds_s[accepted + 1 : len(tree) - further + 1])
-                    after = self._arrivals[min(done + accepted + 1, len(recording.token_ids))]
+                    pass_s = min(rounds_s[accepted + 1 : len(tree) - tree.further(accepted) + 1])
                     if levels == 0:
-                        starts = arrivals + asking_s
-                        np.minimum(after[:done], starts + pass_s * self._factors(starts), out=after[:done])
+                        ends = starts + pass_s * self._factors(starts)
+                        np.minimum(after[accepted][:done], ends, out=after[accepted][:done])
                     else:
-                        start_s = levels_s[levels - 1] + asking_s
+                        start_s = levels_s[levels - 1]
                         # Of the chain, the tokens that were fed and accepted stay in the draft's cache.
-                        cached = done + min(self._followed(chain, done), levels - 1, accepted)
-                        after[cached] = min(after[cached], start_s + pass_s * self._factor(start_s))
+                        cached = done + min(followed, levels - 1, accepted)
+                        end_s = start_s + pass_s * self._factor(start_s)
+                        after[accepted][cached] = min(after[accepted][cached], end_s)
 
     def _level_starts(self, done: int, arrivals: Float64Array, num_levels: int) -> list[float]:
         """Return the earliest time at which 1, 2, ... levels of the model's chain are there."""
@@ -149,24 +153,6 @@ class _Search:
             levels_s.append(levels_s[-1] + self._costs.draft_s(1, length + level - 1) * self._factor(levels_s[-1]))
         return levels_s
 
-    def _path(self, tree: DraftTree, done: int) -> list[int]:
-        """Return the nodes that the text follows, from below the root downwards."""
-        path: list[int] = []
-        for token_id in self._recording.token_ids[done:]:
-            node = tree.child(path[-1] if path else ROOT, token_id)
-            if node is None:
-                break
-            path.append(node)
-        return path
-
-    def _followed(self, chain: Chain, done: int) -> int:
-        """Return how many of a chain's own tokens, siblings aside, the text follows."""
-        text = self._recording.token_ids[done:]
-        return next(
-            (i for i, (level, token) in enumerate(zip(chain, text, strict=False)) if level.token_ids[0] != token),
-            min(len(chain), len(text)),
-        )
-
     def _factor(self, now_s: float) -> float:
         return 1.0 if self._drift is None else self._drift(now_s)
 
@@ -176,21 +162,54 @@ class _Search:
         return np.array([self._drift(start_s) if start_s < math.inf else 1.0 for start_s in starts_s.tolist()])
 
 
-def _subtree_sizes(tree: DraftTree) -> list[int]:
-    """Return for each node how many nodes there are from it downwards, itself included."""
-    sizes = [1] * len(tree)
-    for node in range(len(tree) - 1, ROOT, -1):
-        sizes[tree.parents[node]] += sizes[node]
-    return sizes
+class _Tree:
+    """What was drafted, and how much of it lies on the text.
+
+    Attributes:
+        path: the root and the nodes below it that the text follows.
+    """
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self.path = [ROOT]
+        self._text = text
+        self._parents = [-1]
+        self._children: dict[tuple[int, int], int] = {}
+        # Nodes from each node downwards, itself included.
+        self._sizes = [1]
+
+    def __len__(self) -> int:
+        return len(self._parents)
+
+    def hang(self, parent: int, token_ids: Sequence[int]) -> int:
+        """Add a level below a node and return the node that leads on."""
+        nodes = [self._add(parent, token_id) for token_id in token_ids]
+        return nodes[0]
+
+    def further(self, accepted: int) -> int:
+        """Return how many nodes must stay out of the pass if only ``accepted`` tokens are to be accepted."""
+        return self._sizes[self.path[accepted + 1]] if accepted + 1 < len(self.path) else 0
+
+    def _add(self, parent: int, token_id: int) -> int:
+        node = self._children.get((parent, token_id))
+        if node is None:
+            node = len(self._parents)
+            self._children[parent, token_id] = node
+            self._parents.append(parent)
+            self._sizes.append(0)
+            ancestor = node
+            while ancestor >= ROOT:
+                self._sizes[ancestor] += 1
+                ancestor = self._parents[ancestor]
+            # Parents come first, so the path grows at its end.
+            depth = len(self.path) - 1
+            if parent == self.path[-1] and depth < len(self._text) and token_id == self._text[depth]:
+                self.path.append(node)
+        return node
 
 
-def _hang(tree: DraftTree, chain: Chain) -> None:
-    node = ROOT
-    for level in chain:
-        node = _hang_level(tree, node, level.token_ids)
-
-
-def _hang_level(tree: DraftTree, parent: int, token_ids: Sequence[int]) -> int:
-    """Add a level below a node and return the node that leads on."""
-    nodes = [tree.add(parent, token_id, "") for token_id in token_ids]
-    return nodes[0]
+def _followed(chain: Chain, text: Sequence[int]) -> int:
+    """Return how many of a chain's own tokens, siblings aside, the text follows."""
+    for index, (level, token_id) in enumerate(zip(chain, text, strict=False)):
+        if level.token_ids[0] != token_id:
+            return index
+    return min(len(chain), len(text))
