@@ -383,7 +383,8 @@ def _bar(share: float, longest: int, blocks: bool) -> str:
 def _ms(seconds: float) -> str:
     """Write seconds as milliseconds, with three digits that mean something."""
     ms = seconds * 1e3
-    return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
+    digits = 0 if ms >= 99.95 else 1 if ms >= 9.995 else 2 if ms >= 0.9995 else 3
+    return f"{ms:.{digits}f}"
 
 
 def _can_print(text: str) -> bool:

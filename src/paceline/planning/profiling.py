@@ -54,13 +54,14 @@ _LONG_CONTEXT: Final = 1024
 _LEAST_LEVER: Final = 256
 """Tokens by which the long context must be longer: engines pad what attention runs over to about as many."""
 
-# Shares of the budget, after which measuring goes on to the next thing.
-_SHORT_SHARE: Final = 0.6
-_REQUESTS_SHARE: Final = 0.7
-_LONG_SHARES: Final = (0.8, 0.9)
+# Shares of the budget after which measuring goes on to the next thing; those of the long context are for the target and
+# for the draft model, and leave time to measure after filling.
+_SHORT_SHARE: Final = 0.5
+_REQUESTS_SHARE: Final = 0.55
+_LONG_SHARES: Final = (0.8, 0.88)
+# Shares for putting a context into a cache; it is shorter where that does not do.
 _SHORT_FILL_SHARE: Final = 0.1
-_LONG_FILL_SHARE: Final = 0.15
-"""Of the budget, for putting a context into one cache; what is put there is shorter if that does not do."""
+_LONG_FILL_SHARES: Final = (0.2, 0.05)
 
 _LONG_REPEATS: Final = 3
 _WIDE: Final = 8
@@ -73,6 +74,7 @@ _SEVERAL_REQUESTS: Final = 4
 _REQUESTS_REPEATS: Final = 3
 _SAMPLED_ROWS: Final = 9
 _LEAST_CONTEXT: Final = 4
+_SHORTEST_ROW_S: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class ProfilingBudget:
     """How much measuring may take; it stops at whichever comes first. The defaults are for the first load of a model.
 
     Attributes:
-        max_s: seconds, counted from the end of the first passes of each model, which read it from the disk.
+        max_s: seconds, counted from the end of each model's first pass, which reads it from the disk.
         max_passes: passes of both models together, all counted; ``None`` for no limit.
     """
 
@@ -147,8 +149,8 @@ def measure_profile(
         sampling_row_s = subjects[0].sampling_row_s()
         several = _measure_requests(subjects[0], meter)
         slopes = [
-            _measure_long(subject, items, share, meter, shuffling)
-            for subject, share in zip(subjects, _LONG_SHARES, strict=False)
+            _measure_long(subject, items, fill_share, share, meter, shuffling)
+            for subject, fill_share, share in zip(subjects, _LONG_FILL_SHARES, _LONG_SHARES, strict=False)
         ]
         queue.run(1.0, meter)
         for item in items:
@@ -198,8 +200,9 @@ class _Meter:
         self._latest_s = 0.0
 
     def start(self) -> None:
-        """Count the time from here on; the passes so far count."""
+        """Count the time from here on; the passes so far count, but say nothing of later ones."""
         self._started_s = self.clock.now_s()
+        self._latest_s = 0.0
 
     def allows(self, share: float) -> bool:
         """Return whether a pass that takes as long as the latest stays within this share of the budget."""
@@ -258,7 +261,7 @@ class _Subject:
         self._capabilities = capabilities
         self._meter = meter
         self._rng = rng
-        self._row_s = 0.0
+        self._row_s = math.inf
         self._row_logits: FloatArray = np.zeros(1)
         end_ids = engine.vocabulary.end_ids
         self._token_ids = [i for i in range(engine.vocabulary.size) if i not in end_ids] or [0]
@@ -268,10 +271,8 @@ class _Subject:
         return self._rng.choices(self._token_ids, k=count)
 
     def warm_up(self) -> None:
-        """Make the first passes, which read the model from the disk and build what later ones use again."""
-        for _ in range(2):
-            times_s = self._append(1)
-        self._row_s = times_s[-1]
+        """Make the first pass, which reads the model from the disk and builds what later ones use again."""
+        self._append(1)
 
     def fill(self, length: int, share: float) -> None:
         """Put tokens into the cache until ``context`` is ``length``, as far as this share of the budget and room do."""
@@ -279,11 +280,9 @@ class _Subject:
         while missing > 0:
             rows = min(missing, self._capabilities.max_rows)
             try:
-                (took_s,) = self._append(rows)
+                self._append(rows)
             except NoRoomError:
                 return
-            # A narrow pass says little about the rows of wide ones.
-            self._row_s = min(self._row_s, took_s / rows)
             missing -= rows
 
     def reachable(self, length: int, share: float) -> int:
@@ -292,7 +291,7 @@ class _Subject:
             length - self.context,
             self._capabilities.context_length - self.widest - self.context,
             self._meter.passes_for(share) * self._capabilities.max_rows,
-            self._meter.budget.max_s * share / self._row_s if self._row_s > 0 else math.inf,
+            self._meter.budget.max_s * share / self._row_s,
         )
         return self.context + max(0, int(rows))
 
@@ -320,6 +319,7 @@ class _Subject:
             for index in range(len(outputs)):
                 int(output.logits(0, index).argmax())
             self.engine.commit(self.sequence, range(kept))
+        self._note(rows, times_s[0])
         self._restore()
         return times_s[0]
 
@@ -339,8 +339,8 @@ class _Subject:
         """Forget the sequence."""
         self.engine.close_sequence(self.sequence)
 
-    def _append(self, rows: int) -> list[float]:
-        """Feed and commit tokens that become context; return the seconds it took, as the only item."""
+    def _append(self, rows: int) -> None:
+        """Feed and commit tokens that become context."""
         parents = range(COMMITTED_END, COMMITTED_END + rows)
         times_s: list[float] = []
         with self._meter.timing(times_s):
@@ -348,7 +348,11 @@ class _Subject:
             self._row_logits = np.array(output.logits(0, 0))
             self.engine.commit(self.sequence, range(rows))
         self.context += rows
-        return times_s
+        self._note(rows, times_s[0])
+
+    def _note(self, rows: int, took_s: float) -> None:
+        """Keep what a row costs at best, which is in a wide pass: what filling a cache takes is foretold by it."""
+        self._row_s = min(self._row_s, max(took_s / rows, _SHORTEST_ROW_S))
 
     def _restore(self) -> None:
         """Take back what passes committed."""
@@ -498,19 +502,19 @@ class _Long:
 
 
 def _measure_long(
-    subject: _Subject, items: Sequence[_Item], share: float, meter: _Meter, rng: random.Random
+    subject: _Subject, items: Sequence[_Item], fill_share: float, share: float, meter: _Meter, rng: random.Random
 ) -> _Long | None:
     """Time one row and a wide pass at a longer context; ``None`` if this share of the budget does not do for it."""
     short = subject.context
     measured = [item.rows for item in items if item.subject is subject and item.times_s]
     if 1 not in measured or not meter.allows(share):
         return None
-    if subject.reachable(_LONG_CONTEXT, _LONG_FILL_SHARE) - short < _LEAST_LEVER:
+    if subject.reachable(_LONG_CONTEXT, fill_share) - short < _LEAST_LEVER:
         return None
     wide = max(rows for rows in measured if rows <= _WIDE)
     times_s: dict[int, list[float]] = {rows: [] for rows in {1, wide}}
     try:
-        subject.fill(_LONG_CONTEXT, _LONG_FILL_SHARE)
+        subject.fill(_LONG_CONTEXT, fill_share)
         long = subject.context
         if long - short < _LEAST_LEVER:
             return None
