@@ -15,6 +15,7 @@ its oldest half at moments that depend on the policy, and a recording holds only
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -348,7 +349,8 @@ def save_recordings(path: Path, recordings: Sequence[Recording]) -> None:
     except OSError as error:
         raise InputError(f"cannot write the recordings {path}: {error.strerror}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 def load_recordings(path: Path) -> list[Recording]:
