@@ -1,4 +1,4 @@
-"""Runs the measurements, all or by name. ``pair`` and ``inflation`` have options."""
+"""Runs the measurements, all or by name. ``pair``, ``inflation``, ``record`` and ``replay`` have options."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from benchmarks.inflation import EPILOG as INFLATION_EPILOG
 from benchmarks.inflation import inflation
 from benchmarks.machine import machine
 from benchmarks.pair.command import EPILOG, pair
+from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
 from paceline.cli import exits
 from paceline.core.errors import InputError, PacelineError
 
@@ -50,6 +51,9 @@ for _name, _module in MEASUREMENTS.items():
     app.command(_name, help=(_module.__doc__ or "").partition("\n")[0])(_command(_name))
 app.command("pair", epilog=EPILOG)(pair)
 app.command("inflation", epilog=INFLATION_EPILOG)(inflation)
+# These measure policies on what was recorded before, so they are not among all that runs by itself.
+app.command("record", epilog=RECORD_EPILOG)(record_command)
+app.command("replay", epilog=REPLAY_EPILOG)(replay_command)
 
 
 @app.callback()

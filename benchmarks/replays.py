@@ -1,0 +1,243 @@
+"""``python -m benchmarks record`` and ``replay``: policies compared without models, and without noise.
+
+Recording needs the models once: for each token of each answer as many passes of the draft as it records levels. Replay
+is limited by the interpreter alone: about a tenth of a millisecond a round, and for the oracle of each text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from benchmarks.cost_tables import PASS_MS, measured_profile
+from benchmarks.machine import machine
+from paceline.api import load
+from paceline.cli.display import error_console
+from paceline.core.errors import InputError
+from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
+from paceline.engines.loading import ModelOptions
+from paceline.models.cache import resolve
+from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
+from paceline.planning.base import Policy
+from paceline.planning.cost import CostProfile
+from paceline.planning.fixed import FixedPolicy
+from paceline.planning.oracle import oracle_s
+from paceline.planning.recording import (
+    RECORDED_DEPTH,
+    RECORDED_SIBLINGS,
+    Recording,
+    load_recordings,
+    record,
+    save_recordings,
+)
+from paceline.planning.registry import POLICY_NAMES, build_policy
+from paceline.planning.replay import replay
+
+RECORD_EPILOG = """[bold]Examples[/bold]
+
+python -m benchmarks record --output pair.npz
+
+python -m benchmarks record --output code.npz --kinds code --prompts 4 --tokens 64 --temperature 0.8
+
+python -m benchmarks record --output big.npz --target big.gguf --draft small.gguf --drafters draft,suffix
+"""
+
+REPLAY_EPILOG = """[bold]Examples[/bold]
+
+python -m benchmarks replay --recordings pair.npz
+
+python -m benchmarks replay --recordings pair.npz --costs Q8_0 --drafters suffix,draft --json replay.json
+
+python -m benchmarks replay --recordings pair.npz --costs profile.json  [dim]# from paceline profile --json[/dim]
+"""
+
+STATIC_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+_PIPE_WIDTH = 120
+
+
+def record_command(
+    output: Annotated[Path, typer.Option("--output", help="File of recordings to write (.npz).", metavar="FILE")],
+    target: Annotated[str | None, typer.Option("--target", help="By path or name. \\[the embedded one]")] = None,
+    draft: Annotated[str | None, typer.Option("--draft", help="By path or name. \\[the embedded one]")] = None,
+    drafters: Annotated[
+        str, typer.Option("--drafters", help=f"Among {', '.join(DRAFTER_NAMES)}.", metavar="NAME[,...]")
+    ] = "suffix,lookup,draft",
+    kinds: Annotated[
+        str, typer.Option("--kinds", help=f"Among {', '.join(HELDOUT_KINDS)}.", metavar="NAME[,...]")
+    ] = ",".join(HELDOUT_KINDS),
+    prompts: Annotated[int, typer.Option("--prompts", help="Texts of each kind.")] = 10,
+    prompt_characters: Annotated[int, typer.Option("--prompt-characters", help="Of each text.")] = 600,
+    tokens: Annotated[int, typer.Option("--tokens", help="Length of an answer.")] = 256,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    depth: Annotated[int, typer.Option("--depth", help="Deepest drafts to record.")] = RECORDED_DEPTH,
+    siblings: Annotated[int, typer.Option("--siblings", help="Proposals for a position.")] = RECORDED_SIBLINGS,
+    threads: Annotated[int | None, typer.Option("--threads", help="CPU threads. \\[one a core]")] = None,
+) -> None:
+    """Record what every drafter would propose at every position of answers to held-out text."""
+    if target is not None and draft is None:
+        raise InputError("--target without --draft: name the draft model that goes with it")
+    names = _split(drafters)
+    check_drafter_names(names)
+    if not output.parent.is_dir():
+        raise InputError(f"{output} cannot be written: there is no directory {output.parent}; make it first")
+    for option, value in (("--prompts", prompts), ("--tokens", tokens), ("--prompt-characters", prompt_characters)):
+        if value < 1:
+            raise InputError(f"{option} {value} is out of range: give 1 or more")
+    texts = [(kind, number, text) for kind in _split(kinds) for number, text in enumerate(heldout(kind)[:prompts], 1)]
+    options = {
+        "target": ModelOptions(embedded_target() if target is None else resolve(target), threads=threads),
+        "draft": ModelOptions(embedded_draft() if draft is None else resolve(draft), threads=threads),
+    }
+    recordings = []
+    with (
+        load(
+            options["target"],
+            draft=options["draft"] if "draft" in names else None,
+            drafters=names,
+            policy=FixedPolicy(depth),
+        ) as model,
+        _progress() as progress,
+    ):
+        task = progress.add_task("", total=len(texts))
+        for index, (kind, number, text) in enumerate(texts):
+            progress.update(task, description=f"{kind}, text {number}")
+            recordings.append(
+                record(
+                    model,
+                    text[:prompt_characters],
+                    name=f"{kind} {number}",
+                    depth=depth,
+                    siblings=siblings,
+                    report=lambda share, index=index: progress.update(task, completed=index + share),  # type: ignore[misc]
+                    max_tokens=tokens,
+                    temperature=temperature,
+                    seed=index,
+                )
+            )
+    save_recordings(output, recordings)
+    num_tokens = sum(len(recording.token_ids) for recording in recordings)
+    print(f"{len(recordings)} recordings of {num_tokens} tokens, {output.stat().st_size / 1e6:.1f} MB: {output}")
+
+
+def replay_command(
+    recordings: Annotated[
+        Path, typer.Option("--recordings", help="Made with python -m benchmarks record.", metavar="FILE")
+    ],
+    costs: Annotated[
+        str,
+        typer.Option("--costs", help=f"Among {', '.join(PASS_MS)}, or a file of paceline profile --json.", metavar="X"),
+    ] = "Q4_0",
+    draft_ms: Annotated[
+        float, typer.Option("--draft-ms", help="Milliseconds of a pass of the draft; not for a file.")
+    ] = 1.0,
+    drafters: Annotated[
+        str | None, typer.Option("--drafters", help="Of those recorded. \\[all]", metavar="NAME[,...]")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here.", metavar="FILE")] = None,
+) -> None:
+    """Replay recordings under every policy and every static draft length, beside the best there could have been."""
+    # The first token comes with the prompt, so an answer of one token has no rounds.
+    loaded = [recording for recording in load_recordings(recordings) if len(recording.token_ids) > 1]
+    if not loaded:
+        raise InputError(f"all answers in {recordings} are of one token: record longer ones (--tokens)")
+    if draft_ms <= 0:
+        raise InputError(f"--draft-ms {draft_ms:g} is out of range: give more than 0")
+    profile = _costs(costs, draft_ms)
+    names = [tape.name for tape in loaded[0].tapes] if drafters is None else _split(drafters)
+    groups: dict[str, list[Recording]] = {}
+    for recording in loaded:
+        groups.setdefault(recording.name.partition(" ")[0], []).append(recording)
+    policies = {f"fixed {length}": length for length in (0, *STATIC_LENGTHS)} | dict.fromkeys(POLICY_NAMES[1:], None)
+    figures: dict[str, Any] = {}
+    console = Console(highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    with _progress() as progress:
+        task = progress.add_task("", total=len(groups) * (len(policies) + 1))
+        for kind, group in groups.items():
+            progress.update(task, description=f"{kind}: oracle")
+            best_s = [oracle_s(recording, profile, drafters=names) for recording in group]
+            progress.advance(task)
+            figures[kind] = {}
+            for name, length in policies.items():
+                progress.update(task, description=f"{kind}: {name}")
+                policy: Policy = FixedPolicy(length) if length is not None else build_policy(name, costs=profile)
+                figures[kind][name] = _figures(group, policy, profile, names, best_s)
+                progress.advance(task)
+    for kind, of_kind in figures.items():
+        console.print(_table(kind, len(groups[kind]), costs, of_kind))
+    if json_file is not None:
+        report = {"costs": costs, "draft_ms": draft_ms, "drafters": names, "kinds": figures}
+        partial = json_file.with_name(json_file.name + ".partial")
+        try:
+            partial.write_text(json.dumps({"machine": machine(), "replay": report}) + "\n", encoding="utf-8")
+            partial.replace(json_file)
+        except OSError as error:
+            raise InputError(f"{json_file} cannot be written: {error.strerror}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+
+
+def _figures(
+    group: Sequence[Recording], policy: Policy, profile: CostProfile, names: Sequence[str], best_s: Sequence[float]
+) -> dict[str, Any]:
+    result = replay(group, policy, profile, drafters=names)
+    shares, share = result.shares_of(best_s)
+    return {
+        "tokens_per_second": result.tokens_per_second,
+        "rounds": result.rounds,
+        "accept_share": result.accept_share,
+        "share_of_oracle": share,
+        "lowest_share_of_oracle": min(shares),
+    }
+
+
+def _table(kind: str, count: int, costs: str, of_kind: dict[str, dict[str, Any]]) -> Table:
+    table = Table(title=f"{kind}, {count} texts, {costs}", title_justify="left", box=None)
+    table.add_column("policy")
+    for column in ("tokens/s", "of plain", "of oracle", "accepted", "rounds"):
+        table.add_column(column, justify="right")
+    plain = of_kind["fixed 0"]["tokens_per_second"]
+    for name, row in of_kind.items():
+        accepted = row["accept_share"]
+        table.add_row(
+            "plain" if name == "fixed 0" else name,
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['tokens_per_second'] / plain:.2f}",
+            f"{row['share_of_oracle']:.2f}",
+            "" if accepted is None else f"{accepted:.0%}",
+            str(row["rounds"]),
+        )
+    return table
+
+
+def _costs(name: str, draft_ms: float) -> CostProfile:
+    if name in PASS_MS:
+        return measured_profile(name, draft_ms)
+    try:
+        data = json.loads(Path(name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{name} is neither among {', '.join(PASS_MS)} nor a file") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the costs {name}: {error}") from None
+    # The command's report holds the profile among other figures.
+    return CostProfile.from_json(data.get("profile", data) if isinstance(data, dict) else data)
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _progress() -> Progress:
+    console = error_console()
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)

@@ -1,0 +1,117 @@
+"""Recording with the embedded pair, and the comparison of policies by replay, through the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.__main__ import app
+from benchmarks.cost_tables import PASS_MS, measured_profile
+from typer.testing import CliRunner
+
+from paceline.core.errors import InputError
+from paceline.planning.fixed import FixedPolicy
+from paceline.planning.oracle import oracle_s
+from paceline.planning.recording import load_recordings, save_recordings
+from paceline.planning.registry import POLICY_NAMES
+from paceline.planning.replay import replay
+from tests.planning.helpers import Skill, synthetic
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def replayed(path: Path, *arguments: object) -> dict[str, Any]:
+    json_file = path.with_suffix(".json")
+    run("replay", "--recordings", path, "--json", json_file, *arguments)
+    figures: dict[str, Any] = json.loads(json_file.read_text())["replay"]
+    return figures
+
+
+@pytest.mark.parametrize("name", PASS_MS)
+def test_tables_are_what_was_measured(name: str) -> None:
+    profile = measured_profile(name, 1.5)
+    for rows, ms in PASS_MS[name].items():
+        assert profile.round_s(rows) == pytest.approx(ms / 1e3)
+    assert profile.draft_s(1) == profile.draft_s(20) == pytest.approx(1.5e-3)
+    assert profile.draft_s(512) == pytest.approx(24e-3)
+
+
+def test_every_policy_beside_the_oracle(tmp_path: Path) -> None:
+    good = [synthetic(seed, {"draft": Skill(0.9)}, num_tokens=30) for seed in range(2)]
+    bad = [synthetic(seed + 9, {"draft": Skill(0.0)}, num_tokens=30) for seed in range(2)]
+    path = tmp_path / "both.npz"
+    named = [
+        dataclasses.replace(recording, name=name)
+        for recording, name in zip([*good, *bad], ["good 1", "good 2", "bad 1", "bad 2"], strict=True)
+    ]
+    save_recordings(path, named)
+    figures = replayed(path, "--costs", "Q8_0", "--draft-ms", "2")
+    assert (figures["costs"], figures["drafters"], list(figures["kinds"])) == ("Q8_0", ["draft"], ["good", "bad"])
+    profile = measured_profile("Q8_0", 2.0)
+    for kind, recordings in (("good", good), ("bad", bad)):
+        of_kind = figures["kinds"][kind]
+        assert set(POLICY_NAMES[1:]) < set(of_kind)
+        fixed = replay(recordings, FixedPolicy(4), profile)
+        best_s = sum(oracle_s(recording, profile) for recording in recordings)
+        assert of_kind["fixed 4"]["tokens_per_second"] == pytest.approx(fixed.tokens_per_second)
+        assert of_kind["fixed 4"]["rounds"] == fixed.rounds
+        assert of_kind["fixed 4"]["share_of_oracle"] == pytest.approx(best_s / fixed.decode_s)
+        # A plain round of Q8_0 takes 29 ms.
+        assert of_kind["fixed 0"]["tokens_per_second"] == pytest.approx(1e3 / 29)
+    assert figures["kinds"]["bad"]["fixed 0"]["share_of_oracle"] == pytest.approx(1.0)
+    assert figures["kinds"]["good"]["fixed 0"]["share_of_oracle"] < 0.8
+
+
+def test_costs_from_a_file_of_the_profile_command(tmp_path: Path) -> None:
+    path, costs = tmp_path / "some.npz", tmp_path / "profile.json"
+    save_recordings(path, [synthetic(1, {"draft": Skill(0.5)})])
+    for report in (measured_profile("F16", 2.0).to_json(), {"profile": measured_profile("F16", 2.0).to_json()}):
+        costs.write_text(json.dumps(report))
+        from_file = replayed(path, "--costs", costs)
+        assert from_file["kinds"] == replayed(path, "--costs", "F16", "--draft-ms", "2")["kinds"]
+
+
+def test_recording_the_embedded_pair(tmp_path: Path) -> None:
+    path = tmp_path / "pair.npz"
+    options = ["--kinds", "code,logs", "--prompts", 1, "--tokens", 6, "--depth", 2, "--siblings", 2, "--threads", 1]
+    shown = run("record", "--output", path, *options, "--prompt-characters", 80)
+    assert "2 recordings of 12 tokens" in shown
+    recordings = load_recordings(path)
+    assert [recording.name for recording in recordings] == ["code 1", "logs 1"]
+    for recording in recordings:
+        assert [tape.name for tape in recording.tapes] == ["suffix", "lookup", "draft"]
+        draft = recording.tapes[-1]
+        assert all(len(chain) == 2 and len(chain[0].token_ids) == 2 for chain in draft.chains)
+        margins = [margin for chain in draft.chains for level in chain for margin in level.margins[:1]]
+        assert all(margin is not None and margin >= 0 for margin in margins)
+    assert set(replayed(path)["kinds"]) == {"code", "logs"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["record", "--output", "x.npz", "--target", "big.gguf"], "--target without --draft"),
+        (["record", "--output", "x.npz", "--tokens", "0"], "--tokens 0 is out of range"),
+        (["record", "--output", "missing/x.npz"], "there is no directory missing"),
+        (["record", "--output", "x.npz", "--kinds", "poems"], "no held-out text of kind 'poems'"),
+        (["replay", "--recordings", "some.npz", "--costs", "Q9"], "Q9 is neither among Q4_0, F16"),
+        (["replay", "--recordings", "some.npz", "--draft-ms", "0"], "--draft-ms 0 is out of range"),
+        (["replay", "--recordings", "some.npz", "--drafters", "lookup"], "'lookup' was not recorded"),
+        (["replay", "--recordings", "short.npz"], "all answers in short.npz are of one token"),
+    ],
+)
+def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_recordings(Path("some.npz"), [synthetic(1, {"draft": Skill(0.5)})])
+    save_recordings(Path("short.npz"), [synthetic(1, {"draft": Skill(0.5)}, num_tokens=1)])
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InputError, match=message):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert sorted(tmp_path.iterdir()) == before
