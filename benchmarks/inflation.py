@@ -34,7 +34,6 @@ from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.inflate import PRESETS, LlamaShape, file_type_named, fitted_shape, inflate
-from paceline.models.inflate.source import tensor_shapes
 from paceline.planning.fixed import NO_SPECULATION
 
 PROMPT_CHARACTERS = 300
@@ -175,7 +174,7 @@ def write_random_llama(path: Path, shape: LlamaShape) -> None:
     writer.add_token_types([int(gguf.TokenType.NORMAL)] * (shape.vocab_size - 1) + [int(gguf.TokenType.CONTROL)])
     writer.add_token_merges(["t 0"])
     writer.add_eos_token_id(shape.vocab_size - 1)
-    tensors = tensor_shapes(shape)
+    tensors = shape.tensors()
     for name, dimensions in tensors.items():
         dtype = np.dtype(np.float32 if len(dimensions) == 1 else np.float16)
         writer.add_tensor_info(name, dimensions, dtype, int(np.prod(dimensions)) * dtype.itemsize)

@@ -119,7 +119,7 @@ def test_what_is_no_whole_model_is_said_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "nowhere.gguf cannot be read" in refusal(tmp_path / "nowhere.gguf")
+    assert f"there is no file {tmp_path / 'nowhere.gguf'}" in refusal(tmp_path / "nowhere.gguf")
     (tmp_path / "empty").mkdir()
     assert "empty is a folder without config.json" in refusal(tmp_path / "empty")
     whole = write_folder(tmp_path / "hf")

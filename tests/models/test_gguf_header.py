@@ -95,7 +95,7 @@ HEADER = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
 DAMAGED = {
     "no model": (b"hello, world", "starts with b'hell'"),
     "empty": (b"", "it is empty"),
-    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "is a big-endian GGUF file"),
     "countless keys": (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60), "keys"),
     "countless tensors": (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "tensors"),
     "endless name": (HEADER + struct.pack("<Q", 1 << 63), "ends within its header"),

@@ -81,7 +81,9 @@ def read_gguf_header(path: Path) -> GgufHeader:
                 found = f"it starts with {magic!r}, not {_MAGIC!r}" if magic else "it is empty"
                 raise ModelFileError(f"{path} is not a GGUF file: {found}")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(data).header()
+                return _Reader(path, data).header()
+    except FileNotFoundError:
+        raise ModelFileError(f"there is no file {path}; give the path of a .gguf file") from None
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
     except _DamagedError as error:
@@ -95,12 +97,15 @@ class _DamagedError(Exception):
 class _Reader:
     """A place in the file that moves on with everything read."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path = path
         self._data = data
         self._offset = len(_MAGIC)
 
     def header(self) -> GgufHeader:
-        version = self._scalar(_UINT32)
+        version = int(self._scalar(_UINT32))
+        if version in (known << 24 for known in _VERSIONS):
+            raise ModelFileError(f"{self._path} is a big-endian GGUF file; give a little-endian one")
         if version not in _VERSIONS:
             raise _DamagedError(f"version {version} is none of {', '.join(map(str, _VERSIONS))}")
         num_tensors = self._count("tensors")

@@ -2,9 +2,9 @@
 
 ::
 
-    GGUFFile ──> LlamaShape ──> config.json            folder ──> LlamaShape ──> metadata
-             ──> Vocabulary ──> tokenizer*.json               ──> Vocabulary ──> metadata
-             ──> rows, a few at a time ──> shards              ──> rows, a few at a time ──> tensor data
+    LlamaFile ──> LlamaSettings ──> config.json         folder ──> LlamaSettings ──> metadata
+              ──> Vocabulary ──> tokenizer*.json               ──> Vocabulary ──> metadata
+              ──> rows, a few at a time ──> shards             ──> rows, a few at a time ──> tensor data
 
 Neither torch nor transformers is needed. Memory holds one tensor in its new type at most.
 """
@@ -18,16 +18,14 @@ import gguf
 import numpy as np
 
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.convert.dtypes import Bytes, Floats, encode, stored_type, weight_type
-from paceline.models.convert.gguf_file import GGUFFile
+from paceline.models.convert.dtypes import encode, stored_type, weight_type
 from paceline.models.convert.llama import (
-    ARCHITECTURE,
-    ROPE_DIVISORS,
     Weight,
-    add_shape_to_gguf,
-    config_of_shape,
-    shape_of_config,
-    shape_of_gguf,
+    add_settings_to_gguf,
+    check_folder_can_hold,
+    config_of_settings,
+    settings_of_config,
+    settings_of_gguf,
     to_gguf_rows,
     to_hf_rows,
 )
@@ -43,14 +41,14 @@ from paceline.models.files import (
     whole_folder,
     write_json,
 )
+from paceline.models.llama import ARCHITECTURE, ROPE_DIVISORS, LlamaFile, check_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from paceline.models.convert.dtypes import WeightType
-    from paceline.models.convert.gguf_file import GGUFTensor
-    from paceline.models.convert.safetensors_files import StoredTensor
+    from paceline.models.gguf_file import Bytes, Floats
 
     Report = Callable[[int, int], None]
 
@@ -89,24 +87,23 @@ def gguf_to_folder(
         ModelFileError: the source is damaged, or the disk is full.
     """
     kind = weight_type(dtype)
-    file = GGUFFile(source)
+    file = LlamaFile(source)
     check_new_folder(folder, source, force=force)
-    shape = shape_of_gguf(file)
-    vocabulary = vocabulary_of_gguf(file)
-    if len(vocabulary.tokens) != shape.vocab_size:
-        raise ModelFileError(f"{source} has {len(vocabulary.tokens)} tokens and {shape.vocab_size} rows for them")
-    weights = {weight.hf_name: weight for weight in shape.weights()}
-    stored = _match({w.gguf_name: w for w in weights.values()}, file.tensors, ignored={ROPE_DIVISORS}, name=str(source))
+    check_folder_can_hold(file.shape)
+    settings, vocabulary = settings_of_gguf(file), vocabulary_of_gguf(file)
+    if len(vocabulary.tokens) != file.shape.vocab_size:
+        raise ModelFileError(f"{source} has {len(vocabulary.tokens)} tokens and {file.shape.vocab_size} rows for them")
+    weights = {weight.hf_name: weight for weight in settings.weights()}
     planned = [PlannedTensor(w.hf_name, w.shape, stored_type(w.shape, kind)) for w in weights.values()]
     progress = _Progress(sum(tensor.num_bytes for tensor in planned), report)
     check_room(folder, progress.total + _text_bytes(vocabulary))
 
     def chunks(tensor: PlannedTensor) -> Iterator[Bytes]:
         weight = weights[tensor.name]
-        return progress.over(_converted(weight, stored[weight.gguf_name].rows, to_hf_rows, tensor.kind))
+        return progress.over(_converted(weight, file.tensors[weight.gguf_name].rows, to_hf_rows, tensor.kind))
 
     config = {
-        **config_of_shape(shape),
+        **config_of_settings(settings),
         "bos_token_id": vocabulary.bos,
         "eos_token_id": vocabulary.ends[0] if len(vocabulary.ends) == 1 else list(vocabulary.ends),
         "pad_token_id": vocabulary.pad,
@@ -120,7 +117,7 @@ def gguf_to_folder(
             key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config[key] is not None
         }
         write_json(partial_folder / "generation_config.json", special)
-        write_tokenizer(vocabulary, partial_folder, shape.context_length)
+        write_tokenizer(vocabulary, partial_folder, settings.context_length)
 
 
 def folder_to_gguf(
@@ -158,12 +155,16 @@ def folder_to_gguf(
         raise InputError(f"{destination} is a folder; give the path of a .gguf file to write")
     check_parent(destination)
     config = read_json(folder / "config.json")
-    shape = shape_of_config(config, str(folder))
-    vocabulary = vocabulary_of_folder(folder, config, shape.vocab_size)
-    weights = {weight.gguf_name: weight for weight in shape.weights()}
-    found = {n: tensor for n, tensor in read_tensors(folder).items() if not n.endswith(".rotary_emb.inv_freq")}
-    ignored = {"lm_head.weight"} if shape.tied else set()  # transformers ties whatever the file has
-    stored = _match({w.hf_name: w for w in weights.values()}, found, ignored=ignored, name=str(folder))
+    settings = settings_of_config(config, str(folder))
+    vocabulary = vocabulary_of_folder(folder, config, settings.shape.vocab_size)
+    weights = {weight.gguf_name: weight for weight in settings.weights()}
+    stored = {n: tensor for n, tensor in read_tensors(folder).items() if not n.endswith(".rotary_emb.inv_freq")}
+    check_tensors(
+        {n: tensor.shape for n, tensor in stored.items()},
+        {weight.hf_name: weight.shape for weight in weights.values()},
+        str(folder),
+        {"lm_head.weight"} if settings.shape.tied else (),  # transformers ties whatever the file has
+    )
     types = {n: stored_type(weight.shape, kind) for n, weight in weights.items()}
     sizes = {n: math.prod(weight.shape) * types[n].item_bytes for n, weight in weights.items()}
     progress = _Progress(sum(sizes.values()), report)
@@ -184,9 +185,9 @@ def folder_to_gguf(
                     writer.add_string(f"general.{key}", str(value))
             writer.add_file_type(kind.file_type)
             writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-            add_shape_to_gguf(shape, writer)
+            add_settings_to_gguf(settings, writer)
             add_vocabulary_to_gguf(vocabulary, writer, str(folder))
-            divisors = shape.rope_divisors()
+            divisors = settings.rope_divisors()
             if divisors is not None:
                 writer.add_tensor_info(ROPE_DIVISORS, divisors.shape, divisors.dtype, divisors.nbytes)
             for n, weight in weights.items():
@@ -217,38 +218,17 @@ def exact_dtype(folder: Path) -> str:
     return stored.pop() if stored in ({"F16"}, {"BF16"}) else "F32"
 
 
-def _match(
-    weights: Mapping[str, Weight],
-    found: Mapping[str, GGUFTensor] | Mapping[str, StoredTensor],
-    *,
-    ignored: set[str],
-    name: str,
-) -> Mapping[str, GGUFTensor] | Mapping[str, StoredTensor]:
-    """Check that the tensors found are those a Llama has, in their shapes."""
-    for tensor_name, weight in weights.items():
-        if tensor_name not in found:
-            raise ModelFileError(f"{name} lacks {tensor_name}; fetch it again, or check the number of layers it claims")
-        if found[tensor_name].shape != weight.shape:
-            raise ModelFileError(
-                f"{name} has {tensor_name} in shape {found[tensor_name].shape}, and its sizes ask for {weight.shape}"
-            )
-    unknown = sorted(found.keys() - weights.keys() - ignored)
-    if unknown:
-        raise InputError(f"{name} has {unknown[0]}, which a plain Llama has not; such a model cannot be converted")
-    return found
-
-
 def _converted(
     weight: Weight, rows: Callable[[int, int], Floats], reorder: Callable[[Floats, int], Floats], kind: WeightType
 ) -> Iterator[Bytes]:
     """Yield the bytes of a tensor in its new type and order of rows, whole heads at a time."""
-    unit = weight.rope_head_dim or 1
+    unit = weight.rotated_head_size or 1
     row_bytes = 4 * math.prod(weight.shape[1:])
     step = max(1, _CHUNK_BYTES // (row_bytes * unit)) * unit
     for start in range(0, weight.shape[0], step):
         values = rows(start, min(start + step, weight.shape[0]))
-        if weight.rope_head_dim is not None:
-            values = reorder(values, weight.rope_head_dim)
+        if weight.rotated_head_size is not None:
+            values = reorder(values, weight.rotated_head_size)
         yield encode(values, kind, weight.hf_name)
 
 

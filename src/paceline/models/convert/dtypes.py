@@ -13,8 +13,7 @@ from paceline.core.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
+    from paceline.models.gguf_file import Bytes, Floats
 
 
 class WeightType(NamedTuple):

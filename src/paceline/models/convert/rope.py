@@ -18,7 +18,7 @@ from paceline.core.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.models.convert.dtypes import Floats
+    from paceline.models.gguf_file import Floats
 
 _STANDARD: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What every Llama 3.1 and 3.2 has; tried before anything is fitted."""
@@ -36,12 +36,12 @@ class Llama3Scaling:
     high_freq_factor: float
     original_max_position_embeddings: int
 
-    def divisors(self, head_dim: int, theta: float) -> Floats:
-        """Return by what each frequency is divided, ``[head_dim / 2]``.
+    def divisors(self, head_size: int, theta: float) -> Floats:
+        """Return by what each frequency is divided, ``[head_size / 2]``.
 
         Source: ``_compute_llama3_parameters`` of transformers, there as frequencies.
         """
-        wavelengths = _wavelengths(head_dim, theta)
+        wavelengths = _wavelengths(head_size, theta)
         original = self.original_max_position_embeddings
         smooth = (original / wavelengths - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         divisors = 1 / ((1 - smooth) / self.factor + smooth)
@@ -113,15 +113,15 @@ def config_of_rope(rope: Rope) -> dict[str, Any]:
     return {"rope_theta": rope.theta, "rope_scaling": scaling}
 
 
-def recover_llama3(divisors: Floats, head_dim: int, theta: float, name: str) -> Llama3Scaling | None:
+def recover_llama3(divisors: Floats, head_size: int, theta: float, name: str) -> Llama3Scaling | None:
     """Return the recipe that gives these divisors, or ``None`` where they are all 1.
 
     Only ``original_max_position_embeddings`` over each of the two factors matters, so another recipe than the one the
     model was made with may be found; its divisors are the same.
 
     Args:
-        divisors: ``rope_freqs.weight``, ``[head_dim / 2]``.
-        head_dim: dimensions of a head.
+        divisors: ``rope_freqs.weight``, ``[head_size / 2]``.
+        head_size: length of a head's vectors.
         theta: base of the frequencies.
         name: of the file, for the error.
 
@@ -130,9 +130,9 @@ def recover_llama3(divisors: Floats, head_dim: int, theta: float, name: str) -> 
     """
     if np.all(divisors == 1):
         return None
-    if divisors.shape == (head_dim // 2,) and np.all(np.isfinite(divisors)) and divisors.min() >= 1:
-        for candidate in _candidates(divisors.astype(np.float64), _wavelengths(head_dim, theta)):
-            if np.allclose(candidate.divisors(head_dim, theta), divisors, rtol=_TOLERANCE, atol=0):
+    if divisors.shape == (head_size // 2,) and np.all(np.isfinite(divisors)) and divisors.min() >= 1:
+        for candidate in _candidates(divisors.astype(np.float64), _wavelengths(head_size, theta)):
+            if np.allclose(candidate.divisors(head_size, theta), divisors, rtol=_TOLERANCE, atol=0):
                 return candidate
     raise InputError(
         f"{name} has rope_freqs.weight that the llama3 recipe cannot give, and Hugging Face has no other for this "
@@ -140,8 +140,8 @@ def recover_llama3(divisors: Floats, head_dim: int, theta: float, name: str) -> 
     )
 
 
-def _wavelengths(head_dim: int, theta: float) -> npt.NDArray[np.float64]:
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+def _wavelengths(head_size: int, theta: float) -> npt.NDArray[np.float64]:
+    exponents = np.arange(0, head_size, 2, dtype=np.float64) / head_size
     wavelengths: npt.NDArray[np.float64] = 2 * math.pi * theta**exponents
     return wavelengths
 

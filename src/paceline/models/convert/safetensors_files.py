@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from paceline.core.errors import ModelFileError
-from paceline.models.convert.dtypes import Bytes, Floats, WeightType, decode
+from paceline.models.convert.dtypes import WeightType, decode
 from paceline.models.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    from paceline.models.gguf_file import Bytes, Floats
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import gguf
 
-    from paceline.models.convert.gguf_file import GGUFFile
+    from paceline.models.gguf_file import GGUFFile
 
 ChatTemplate = str | list[dict[str, str]]
 """One template, or several as objects with ``name`` and ``template``; the one named ``default`` is used."""

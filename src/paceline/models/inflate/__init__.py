@@ -10,12 +10,12 @@ from paceline.models.inflate.shape import (
     FILE_TYPES,
     PRESETS,
     VOCABULARIES,
-    LlamaShape,
     file_type_named,
     fitted_shape,
     preset_shape,
 )
 from paceline.models.inflate.writing import as_gguf, inflate
+from paceline.models.llama import LlamaShape
 
 __all__ = [
     "FILE_TYPES",

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from paceline.engines.llama_cpp.quantize import quantize_rows
-from paceline.models.inflate.source import Bytes
 
 if TYPE_CHECKING:
     import gguf
+
+    from paceline.models.gguf_file import Bytes
 
 CONSTANT: Final = 2.0**-17
 NORM_WEIGHT: Final = 2.0**15

@@ -9,7 +9,7 @@ from typing import Final
 
 from paceline.core.errors import ModelFileError
 from paceline.models.gguf_header import read_gguf_header
-from paceline.models.inflate.shape import LlamaShape
+from paceline.models.llama import LlamaShape
 
 PREFIX: Final = "paceline.inflate."
 

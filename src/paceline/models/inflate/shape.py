@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from math import prod
 from typing import Final, NamedTuple
 
 from paceline.core.errors import InputError
+from paceline.models.llama import EMBEDDINGS, OUTPUT, LlamaShape
 
 MULTIPLE: Final = 256
 """K-quants work in blocks of 256 along a row, so every row length of an inflated model is a multiple of that."""
@@ -67,144 +68,88 @@ def is_sensitive_layer(layer: int, num_layers: int) -> bool:
     return layer < num_layers // 8 or layer >= 7 * num_layers // 8 or (layer - num_layers // 8) % 3 == 2
 
 
-@dataclass(frozen=True)
-class LlamaShape:
-    """Dimensions of a Llama model.
+def matrix_type(name: str, num_layers: int, mix: FileType) -> str:
+    """Return the type llama.cpp gives to a matrix in a model of so many layers; embeddings are taken for tied ones."""
+    if name in (EMBEDDINGS, OUTPUT):
+        return mix.output
+    _, layer, part, _ = name.split(".")
+    sensitive = part in ("attn_v", "ffn_down") and is_sensitive_layer(int(layer), num_layers)
+    return mix.sensitive if sensitive else mix.base
 
-    Attributes:
-        layers: transformer layers.
-        width: length of the residual stream.
-        feed_forward: hidden units of a layer's feed-forward part.
-        heads: attention heads of a layer.
-        kv_heads: heads that have keys and values of their own; each serves ``heads / kv_heads`` others.
-        head_size: length of one head's vectors.
-        vocab_size: tokens.
-        tied: the embeddings are the output projection as well.
+
+def estimated_bytes(shape: LlamaShape, file_type: str) -> int:
+    """Return about how large a GGUF file of this shape is, within a few per cent.
+
+    Raises:
+        InputError: the file type is none of :data:`FILE_TYPES`.
     """
+    mix = FILE_TYPES[file_type_named(file_type)]
+    num_bits = 0.0
+    for name, dimensions in shape.tensors().items():
+        kind = "F32" if len(dimensions) == 1 else matrix_type(name, shape.layers, mix)
+        num_bits += prod(dimensions) * _BITS[kind]
+    # A token costs its text, its merge and its type; 48 bytes covers English vocabularies.
+    return int(num_bits / 8) + 48 * shape.vocab_size
 
-    layers: int
-    width: int
-    feed_forward: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocab_size: int
-    tied: bool
 
-    @classmethod
-    def from_gguf(cls, path: Path) -> LlamaShape:
-        """Read the shape of a GGUF file.
+def check_shape(shape: LlamaShape) -> None:
+    """Check that this is a shape a model can be inflated to.
 
-        Raises:
-            ModelFileError: it cannot be read, is damaged, or is not a plain Llama model.
-        """
-        from paceline.models.inflate.source import LlamaFile
+    Raises:
+        InputError: a dimension is out of range or not the multiple it has to be; the message names the nearest.
+    """
+    for name in ("layers", "width", "feed_forward", "heads", "kv_heads", "head_size", "vocab_size"):
+        value = getattr(shape, name)
+        if value < 1:
+            raise InputError(f"{_called(name)} {value} is out of range: the least is 1")
+    if shape.head_size % 2:
+        raise InputError(
+            f"head size {shape.head_size} is odd: rotary embeddings turn pairs, take {shape.head_size + 1}"
+        )
+    if shape.heads % shape.kv_heads:
+        divisors = [n for n in range(1, shape.heads + 1) if shape.heads % n == 0]
+        nearest = min(divisors, key=lambda n: abs(n - shape.kv_heads))
+        raise InputError(f"{shape.heads} heads cannot share {shape.kv_heads} kv heads evenly: take {nearest} kv heads")
+    widths = {
+        "width": shape.width,
+        "feed-forward": shape.feed_forward,
+        f"{shape.heads} heads of {shape.head_size}, together": shape.attention_width,
+    }
+    for name, value in widths.items():
+        if value % MULTIPLE:
+            low = value // MULTIPLE * MULTIPLE
+            nearest_two = f"{low} or {low + MULTIPLE}" if low else f"{MULTIPLE}"
+            raise InputError(f"{name} {value} is not a multiple of {MULTIPLE}, as K-quants need: take {nearest_two}")
 
-        return LlamaFile(path).shape
 
-    @property
-    def num_parameters(self) -> int:
-        """Weights of all tensors."""
-        return sum(count for count, _ in self._weights(FILE_TYPES["F32"]))
+def check_holds(shape: LlamaShape, source: LlamaShape) -> None:
+    """Check that a model of the shape ``source`` fits into one of ``shape``.
 
-    def num_bytes(self, file_type: str) -> int:
-        """Return about how large a GGUF file of this shape is, within a few per cent.
-
-        Raises:
-            InputError: the file type is none of :data:`FILE_TYPES`.
-        """
-        mix = FILE_TYPES[file_type_named(file_type)]
-        weights = sum(count * _BITS[kind] for count, kind in self._weights(mix)) / 8
-        # A token costs its text, its merge and its type; 48 bytes covers English vocabularies.
-        return int(weights) + 48 * self.vocab_size
-
-    @property
-    def group_size(self) -> int:
-        """Heads that share one head of keys and values."""
-        return self.heads // self.kv_heads
-
-    @property
-    def attention_width(self) -> int:
-        """Length of all heads' vectors together."""
-        return self.heads * self.head_size
-
-    def check(self) -> None:
-        """Check that this is a shape a model can be inflated to.
-
-        Raises:
-            InputError: a dimension is out of range or not the multiple it has to be; the message names the nearest.
-        """
-        for name in ("layers", "width", "feed_forward", "heads", "kv_heads", "head_size", "vocab_size"):
-            value = getattr(self, name)
-            if value < 1:
-                raise InputError(f"{_called(name)} {value} is out of range: the least is 1")
-        if self.head_size % 2:
+    Raises:
+        InputError: a dimension is too small; the message names it and both values.
+    """
+    for name in ("layers", "width", "feed_forward", "vocab_size"):
+        smaller, larger = getattr(shape, name), getattr(source, name)
+        if smaller < larger:
+            raise InputError(f"{_called(name)} {smaller} is less than the source's {larger}: take at least {larger}")
+    if shape.head_size % source.head_size:
+        raise InputError(
+            f"head size {shape.head_size} is no multiple of the source's {source.head_size}, so the rotary "
+            f"frequencies would change: take {source.head_size} (more heads cost the same)"
+        )
+    needed = source.kv_heads * -(-source.group_size // shape.group_size)
+    if shape.kv_heads < needed:
+        raise InputError(
+            f"{shape.heads} heads over {shape.kv_heads} kv heads cannot hold the source's {source.heads} over "
+            f"{source.kv_heads}: take at least {needed} kv heads at {shape.group_size} heads each"
+        )
+    if shape.vocab_size > source.vocab_size:
+        least = first_free_block(source.width) + MULTIPLE
+        if shape.width < least:
             raise InputError(
-                f"head size {self.head_size} is odd: rotary embeddings turn pairs, take {self.head_size + 1}"
+                f"width {shape.width} leaves no room to ban the ids that pad the vocabulary beyond the source's "
+                f"{source.vocab_size}: take at least {least}, or keep the vocabulary"
             )
-        if self.heads % self.kv_heads:
-            divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-            nearest = min(divisors, key=lambda n: abs(n - self.kv_heads))
-            raise InputError(
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads evenly: take {nearest} kv heads"
-            )
-        widths = {
-            "width": self.width,
-            "feed-forward": self.feed_forward,
-            f"{self.heads} heads of {self.head_size}, together": self.attention_width,
-        }
-        for name, value in widths.items():
-            if value % MULTIPLE:
-                low = value // MULTIPLE * MULTIPLE
-                nearest_two = f"{low} or {low + MULTIPLE}" if low else f"{MULTIPLE}"
-                raise InputError(
-                    f"{name} {value} is not a multiple of {MULTIPLE}, as K-quants need: take {nearest_two}"
-                )
-
-    def check_holds(self, source: LlamaShape) -> None:
-        """Check that a model of the shape ``source`` fits into this one.
-
-        Raises:
-            InputError: a dimension is too small; the message names it and both values.
-        """
-        for name in ("layers", "width", "feed_forward", "vocab_size"):
-            smaller, larger = getattr(self, name), getattr(source, name)
-            if smaller < larger:
-                raise InputError(
-                    f"{_called(name)} {smaller} is less than the source's {larger}: take at least {larger}"
-                )
-        if self.head_size % source.head_size:
-            raise InputError(
-                f"head size {self.head_size} is no multiple of the source's {source.head_size}, so the rotary "
-                f"frequencies would change: take {source.head_size} (more heads cost the same)"
-            )
-        needed = source.kv_heads * -(-source.group_size // self.group_size)
-        if self.kv_heads < needed:
-            raise InputError(
-                f"{self.heads} heads over {self.kv_heads} kv heads cannot hold the source's {source.heads} over "
-                f"{source.kv_heads}: take at least {needed} kv heads at {self.group_size} heads each"
-            )
-        if self.vocab_size > source.vocab_size:
-            least = first_free_block(source.width) + MULTIPLE
-            if self.width < least:
-                raise InputError(
-                    f"width {self.width} leaves no room to ban the ids that pad the vocabulary beyond the source's "
-                    f"{source.vocab_size}: take at least {least}, or keep the vocabulary"
-                )
-
-    def _weights(self, mix: FileType) -> list[tuple[int, str]]:
-        """Return counts of weights with their types."""
-        values = self.width * self.kv_heads * self.head_size
-        down = self.width * self.feed_forward
-        in_layer = 2 * self.width * self.attention_width + values + 2 * down
-        sensitive = sum(is_sensitive_layer(layer, self.layers) for layer in range(self.layers))
-        matrices = 1 if self.tied else 2
-        return [
-            (matrices * self.vocab_size * self.width, mix.output),
-            (self.layers * in_layer + (self.layers - sensitive) * (values + down), mix.base),
-            (sensitive * (values + down), mix.sensitive),
-            ((2 * self.layers + 1) * self.width, "F32"),
-        ]
 
 
 PRESETS: Final = {
@@ -276,8 +221,8 @@ def fitted_shape(source: LlamaShape, shape: LlamaShape | str, vocab_size: int | 
     # Banned ids need rows of the output projection that differ from their embeddings.
     if not source.tied or shape.vocab_size > source.vocab_size:
         shape = replace(shape, tied=False)
-    shape.check()
-    shape.check_holds(source)
+    check_shape(shape)
+    check_holds(shape, source)
     return shape
 
 

@@ -31,25 +31,25 @@ from paceline.models.inflate.provenance import recipe
 from paceline.models.inflate.shape import (
     FILE_TYPES,
     FileType,
-    LlamaShape,
+    estimated_bytes,
     file_type_named,
     fitted_shape,
-    is_sensitive_layer,
+    matrix_type,
 )
-from paceline.models.inflate.source import (
+from paceline.models.llama import (
     EMBEDDINGS,
     OUTPUT,
     OUTPUT_NORM,
-    ROPE_FACTORS,
-    Bytes,
-    Floats,
+    ROPE_DIVISORS,
     LlamaFile,
+    LlamaShape,
     layer_tensor,
-    tensor_shapes,
 )
 
 if TYPE_CHECKING:
     import gguf
+
+    from paceline.models.gguf_file import Bytes, Floats, GGUFTensor
 
 Report = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much of it is done."""
@@ -106,14 +106,11 @@ def inflate(
             return
         from paceline.models.convert import gguf_to_folder
         from paceline.models.convert.dtypes import weight_type
+        from paceline.models.convert.llama import check_folder_can_hold
 
         weight_type(file_type)  # before the work: a folder holds floats only
         shape = fitted_shape(LlamaFile(gguf_source).shape, shape, vocab_size)
-        if shape.width % shape.heads:
-            raise InputError(
-                f"{shape.heads} heads do not divide the width {shape.width}, as transformers wants: "
-                "give another number of heads, or write a .gguf file"
-            )
+        check_folder_can_hold(shape)
         with temporary_folder(destination) as folder:
             inflated = folder / "inflated.gguf"
             _inflate_gguf(gguf_source, inflated, shape, file_type, None, report)
@@ -148,12 +145,12 @@ def _inflate_gguf(
 ) -> None:
     original = LlamaFile(source)
     shape = fitted_shape(original.shape, shape, vocab_size)
-    if shape.head_size != original.shape.head_size and original.value("llama.rope.scaling.type") == "yarn":
+    if shape.head_size != original.shape.head_size and original.get("llama.rope.scaling.type") == "yarn":
         raise InputError(
             f"head size {shape.head_size} would change the rotary embedding, which YaRN stretches by head size: "
             f"take the source's, {original.shape.head_size}"
         )
-    check_room(destination, shape.num_bytes(file_type) + original.shape.num_bytes(file_type))
+    check_room(destination, estimated_bytes(shape, file_type) + estimated_bytes(original.shape, file_type))
     # The quantised source lies beside the result: a small file, on a disk that was found to have room.
     with whole_file(destination) as partial, temporary_folder(destination) as folder:
         packed_path = folder / "packed.gguf"
@@ -257,7 +254,7 @@ class _Builder:
 
     def tensors(self) -> list[_Tensor]:
         """Return all tensors in the order they are written in."""
-        shapes = tensor_shapes(self._shape)
+        shapes = self._shape.tensors()
         made = [self._embeddings(EMBEDDINGS)]
         for layer, placed in enumerate(self._layout.layers):
             for name in ("attn_norm", "ffn_norm"):
@@ -266,7 +263,7 @@ class _Builder:
             for name, (rows, columns) in _PER_LAYER_ROWS_AND_COLUMNS.items():
                 full_name = layer_tensor(layer, name)
                 if placed == NOTHING:
-                    made.append(self._zeros(full_name, shapes[full_name], self._kind_at(layer, name)))
+                    made.append(self._zeros(full_name, shapes[full_name]))
                     continue
                 source_name = layer_tensor(placed, name)
                 index, from_columns = getattr(self._layout, rows), getattr(self._layout, columns)
@@ -278,14 +275,14 @@ class _Builder:
         made.append(self._vector(OUTPUT_NORM, last_norm, self._shape.width))
         if not self._shape.tied:
             made.append(self._embeddings(OUTPUT))
-        if self._packed.has(ROPE_FACTORS):
-            made.append(self._rope_factors())
-        assert {tensor.name: tensor.shape for tensor in made if tensor.name != ROPE_FACTORS} == shapes
+        if ROPE_DIVISORS in self._packed.tensors:
+            made.append(self._rope_divisors())
+        assert {tensor.name: tensor.shape for tensor in made if tensor.name != ROPE_DIVISORS} == shapes
         return made
 
     def _embeddings(self, name: str) -> _Tensor:
         """Return the embeddings or the output projection, which may be the same in the source."""
-        source_name = name if self._packed.has(name) else EMBEDDINGS
+        source_name = name if name in self._packed.tensors else EMBEDDINGS
         index = np.full(self._shape.vocab_size, NOTHING, np.int64)
         index[: self._original.shape.vocab_size] = np.arange(self._original.shape.vocab_size)
         # Embeddings that are the output projection too are read after the last norm, which leaves one copy only.
@@ -301,37 +298,33 @@ class _Builder:
         return replace(tensor, stamps=[stamp])
 
     def _matrix(self, name: str, source_name: str, rows: Indices, columns: Indices, scale: float = 1.0) -> _Tensor:
-        kind = self._packed.kind(source_name)
+        packed = self._packed.tensors[source_name]
+        kind = packed.kind
         blocks = _whole_blocks(columns, kind)
         if scale == 1.0 and blocks is not None:
-            make = _copies(self._packed.raw(source_name), blocks, kind)
+            make = _copies(packed.stored_rows(), blocks, kind)
         else:
-            make = _roundings(self._original, source_name, columns, scale, kind)
+            make = _roundings(self._original.tensors[source_name], columns, scale, kind)
         return _Tensor(name, (len(rows), len(columns)), kind, _row_bytes(len(columns), kind), make, rows)
 
-    def _kind_at(self, layer: int, name: str) -> gguf.GGMLQuantizationType:
-        """Return the type llama.cpp gives to a layer's matrix in a model of the result's depth."""
+    def _zeros(self, name: str, shape: tuple[int, ...]) -> _Tensor:
         from gguf import GGMLQuantizationType
 
-        sensitive = name in ("attn_v", "ffn_down") and is_sensitive_layer(layer, self._shape.layers)
-        return GGMLQuantizationType[self._mix.sensitive if sensitive else self._mix.base]
-
-    @staticmethod
-    def _zeros(name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> _Tensor:
+        kind = GGMLQuantizationType[matrix_type(name, self._shape.layers, self._mix)]
         index = np.full(shape[0], NOTHING, np.int64)
         return _Tensor(name, shape, kind, _row_bytes(shape[1], kind), None, index)
 
     def _norm(self, source_name: str) -> Floats:
         weights = np.zeros(self._shape.width, np.float32)
-        values = self._packed.floats(source_name).astype(np.float64)
+        values = self._packed.tensors[source_name].floats().astype(np.float64)
         weights[: len(values)] = values * self._layout.norm_scale
         return weights
 
-    def _rope_factors(self) -> _Tensor:
+    def _rope_divisors(self) -> _Tensor:
         ratio = self._shape.head_size // self._original.shape.head_size
-        factors = np.ones(self._shape.head_size // 2, np.float32)
-        factors[::ratio] = self._packed.floats(ROPE_FACTORS)
-        return self._vector(ROPE_FACTORS, factors, len(factors))
+        divisors = np.ones(self._shape.head_size // 2, np.float32)
+        divisors[::ratio] = self._packed.tensors[ROPE_DIVISORS].floats()
+        return self._vector(ROPE_DIVISORS, divisors, len(divisors))
 
     @staticmethod
     def _vector(name: str, values: Floats | None, length: int) -> _Tensor:
@@ -371,14 +364,14 @@ def _copies(data: Bytes, blocks: Indices, kind: gguf.GGMLQuantizationType) -> Ca
 
 
 def _roundings(
-    original: LlamaFile, source_name: str, columns: Indices, scale: float, kind: gguf.GGMLQuantizationType
+    original: GGUFTensor, columns: Indices, scale: float, kind: gguf.GGMLQuantizationType
 ) -> Callable[[Indices], Bytes]:
     """Return what gives rows quantised anew, from the source's own weights."""
     used = columns != NOTHING
 
     def make(index: Indices) -> Bytes:
         out = np.zeros((len(index), len(columns)), np.float32)
-        out[:, used] = original.floats(source_name, index)[:, columns[used]] * np.float32(scale)
+        out[:, used] = original.floats(index)[:, columns[used]] * np.float32(scale)
         return quantize_rows(out, kind)
 
     return make
@@ -426,7 +419,7 @@ def _metadata(packed: LlamaFile, shape: LlamaShape, layout: Layout, tensors: lis
     epsilon = packed.epsilon * layout.repeats * packed.shape.width / shape.width
     metadata["llama.attention.layer_norm_rms_epsilon"] = (epsilon, GGUFValueType.FLOAT32, None)
     parameters = sum(int(np.prod(tensor.shape)) for tensor in tensors)
-    name = f"{packed.value('general.name', packed.path.stem)}, inflated to {parameters / 1e9:.2f}B"
+    name = f"{packed.get('general.name', packed.path.stem)}, inflated to {parameters / 1e9:.2f}B"
     metadata["general.name"] = (name, GGUFValueType.STRING, None)
     _pad_tokens(metadata, packed, shape.vocab_size)
     return metadata
