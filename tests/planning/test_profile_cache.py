@@ -300,3 +300,12 @@ def test_a_cache_that_cannot_be_written_keeps_nothing_but_works(tmp_path: Path, 
     engine = engine_of()
     kept = find_or_measure(engine, options, clock=engine.clock)
     assert (kept.measured, kept.path) == (True, None)
+
+
+def test_a_model_whose_file_is_gone_is_measured_and_not_kept(options: ModelOptions, folder: Path) -> None:
+    Path(options.path).unlink()
+    engine = engine_of()
+    kept = find_or_measure(engine, options, clock=engine.clock)
+    assert (kept.measured, kept.path) == (True, None)
+    assert kept.profile.round_s(1) == pytest.approx(0.002)
+    assert not folder.exists()

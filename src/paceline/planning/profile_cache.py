@@ -129,11 +129,16 @@ def find_or_measure(
         InputError: as :func:`~paceline.planning.profiling.measure_profile` does.
         EngineError: likewise.
     """
-    key = profile_key(target, target_options, draft, draft_options)
+    wanted = TARGET_WIDTHS if widths is None else widths
+    try:
+        key = profile_key(target, target_options, draft, draft_options)
+    except ModelFileError:
+        # A loaded model runs on, whatever became of its file.
+        profile = measure_profile(target, draft, budget=budget, widths=wanted, clock=clock, report=report)
+        return KeptProfile(profile, True, None)
     kept = None if force else load_profile(key)
     if kept is not None and all(kept.target.is_measured(rows) for rows in usable_widths(target, widths or ())):
         return KeptProfile(kept, False, profiles_folder() / key.name)
-    wanted = TARGET_WIDTHS if widths is None else widths
     profile = measure_profile(target, draft, budget=budget, widths=wanted, clock=clock, report=report)
     return KeptProfile(profile, True, store_profile(key, profile))
 

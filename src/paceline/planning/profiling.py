@@ -12,6 +12,7 @@ which also keeps a machine that becomes slower from being taken for a wide pass 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
 import statistics
@@ -48,6 +49,12 @@ _BATCH: Final = 5
 
 _MOST_REPEATS: Final = 60
 """Passes of the first width after which measuring is over, however much of the budget is left."""
+
+_ENOUGH_SAMPLES: Final = 3
+"""Passes whose median one disturbed pass does not move."""
+
+_CLIFF: Final = 0.95
+"""Of a narrower pass's time; wider passes that take more than this are no cliff to speak of."""
 
 _SHORT_CONTEXT: Final = 32
 _LONG_CONTEXT: Final = 1024
@@ -406,7 +413,11 @@ class _Item:
 
 
 class _Queue:
-    """Weighted fair queueing of widths: first visits in the order of places, repeats where they tell most."""
+    """Weighted fair queueing of widths: first visits in the order of places, repeats where they tell most.
+
+    A wider pass that seems cheaper than the next narrower one is a cliff, which planning makes for, or one of the two
+    was disturbed. Few measurements cannot tell, so both are repeated twice as soon until there are enough.
+    """
 
     def __init__(self, items: Sequence[_Item], rng: random.Random) -> None:
         self._rng = rng
@@ -414,8 +425,11 @@ class _Queue:
 
     def run(self, share: float, meter: _Meter) -> None:
         """Measure until this share of the budget is spent."""
-        while batch := sorted(self._waiting, key=lambda item: item.due)[:_BATCH]:
-            if batch[0].due > _MOST_REPEATS:
+        while self._waiting:
+            doubtful = self._doubtful()
+            due = {id(item): item.due / 2 if id(item) in doubtful else item.due for item in self._waiting}
+            batch = sorted(self._waiting, key=lambda item: due[id(item)])[:_BATCH]
+            if due[id(batch[0])] > _MOST_REPEATS:
                 return
             self._rng.shuffle(batch)
             for item in batch:
@@ -425,6 +439,18 @@ class _Queue:
                     item.measure()
                 except NoRoomError:
                     self._waiting.remove(item)
+
+    def _doubtful(self) -> set[int]:
+        """Return the ids of items that seem to make a cliff, and were measured too seldom to believe it."""
+        measured = [item for item in self._waiting if item.times_s]
+        measured.sort(key=lambda item: (item.subject.verifies, item.rows))
+        doubtful = set()
+        for narrow, wide in itertools.pairwise(measured):
+            if narrow.subject is not wide.subject:
+                continue
+            if statistics.median(wide.times_s) < _CLIFF * statistics.median(narrow.times_s):
+                doubtful |= {id(item) for item in (narrow, wide) if len(item.times_s) < _ENOUGH_SAMPLES}
+        return doubtful
 
 
 @dataclass(frozen=True, slots=True)
