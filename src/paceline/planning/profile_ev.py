@@ -7,6 +7,10 @@ carries it across the steps of the cost. Verified is the draft of the best worth
 
 It takes the draft's probabilities at their word, counts a draft only if all of it is accepted, and leaves out what
 drafting costs. Where several drafters propose, the chain of the best worth is verified.
+
+Deviation: probabilities are those of the whole row, at the request's temperature (1 if greedy). llama.cpp's draft
+sampler keeps the ten likeliest tokens and shares all probability among them, which is kinder to a draft that is unsure
+of itself and right all the same.
 """
 
 from __future__ import annotations
