@@ -258,6 +258,14 @@ def test_the_image_shows_medians_and_quartiles(invoke: Invoke, engines: Engines,
     assert draft.calls["errorbar"][0][0][:2] == [1, 2]
 
 
+def test_matplotlib_draws_it(invoke: Invoke, engines: Engines, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert invoke("profile", "--png", str(tmp_path / "plot.png")).status == 0
+    image = (tmp_path / "plot.png").read_bytes()
+    assert image.startswith(b"\x89PNG")
+    assert len(image) > 10_000
+
+
 @pytest.mark.usefixtures("matplotlib")
 def test_an_image_that_cannot_be_written_leaves_the_old_one(
     invoke: Invoke, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -158,6 +158,14 @@ def test_draft_passes_read_one_row_and_keep_all() -> None:
     assert {1, 2, 16, 64} <= {rows for rows, *_ in draft.passes}
 
 
+def test_a_model_can_draft_for_itself() -> None:
+    engine = engine_of(staircase)
+    cost = measure_profile(engine, engine, budget=UNLIMITED, clock=engine.clock)
+    assert cost.draft is not None
+    assert cost.round_s(12) == pytest.approx(staircase(12, 0), rel=0.01)
+    assert cost.draft_s(256) == pytest.approx(staircase(256, 0), rel=0.01)
+
+
 def test_the_engine_is_left_as_it_was() -> None:
     engine, draft = Recorded(staircase, max_sequences=3), Recorded(sloped)
     mine = engine.open()

@@ -139,10 +139,11 @@ def measure_profile(
     with contextlib.ExitStack() as stack:
         subjects = []
         items = []
-        for engine, wanted, first_place in ((target, target_widths, 0.0), (draft, DRAFT_WIDTHS, _DRAFT_PLACE)):
+        roles = ((target, True, target_widths, 0.0), (draft, False, DRAFT_WIDTHS, _DRAFT_PLACE))
+        for engine, verifies, wanted, first_place in roles:
             if engine is None:
                 continue
-            subject = stack.enter_context(_opened(engine, meter, random.Random(seed), verifies=engine is target))
+            subject = stack.enter_context(_opened(engine, meter, random.Random(seed), verifies=verifies))
             subjects.append(subject)
             usable = (rows for rows in wanted if rows <= subject.widest)
             items += [_Item(subject, rows, first_place + place) for place, rows in enumerate(usable)]
@@ -539,19 +540,15 @@ def _measure_long(
         return None
     wide = max(rows for rows in measured if rows <= _WIDE)
     times_s: dict[int, list[float]] = {rows: [] for rows in {1, wide}}
-    try:
-        subject.fill(_LONG_CONTEXT, fill_share)
-        long = subject.context
-        if long - short < _LEAST_LEVER:
-            return None
-        for _ in range(_LONG_REPEATS):
-            for rows in rng.sample(sorted(times_s), len(times_s)):
-                if meter.allows(share):
-                    times_s[rows].append(subject.time_pass(rows))
-    except NoRoomError:
-        return None
-    finally:
-        subject.rewind(short)
+    subject.fill(_LONG_CONTEXT, fill_share)
+    long = subject.context
+    if long - short >= _LEAST_LEVER:
+        with contextlib.suppress(NoRoomError):
+            for _ in range(_LONG_REPEATS):
+                for rows in rng.sample(sorted(times_s), len(times_s)):
+                    if meter.allows(share):
+                        times_s[rows].append(subject.time_pass(rows))
+    subject.rewind(short)
     if not times_s[1]:
         return None
     return _Long(long, {rows: statistics.median(times) for rows, times in times_s.items() if times})
