@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.cli.display import error_console
+from paceline.cli.progress import stage_progress
 from paceline.core.errors import InputError, ModelFileError
 
 EPILOG = """[bold]Examples[/bold]
@@ -94,8 +93,9 @@ def _to_folder(source: Path, destination: Path, file_type: str, *, force: bool) 
         raise InputError(f"a folder cannot hold weights of type {file_type}; choose from {', '.join(_WEIGHT_TYPES)}")
     if destination.suffix == ".gguf":
         raise InputError(f"{source} becomes a folder, and {destination} is the name of a file; give it another name")
-    with _progress("converting") as report:
-        gguf_to_folder(source, destination, dtype=file_type, report=report, force=force)
+    with stage_progress() as report:
+        converting = functools.partial(report, "converting")
+        gguf_to_folder(source, destination, dtype=file_type, report=converting, force=force)
 
 
 def _check_gguf_destination(destination: Path, file_type: str, *, force: bool) -> None:
@@ -123,9 +123,15 @@ def _to_gguf(
     from paceline.models.files import check_parent, temporary_folder
 
     def write(path: Path, dtype: str) -> None:
-        with _progress("converting") as report:
+        with stage_progress() as report:
             folder_to_gguf(
-                source, path, dtype=dtype, name=name, description=description, license=license_name, report=report
+                source,
+                path,
+                dtype=dtype,
+                name=name,
+                description=description,
+                license=license_name,
+                report=functools.partial(report, "converting"),
             )
 
     if file_type in _WEIGHT_TYPES:
@@ -137,13 +143,3 @@ def _to_gguf(
         write(between, exact_dtype(source))
         with error_console().status(f"quantising to {file_type}"):
             quantize_gguf(between, destination, file_type)
-
-
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on standard error if that is a terminal; yield what moves it."""
-    console = error_console()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.cli.display import error_console
+from paceline.cli.progress import stage_progress
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.cache import complete_model, models_folder, resolve
 from paceline.models.files import check_parent
@@ -29,7 +27,6 @@ from paceline.models.inflate import (
     is_up_to_date,
     preset_shape,
 )
-from paceline.models.inflate.writing import Report
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -147,7 +144,7 @@ def inflate_command(
                 raise InputError(
                     f"{destination} is there already, and is something else: give another path, or --force"
                 )
-        with _progress() as report:
+        with stage_progress() as report:
             inflate(gguf_source, destination, shape, file_type=file_type, report=report)
     made.tell(as_json, seconds=time.perf_counter() - started)
 
@@ -231,18 +228,3 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder} cannot be made: {error.strerror or error}; say with -o where to write") from None
-
-
-@contextmanager
-def _progress() -> Iterator[Report]:
-    """Yield what shows progress on a terminal, and nothing elsewhere."""
-    console = error_console()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("reading", total=None)
-        yield lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total)

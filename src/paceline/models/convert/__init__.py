@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from paceline.models.convert.dtypes import WeightType
     from paceline.models.gguf_file import Bytes, Floats
 
-    Report = Callable[[int, int], None]
+    ByteReport = Callable[[int, int], None]
 
 __all__ = ["exact_dtype", "folder_to_gguf", "gguf_to_folder"]
 
@@ -66,7 +66,7 @@ def gguf_to_folder(
     folder: Path,
     *,
     dtype: str = "F16",
-    report: Report | None = None,
+    report: ByteReport | None = None,
     force: bool = False,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
@@ -128,7 +128,7 @@ def folder_to_gguf(
     name: str | None = None,
     description: str | None = None,
     license: str | None = None,  # noqa: A002 - the word GGUF has for it
-    report: Report | None = None,
+    report: ByteReport | None = None,
 ) -> None:
     """Write a Hugging Face folder as a GGUF file, tokenizer included; it appears only when it is complete.
 
@@ -235,7 +235,7 @@ def _converted(
 class _Progress:
     """Counts bytes as they are written."""
 
-    def __init__(self, total: int, report: Report | None) -> None:
+    def __init__(self, total: int, report: ByteReport | None) -> None:
         self.total = total
         self._done = 0
         self._report = report

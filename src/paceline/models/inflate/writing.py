@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from paceline.models.gguf_file import Bytes, Floats, GGUFTensor
 
-Report = Callable[[str, int, int], None]
+StageReport = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much of it is done."""
 
 _PIECE_BYTES: Final = 4 << 20
@@ -77,7 +77,7 @@ def inflate(
     *,
     file_type: str = "F16",
     vocab_size: int | None = None,
-    report: Report | None = None,
+    report: StageReport | None = None,
 ) -> None:
     """Write a model that computes what ``source`` computes, at the cost of a larger shape.
 
@@ -141,7 +141,12 @@ def as_gguf(source: Path, folder: Path) -> Iterator[Path]:
 
 
 def _inflate_gguf(
-    source: Path, destination: Path, shape: LlamaShape | str, file_type: str, vocab_size: int | None, report: Report
+    source: Path,
+    destination: Path,
+    shape: LlamaShape | str,
+    file_type: str,
+    vocab_size: int | None,
+    report: StageReport,
 ) -> None:
     original = LlamaFile(source)
     shape = fitted_shape(original.shape, shape, vocab_size)
@@ -461,7 +466,7 @@ def _typed(value: int | str | bool) -> _Value:
     return value, GGUFValueType.STRING, None
 
 
-def _write(path: Path, metadata: dict[str, _Value], tensors: list[_Tensor], report: Report) -> None:
+def _write(path: Path, metadata: dict[str, _Value], tensors: list[_Tensor], report: StageReport) -> None:
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, "llama")
