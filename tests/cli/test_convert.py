@@ -69,6 +69,18 @@ def test_a_folder_is_quantised_on_the_way(run: Run, folder: Path, tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "small.gguf"]
 
 
+def test_a_source_is_found_by_its_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "draft").mkdir()
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = run("draft", "out", "--json")
+    assert (status, json.loads(out)["source"]) == (0, str(embedded_draft()))
+    (tmp_path / "draft").rmdir()
+    (tmp_path / "out").rename("draft")  # a folder that holds a model is meant itself
+    status, out, _ = run("draft", "again.gguf", "--json")
+    assert (status, json.loads(out)["source"]) == (0, "draft")
+    assert matrix_types(tmp_path / "again.gguf") == {"F16"}
+
+
 def test_replacing_needs_force(run: Run, folder: Path, tmp_path: Path) -> None:
     assert run(embedded_draft(), folder, "--type", "F32")[0] == 2
     assert exact_dtype(folder) == "F16"
@@ -85,7 +97,7 @@ def test_replacing_needs_force(run: Run, folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("none.gguf", "out"), "there is no none.gguf"),
+        (("none.gguf", "out"), "none.gguf does not exist: give the path of a GGUF file"),
         (("{draft}", "out.gguf"), "becomes a folder"),
         (("{draft}", "out", "--type", "Q8_0"), "a folder cannot hold weights of type Q8_0; choose from F32, F16, BF16"),
         (("{draft}", "out", "--name", "x"), "--name has no effect on a folder"),

@@ -12,11 +12,14 @@ import typer
 
 from paceline.cli.display import error_console
 from paceline.cli.progress import stage_progress
-from paceline.core.errors import InputError, ModelFileError
+from paceline.core.errors import InputError
+from paceline.models.cache import complete_model, resolve
 
 EPILOG = """[bold]Examples[/bold]
 
 paceline convert model.gguf ./model  [dim]# a folder that transformers loads[/dim]
+
+paceline convert target ./target-hf --type BF16  [dim]# a model of paceline models, by its name[/dim]
 
 paceline convert ./model model.gguf --type BF16
 
@@ -29,8 +32,15 @@ _WEIGHT_TYPES = ("F32", "F16", "BF16")
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A .gguf file, or a Hugging Face folder of a Llama or Mistral model.")],
-    destination: Annotated[Path, typer.Argument(help="The folder, or the .gguf file, to make.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A Llama or Mistral model: a .gguf file, a Hugging Face folder, or a name from paceline models.",
+            autocompletion=complete_model,
+        ),
+    ],
+    destination: Annotated[Path, typer.Argument(metavar="DESTINATION", help="The folder, or the .gguf file, to make.")],
     file_type: Annotated[
         str,
         typer.Option(
@@ -58,11 +68,10 @@ def convert(
     """
     file_type = file_type.upper()
     started = time.monotonic()
+    source = resolve(model)
     if source.is_dir():
         _check_gguf_destination(destination, file_type, force=force)
         _to_gguf(source, destination, file_type, name=name, description=description, license_name=license_name)
-    elif not source.exists():
-        raise ModelFileError(f"there is no {source}; give the path of a .gguf file or of a Hugging Face folder")
     else:
         for option, value in (("--name", name), ("--description", description), ("--license", license_name)):
             if value is not None:
