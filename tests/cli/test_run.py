@@ -196,6 +196,11 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "device": (("-p", "x", "-dev", "abacus"), "abacus"),
     "tensor override": (("-p", "x", "-ot", "nonsense"), "nonsense"),
     "dtype": (("-p", "x", "--dtype", "float16"), "float16"),
+    "a prompt without its option": (
+        ("Say", "hello", "-t", "1"),
+        "'Say hello' belongs to no option: give the prompt with -p",
+    ),
+    "a prompt without quotes": (("-p", "Say", "hello"), "'hello' belongs to no option"),
     "unknown option": (("-p", "x", "--fast"), "--fast"),
     "unknown engine": (("-p", "x", "--engine", "abacus"), "abacus"),
     "unknown verifier": (("-p", "x", "--verify", "trust"), "trust"),

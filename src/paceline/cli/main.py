@@ -31,14 +31,15 @@ app = typer.Typer(
 )
 
 
-def _add_command(name: str, function: Callable[..., None], epilog: str) -> None:
+def _add_command(name: str, function: Callable[..., None], epilog: str, **context_settings: bool) -> None:
     """Add a subcommand whose help is its docstring, without the docstring's line breaks."""
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-    app.command(name, epilog=epilog, help="\n\n".join(" ".join(text.split()) for text in paragraphs))(function)
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    app.command(name, epilog=epilog, help=text, context_settings=context_settings)(function)
 
 
 # In the order in which one comes to need them.
-_add_command("run", run, RUN_EPILOG)
+_add_command("run", run, RUN_EPILOG, allow_extra_args=True)  # it refuses them itself, and says where a prompt goes
 app.add_typer(models.app, name="models")
 _add_command("profile", profile_command, PROFILE_EPILOG)
 _add_command("inflate", inflate_command, INFLATE_EPILOG)

@@ -335,6 +335,8 @@ def run(
     The text goes to standard output, the report to standard error. On a terminal, tokens are coloured by the drafter
     they came from.
     """
+    if context.args:
+        raise InputError(f"{' '.join(context.args)!r} belongs to no option: give the prompt with -p, in quotes")
     if repeats < 1:
         raise InputError(f"{repeats} repeats: the least is 1")
     names = None if drafters is None else [name.strip() for name in drafters.split(",") if name.strip()]
