@@ -9,9 +9,9 @@ from training import corpus, paths, tokenizer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
-TARGET_TOKENS = 14e6
-DRAFT_TOKENS = 6e6
-NUM_SAMPLES = 2000
+TARGET_TOKENS = 9e6
+DRAFT_TOKENS = 3e6
+NUM_SAMPLES = 240
 
 Seed = Annotated[int, typer.Option(help="Fixes the corpus order, the initial weights, the batches and the samples.")]
 TokenCount = Annotated[float, typer.Option("--tokens", help="Millions of tokens of the whole run, resumed or not.")]

@@ -1,6 +1,5 @@
 """The draft: what the target says on its own (`sample`), and training the draft to agree with it (`train_draft`)."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,10 @@ import torch
 from rich.progress import track
 from torch.nn import functional
 
+import paceline
+from paceline.engines.loading import ModelOptions
 from training import paths
+from training.export import SHIPPED, write_gguf
 from training.train import (
     LENGTH,
     Batches,
@@ -16,52 +18,53 @@ from training.train import (
     Tokens,
     TrainConfig,
     corpus_batches,
-    device,
     load_trained,
     make_forward,
     run,
 )
 
 PROMPT_LENGTH = 64
-SAMPLE_BATCH = 100
 # How the target's own texts are drawn, in turn: greedily, as most users do, and plainly.
-SETTINGS = (
-    {"do_sample": False},
-    {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.95},
-    {"do_sample": True, "temperature": 0.8, "top_k": 0},
-    {"do_sample": True, "temperature": 1.0, "top_k": 0},
+SETTINGS: tuple[dict[str, float], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
 )
+AT_ONCE = 4  # texts in one pass of the target; more share one cache, which every row of a pass reads whole
 
 
 def sample(num_samples: int, seed: int) -> None:
-    """Write the target's continuations of training text, `[num_samples, LENGTH + 1]` token ids."""
-    target = load_trained("target")
-    target.generation_config.eos_token_id = None  # it goes on with another document, as the corpus does
+    """Write the target's continuations of training text, `[num_samples, LENGTH + 1]` token ids.
+
+    They are drawn from the file that ships, by paceline: what the draft will meet.
+    """
     tokens: Tokens = np.load(paths.TRAIN_TOKENS, mmap_mode="r")
-    batches = corpus_batches(tokens, seed + 1)
-    torch.manual_seed(seed)
+    prompts = corpus_batches(tokens, seed + 1)(0, num_samples, LENGTH)[:, :PROMPT_LENGTH].tolist()
+    options = ModelOptions(write_gguf("target", SHIPPED), max_sequences=AT_ONCE, context_length=LENGTH + 1, threads=1)
     samples = []
-    started = time.monotonic()
-    for number in track(range(-(-num_samples // SAMPLE_BATCH)), description="sampling the target"):
-        prompts = batches(number, SAMPLE_BATCH, LENGTH)[:, :PROMPT_LENGTH].to(device())
-        with torch.inference_mode(), torch.autocast(device().type, torch.bfloat16):
-            texts = target.generate(
-                prompts,
-                attention_mask=torch.ones_like(prompts),
-                max_new_tokens=LENGTH + 1 - PROMPT_LENGTH,
-                use_cache=True,
-                pad_token_id=0,
-                **SETTINGS[number % len(SETTINGS)],
-            )
-        samples.append(texts.cpu().numpy().astype(np.uint16))
-    array = np.concatenate(samples)
+    with paceline.load(options, policy=paceline.NO_SPECULATION) as model:
+        for first in track(range(0, num_samples, AT_ONCE), description="sampling the target"):
+            streams = [
+                model.stream(
+                    prompts[number],
+                    max_tokens=LENGTH + 1 - PROMPT_LENGTH,
+                    seed=seed + number,
+                    ignore_end=True,  # it goes on with another document, as the corpus does
+                    **SETTINGS[number % len(SETTINGS)],
+                )
+                for number in range(first, min(first + AT_ONCE, num_samples))
+            ]
+            texts = [stream.result().token_ids for stream in streams]
+            samples += [prompts[first + index] + list(text) for index, text in enumerate(texts)]
+    array = np.array(samples, dtype=np.uint16)
 
     def write(path: Path) -> None:
         with path.open("wb") as file:
             np.save(file, array)
 
     paths.replace_atomically(paths.SAMPLED_TOKENS, write)
-    print(f"{len(array)} samples of {LENGTH + 1} tokens in {time.monotonic() - started:.0f} s")
+    print(f"{len(array)} samples of {LENGTH + 1} tokens")
 
 
 def lk_loss(draft_logits: torch.Tensor, target_logits: torch.Tensor) -> torch.Tensor:
