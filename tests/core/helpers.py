@@ -234,20 +234,21 @@ class WatchingPolicy:
     Attributes:
         partial: by request id, rounds in which at least one draft was accepted and emitted, and the walk then left
             the tree although more was drafted where it stood.
+        active: requests that began and have not ended.
     """
 
     def __init__(self, inner: Policy) -> None:
         self._inner = inner
         self._num_output: Counter[int] = Counter()
-        self._active: set[int] = set()
+        self.active: set[int] = set()
         self.partial: Counter[int] = Counter()
 
     def check(self, request: Request) -> None:
         self._inner.check(request)
 
     def begin(self, request: Request) -> None:
-        assert request.id not in self._active
-        self._active.add(request.id)
+        assert request.id not in self.active
+        self.active.add(request.id)
         self._inner.begin(request)
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
@@ -262,7 +263,7 @@ class WatchingPolicy:
 
     def observe(self, record: RoundRecord) -> None:
         for request, tree, path, levels in zip(record.requests, record.trees, record.paths, record.levels, strict=True):
-            assert request.id in self._active, "observed after its end"
+            assert request.id in self.active, "observed after its end"
             assert set(levels) <= set(record.draft_seconds)
             left_the_tree = bool(path) and len(tree.candidates(path[-1])) > 0
             whole_walk = request.num_output - self._num_output[request.id] == len(path) + 1
@@ -272,7 +273,7 @@ class WatchingPolicy:
 
     def end(self, request: Request) -> None:
         assert request.finish_reason is not None
-        self._active.remove(request.id)
+        self.active.remove(request.id)
         self._inner.end(request)
 
 

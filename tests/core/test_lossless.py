@@ -360,6 +360,7 @@ def compare(
             tally.finished += 1
             tally.partial += policy.partial[answer.request.id] > 0
             tally.reasons[str(answer.finish_reason)] += 1
+    assert policy.active == set(), "the policy was not told of every end"
     tally.num_refused_passes += engine.num_refused
     # Nothing leaks: every sequence can be opened again.
     for some_engine in (engine, *(d.engine for d in drafters if isinstance(d, DraftModelDrafter))):
