@@ -47,7 +47,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) --editable '.[torch,dev]'
+	$(INSTALL) --editable '.[torch,plots,dev]'
 	touch $@
 
 clean:

@@ -258,6 +258,8 @@ def test_the_image_shows_medians_and_quartiles(invoke: Invoke, engines: Engines,
     assert draft.calls["errorbar"][0][0][:2] == [1, 2]
 
 
+# Older releases of matplotlib call what newer ones of pyparsing have deprecated.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_matplotlib_draws_it(invoke: Invoke, engines: Engines, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert invoke("profile", "--png", str(tmp_path / "plot.png")).status == 0
