@@ -74,7 +74,7 @@ def check(name: str, file_type: str) -> list[str]:
     odd += "".join(map(chr, range(1, 128)))
     texts = [document.text for document in documents] + [odd]
     expected = [trained.encode(text).ids for text in texts]
-    model = llama_cpp.Llama(str(path), n_ctx=NUM_TOKENS, n_threads=2, logits_all=True, verbose=False)
+    model = llama_cpp.Llama(str(path), n_ctx=NUM_TOKENS, n_threads=1, logits_all=True, verbose=False)
     in_transformers = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     readers: dict[str, tuple[Callable[[str], list[int]], Callable[[list[int]], str]]] = {
         "llama.cpp": (
