@@ -129,11 +129,11 @@ def test_compare_says_which_is_faster_and_whether_texts_are_equal(invoke: Invoke
 def test_stop_texts_escapes_and_prompt_files(invoke: Invoke, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text('a\t"b"\n\n', encoding="utf-8")
-    from_file = json.loads(invoke("run", "-f", str(file), *FAST, "--json").out)
-    from_flag = json.loads(invoke("run", "-p", r"a\t\"b\"\n", *FAST, "--json").out)
+    from_file = json.loads(invoke("run", "-f", str(file), *FAST, "--ignore-eos", "--json").out)
+    from_flag = json.loads(invoke("run", "-p", r"a\t\"b\"\n", *FAST, "--ignore-eos", "--json").out)
     assert from_file["text"] == from_flag["text"]
     middle = from_flag["text"][5:8]
-    stopped = json.loads(invoke("run", "-p", r"a\t\"b\"\n", *FAST, "--json", "--stop", middle).out)
+    stopped = json.loads(invoke("run", "-p", r"a\t\"b\"\n", *FAST, "--ignore-eos", "--json", "--stop", middle).out)
     assert stopped["text"] == from_flag["text"][: from_flag["text"].index(middle)]
     assert stopped["finish_reason"] == "stop"
 

@@ -6,8 +6,13 @@ may differ from it by what their capabilities call rounding, and by nothing more
 
 from __future__ import annotations
 
+import atexit
+import functools
 import random
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,12 +36,30 @@ def scripted() -> Engine:
     )
 
 
+@functools.cache
+def exact_draft() -> Path:
+    """The embedded draft with its weights in F32, written once."""
+    from paceline.engines.llama_cpp import quantize_gguf
+
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    quantize_gguf(embedded_draft(), folder / "draft-f32.gguf", "F32")
+    return folder / "draft-f32.gguf"
+
+
 def llama_cpp() -> Engine:
     from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
 
+    # Nothing is rounded with F32 weights and cache: rows have to be equal.
     return LlamaCppEngine(
         LlamaCppConfig(
-            embedded_draft(), context_length=128, batch_rows=MAX_ROWS, max_sequences=4, branches=12, threads=1
+            exact_draft(),
+            context_length=128,
+            batch_rows=MAX_ROWS,
+            max_sequences=4,
+            branches=12,
+            threads=1,
+            cache_type="f32",
         )
     )
 

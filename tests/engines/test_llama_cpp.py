@@ -46,7 +46,9 @@ VOCABULARY_SIZE = 96
 
 def load(path: Path, **settings: Any) -> LlamaCppEngine:
     """One thread: these models are too small to gain from more, and other processes may be using the cores."""
-    return LlamaCppEngine(LlamaCppConfig(path, **{"threads": 1, "context_length": 256, **settings}))
+    return LlamaCppEngine(
+        LlamaCppConfig(path, **{"threads": 1, "context_length": 256, "cache_type": "f32", **settings})
+    )
 
 
 def chain(sequence: int, token_ids: Sequence[int], after: int = COMMITTED_END, outputs: Sequence[int] = (-1,)) -> Step:
@@ -86,7 +88,7 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded draft with F32 weights: without rounded activations, differences stay near 1e-5."""
+    """The embedded draft with F32 weights: without rounded activations and cache, differences stay near 1e-5."""
     path = tmp_path_factory.mktemp("model") / "draft-f32.gguf"
     quantize_gguf(DRAFT, path, "F32")
     return path
@@ -106,7 +108,7 @@ def engine(exact: Path) -> Iterator[LlamaCppEngine]:
     made.close()
 
 
-def assert_close(found: Any, wanted: Logits, tolerance: float = 1e-3) -> None:
+def assert_close(found: Any, wanted: Logits, tolerance: float = 1e-4) -> None:
     assert found.shape == wanted.shape
     assert float(np.abs(found - wanted).max()) <= tolerance
 
@@ -914,7 +916,7 @@ def test_quantising_writes_a_model_of_that_type(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     plain = load(DRAFT)
     wanted = feed(plain, plain.open(), [1, 2, 3])
-    for file_type, name, tolerance in (("f16", "F16", 0.05), ("Q4_K_M", "Q4_K - Medium", 2.0)):
+    for file_type, name, tolerance in (("f16", "F16", 0.1), ("Q4_K_M", "Q4_K - Medium", 2.0)):
         quantize_gguf(DRAFT, path, file_type)
         engine = load(path)
         assert name in engine.description

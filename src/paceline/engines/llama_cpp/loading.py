@@ -6,7 +6,7 @@ import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import llama_cpp.llama_cpp as api
 
@@ -25,12 +25,18 @@ _BYTES_OF_BOOKKEEPING: Final = 52
 _UNFUSED_ATTENTION_BYTES: Final = 512 << 20
 """Most scratch memory that attention without the fused kernel may take by default."""
 
+CacheType: TypeAlias = Literal["f16", "f32"]
+_CACHE_TYPES: Final[dict[CacheType, int]] = {"f32": 0, "f16": 1}  # ggml's numbers for them
+
 # Largest logit difference between two ways to the same row, measured over random trees, forks and rejections. Quantised
-# weights multiply quantised activations, so a difference in the last bit that flips one rounding grows to some 0.01.
-# [Largest found on the CPU without flash attention: F32 1e-4, F16 7e-4, Q8_0 and Q4_0 0.007, Q4_K_M 0.008; with it
-# and trees: F16 0.003, Q8_0 and Q4_0 0.019, Q4_K_M 0.020. Chains with it: Q8_0 and Q4_0 0.]
-_TIGHT: Final = 0.001
-_LOOSE: Final = 0.02
+# weights multiply quantised activations, so a difference in the last bit that flips one rounding grows to some 0.05; an
+# F16 cache rounds keys and values likewise. With neither there is nothing to flip.
+# [Largest found on the CPU without flash attention, two pairs of models: F32 with an F32 cache 3e-6; with an F16 cache
+# F32 1.1e-3, F16 7e-4, Q8_0 0.051, Q4_0 0.007, Q4_K_M 0.008; with flash attention and trees: F16 0.003, Q8_0 and Q4_0
+# 0.019, Q4_K_M 0.020.]
+_EXACT: Final = 1e-4
+_TIGHT: Final = 0.002
+_LOOSE: Final = 0.06
 _TIGHT_FILE_TYPES: Final = frozenset({api.LLAMA_FTYPE_ALL_F32, api.LLAMA_FTYPE_MOSTLY_F16, api.LLAMA_FTYPE_MOSTLY_BF16})
 
 
@@ -59,6 +65,8 @@ class LlamaCppConfig:
             that doing without takes more than 512 MiB. On the CPU the fused kernel halves the speed of wide passes
             over long contexts, and it sums in half precision in the order of the cells, which trees permute. Chains
             alone come out bit for bit alike with it (Q8_0, Q4_0).
+        cache_type: type of the cached keys and values. With ``"f32"`` weights in F32 nothing is rounded on the way, and
+            rows are the same to 1e-4 wherever their tokens lie in the cache.
         rollback: the caller needs to drop pending tokens. ``False`` allows recurrent models that cannot.
         verbose: let llama.cpp's log through to stderr, from then on and for the whole process.
     """
@@ -77,6 +85,7 @@ class LlamaCppConfig:
     threads: int | None = None
     threads_batch: int | None = None
     flash_attention: bool | None = None
+    cache_type: CacheType = "f16"
     rollback: bool = True
     verbose: bool = False
 
@@ -175,7 +184,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
             trees=branches > 0,
             max_rollback=snapshots if recurrent else None,
             hidden_states=False,
-            logit_tolerance=_TIGHT if plain_kernels and _file_type(model) in _TIGHT_FILE_TYPES else _LOOSE,
+            logit_tolerance=_tolerance(_file_type(model), config.cache_type) if plain_kernels else _LOOSE,
         ),
         description=_describe(model, config, settings),
         sequence_ids=settings.max_ids,
@@ -287,6 +296,13 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
     )
 
 
+def _tolerance(file_type: int, cache_type: CacheType) -> float:
+    """Return what rounding explains without flash attention and on the CPU."""
+    if file_type == api.LLAMA_FTYPE_ALL_F32 and cache_type == "f32":
+        return _EXACT
+    return _TIGHT if file_type in _TIGHT_FILE_TYPES else _LOOSE
+
+
 def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> Any:
     parameters = api.llama_context_default_params()
     parameters.n_ctx = settings.cells
@@ -297,6 +313,7 @@ def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> 
     parameters.n_threads = settings.threads
     parameters.n_threads_batch = settings.threads_batch
     parameters.flash_attn_type = settings.flash_attention
+    parameters.type_k = parameters.type_v = _CACHE_TYPES[config.cache_type]
     parameters.kv_unified = True
     parameters.swa_full = True  # else cells that leave the window are gone, and rejected drafts have made them leave
     parameters.no_perf = False
