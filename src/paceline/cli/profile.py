@@ -19,10 +19,27 @@ from rich.text import Text
 
 from paceline.cli.display import error_console
 from paceline.cli.interrupts import interrupts_held
+from paceline.cli.options import (
+    MODELS_PANEL,
+    AnyDraftModel,
+    BatchThreads,
+    ContextSize,
+    Devices,
+    DraftContextSize,
+    DraftDevices,
+    DraftGpuLayers,
+    EngineChoice,
+    GpuLayers,
+    TargetModel,
+    Threads,
+    WeightsType,
+    options_for_draft,
+    split_devices,
+)
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import Engine
-from paceline.engines.loading import DType, EngineName, ModelOptions, open_engine
-from paceline.models.cache import complete_model, resolve
+from paceline.engines.loading import ModelOptions, open_engine
+from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.files import check_parent, whole_file
 from paceline.planning.cost import CostProfile, PassCost
@@ -42,7 +59,7 @@ paceline profile -m big.gguf --png staircase.png --json profile.json
 paceline profile --json - | jq .profile.target.widths
 """
 
-_MODELS, _MEASURING, _OUTPUT = "Models", "Measuring", "Output"
+_MEASURING, _OUTPUT = "Measuring", "Output"
 _DEFAULT_BUDGET_S = ProfilingBudget().max_s
 
 _MOST_ROWS = 1024
@@ -53,120 +70,21 @@ _CHARACTERS = _EIGHTHS + "–↓"
 
 
 def profile_command(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="MODEL",
-            help="Target: a GGUF file, a Hugging Face folder, or a name from paceline models. "
-            "[dim]\\[embedded pair][/dim]",
-            autocompletion=complete_model,
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    model_draft: Annotated[
-        str | None,
-        typer.Option(
-            "-md",
-            "--model-draft",
-            "--spec-draft-model",
-            metavar="MODEL",
-            help="Draft model.",
-            autocompletion=complete_model,
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    engine: Annotated[
-        EngineName | None,
-        typer.Option("--engine", help="Engine for both models. [dim]\\[by file][/dim]", rich_help_panel=_MODELS),
-    ] = None,
-    ctx_size: Annotated[
-        int | None,
-        typer.Option(
-            "-c",
-            "--ctx-size",
-            help="Context of the target, in tokens. [dim]\\[its own, at most 4096][/dim]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    ctx_size_draft: Annotated[
-        int | None,
-        typer.Option(
-            "-cd",
-            "--ctx-size-draft",
-            "--spec-draft-ctx-size",
-            help="Context of the draft. [dim]\\[as -c, or its own if that is less][/dim]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    gpu_layers: Annotated[
-        int,
-        typer.Option(
-            "-ngl",
-            "--gpu-layers",
-            "--n-gpu-layers",
-            help="Target layers to put on GPUs; -1 for all.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = -1,
-    gpu_layers_draft: Annotated[
-        int,
-        typer.Option(
-            "-ngld",
-            "--gpu-layers-draft",
-            "--n-gpu-layers-draft",
-            "--spec-draft-ngl",
-            help="Draft layers to put on GPUs; -1 for all.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = -1,
-    device: Annotated[
-        str,
-        typer.Option(
-            "-dev",
-            "--device",
-            help="Devices for the target, with commas; 'none' is the CPU.",
-            metavar="DEV[,...]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = "",
-    device_draft: Annotated[
-        str,
-        typer.Option(
-            "-devd",
-            "--device-draft",
-            "--spec-draft-device",
-            help="Devices for the draft.",
-            metavar="DEV[,...]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = "",
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "-t",
-            "--threads",
-            help="CPU threads for passes of one token. [dim]\\[one a core][/dim]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    threads_batch: Annotated[
-        int | None,
-        typer.Option(
-            "-tb",
-            "--threads-batch",
-            help="CPU threads for wider passes. [dim]\\[as -t][/dim]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    dtype: Annotated[
-        DType | None,
-        typer.Option("--dtype", help="Weights' type under torch_hf.", rich_help_panel=_MODELS),
-    ] = None,
+    model: TargetModel = None,
+    model_draft: AnyDraftModel = None,
+    engine: EngineChoice = None,
+    ctx_size: ContextSize = None,
+    ctx_size_draft: DraftContextSize = None,
+    gpu_layers: GpuLayers = -1,
+    gpu_layers_draft: DraftGpuLayers = -1,
+    device: Devices = "",
+    device_draft: DraftDevices = "",
+    threads: Threads = None,
+    threads_batch: BatchThreads = None,
+    dtype: WeightsType = None,
     parallel: Annotated[
         int,
-        typer.Option("-np", "--parallel", help="Requests the engines hold at once.", rich_help_panel=_MODELS),
+        typer.Option("-np", "--parallel", help="Requests the engines hold at once.", rich_help_panel=MODELS_PANEL),
     ] = 1,
     widths: Annotated[
         str | None,
@@ -219,7 +137,7 @@ def profile_command(
         engine=engine,
         context_length=ctx_size,
         gpu_layers=gpu_layers,
-        devices=_split(device),
+        devices=split_devices(device),
         threads=threads,
         threads_batch=threads_batch,
         max_sequences=parallel,
@@ -228,12 +146,13 @@ def profile_command(
     draft_options = None
     if model_draft is not None:
         draft_options = replace(
-            target_options,
-            path=resolve(model_draft),
-            context_length=ctx_size if ctx_size_draft is None else ctx_size_draft,
-            context_may_shrink=ctx_size_draft is None,
-            gpu_layers=gpu_layers_draft,
-            devices=_split(device_draft),
+            options_for_draft(
+                target_options,
+                resolve(model_draft),
+                context_size=ctx_size_draft,
+                gpu_layers=gpu_layers_draft,
+                devices=device_draft,
+            ),
             branches=0,
         )
     with (
@@ -458,10 +377,6 @@ def _parse_widths(text: str) -> list[int]:
             raise InputError(f"widths {text!r}: {part.strip()!r} is not within 1 to {_MOST_ROWS}, the lower end first")
         widths += range(low, high + 1)
     return widths
-
-
-def _split(devices: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in devices.split(",") if name.strip())
 
 
 @contextmanager

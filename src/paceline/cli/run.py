@@ -16,20 +16,37 @@ from paceline.api import GenerateOptions, Generation, Model, load
 from paceline.cli import exits
 from paceline.cli.display import AnswerWriter, error_console
 from paceline.cli.interrupts import interrupts_held
+from paceline.cli.options import (
+    BatchThreads,
+    ContextSize,
+    Devices,
+    DraftContextSize,
+    DraftDevices,
+    DraftGpuLayers,
+    DraftModel,
+    EngineChoice,
+    GpuLayers,
+    TargetModel,
+    TensorOverrides,
+    Threads,
+    WeightsType,
+    options_for_draft,
+    parse_overrides,
+    split_devices,
+)
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
 from paceline.comparison import Comparison, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, StopRules
 from paceline.core.verify import VerifierName
 from paceline.drafters.registry import DRAFTER_NAMES
-from paceline.engines.loading import DType, EngineName, ModelOptions
-from paceline.models.cache import complete_model
+from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
 
 DEMO_SAMPLE = "code:1"
 
-_MODELS, _SAMPLING, _SPECULATION, _OUTPUT = "Models", "Sampling", "Speculation", "Prompt and output"
+_SAMPLING, _SPECULATION, _OUTPUT = "Sampling", "Speculation", "Prompt and output"
 _SAMPLING_DEFAULTS = SamplingParams()
 _STOP_DEFAULTS = StopRules()
 _POLICY_DEFAULTS = FixedPolicy()
@@ -58,127 +75,19 @@ def _complete_drafters(incomplete: str) -> list[str]:
 
 def run(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="MODEL",
-            help="Target: a GGUF file, a Hugging Face folder, or a name from paceline models. "
-            "[dim]\\[embedded pair][/dim]",
-            autocompletion=complete_model,
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    model_draft: Annotated[
-        str | None,
-        typer.Option(
-            "-md",
-            "--model-draft",
-            "--spec-draft-model",
-            metavar="MODEL",
-            autocompletion=complete_model,
-            help="Draft model with the same vocabulary.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    engine: Annotated[
-        EngineName | None,
-        typer.Option("--engine", help="Engine for both models. [dim]\\[by file][/dim]", rich_help_panel=_MODELS),
-    ] = None,
-    ctx_size: Annotated[
-        int | None,
-        typer.Option(
-            "-c",
-            "--ctx-size",
-            help="Context of the target, in tokens. [dim]\\[its own, at most 4096][/dim]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    ctx_size_draft: Annotated[
-        int | None,
-        typer.Option(
-            "-cd",
-            "--ctx-size-draft",
-            "--spec-draft-ctx-size",
-            help="Context of the draft. [dim]\\[as -c, or its own if that is less][/dim]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    gpu_layers: Annotated[
-        int,
-        typer.Option(
-            "-ngl",
-            "--gpu-layers",
-            "--n-gpu-layers",
-            help="Target layers to put on GPUs; -1 for all.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = -1,
-    gpu_layers_draft: Annotated[
-        int,
-        typer.Option(
-            "-ngld",
-            "--gpu-layers-draft",
-            "--n-gpu-layers-draft",
-            "--spec-draft-ngl",
-            help="Draft layers to put on GPUs; -1 for all.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = -1,
-    device: Annotated[
-        str,
-        typer.Option(
-            "-dev",
-            "--device",
-            help="Devices for the target, with commas; 'none' is the CPU.",
-            metavar="DEV[,...]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = "",
-    device_draft: Annotated[
-        str,
-        typer.Option(
-            "-devd",
-            "--device-draft",
-            "--spec-draft-device",
-            help="Devices for the draft.",
-            metavar="DEV[,...]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = "",
-    override_tensor: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-ot",
-            "--override-tensor",
-            help="Place the target's tensors that match a pattern.",
-            metavar="PATTERN=BUFFER[,...]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "-t",
-            "--threads",
-            help="CPU threads for passes of one token. [dim]\\[one a core][/dim]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    threads_batch: Annotated[
-        int | None,
-        typer.Option(
-            "-tb",
-            "--threads-batch",
-            help="CPU threads for wider passes. [dim]\\[as -t][/dim]",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    dtype: Annotated[
-        DType | None,
-        typer.Option("--dtype", help="Weights' type under torch_hf.", rich_help_panel=_MODELS),
-    ] = None,
+    model: TargetModel = None,
+    model_draft: DraftModel = None,
+    engine: EngineChoice = None,
+    ctx_size: ContextSize = None,
+    ctx_size_draft: DraftContextSize = None,
+    gpu_layers: GpuLayers = -1,
+    gpu_layers_draft: DraftGpuLayers = -1,
+    device: Devices = "",
+    device_draft: DraftDevices = "",
+    override_tensor: TensorOverrides = None,
+    threads: Threads = None,
+    threads_batch: BatchThreads = None,
+    dtype: WeightsType = None,
     prompt: Annotated[
         str | None,
         typer.Option("-p", "--prompt", help="The prompt.", rich_help_panel=_OUTPUT),
@@ -364,13 +273,13 @@ def run(
     text = _read_prompt(prompt, file, sample, escape, embedded=model is None)
     plain = no_speculation or draft_max == 0
     policy = NO_SPECULATION if plain else FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings)
-    common = ModelOptions(
+    target_options = ModelOptions(
         embedded_target() if model is None else model,
         engine=engine,
         context_length=ctx_size,
         gpu_layers=gpu_layers,
-        devices=_split(device),
-        override_tensors=_parse_overrides(override_tensor or []),
+        devices=split_devices(device),
+        override_tensors=parse_overrides(override_tensor or []),
         threads=threads,
         threads_batch=threads_batch,
         dtype=dtype,
@@ -382,17 +291,8 @@ def run(
     draft_options = (
         None
         if draft is None
-        else ModelOptions(
-            draft,
-            engine=engine,
-            context_length=ctx_size if ctx_size_draft is None else ctx_size_draft,
-            context_may_shrink=ctx_size_draft is None,
-            gpu_layers=gpu_layers_draft,
-            devices=_split(device_draft),
-            threads=threads,
-            threads_batch=threads_batch,
-            dtype=dtype,
-            verbose=verbose,
+        else options_for_draft(
+            target_options, draft, context_size=ctx_size_draft, gpu_layers=gpu_layers_draft, devices=device_draft
         )
     )
     # Values are checked before the models are loaded, which may take long.
@@ -400,7 +300,7 @@ def run(
     with (
         # Loading calls back from native code, where an interrupt would be lost: it waits for the next safe moment.
         interrupts_held() as interrupted,
-        load(common, draft=draft_options, drafters=names, policy=policy, verify=verify) as loaded,
+        load(target_options, draft=draft_options, drafters=names, policy=policy, verify=verify) as loaded,
     ):
         if interrupted.is_set():
             raise typer.Exit(exits.INTERRUPTED)
@@ -538,20 +438,6 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 def _unescape(text: str) -> str:
     r"""Replace ``\n``, ``\t``, ``\xHH`` and the like; unknown escapes stay as they are."""
     return _ESCAPE.sub(lambda m: _ESCAPED[m[1]] if m[1] else chr(int(m[2], 16)), text)
-
-
-def _split(devices: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in devices.split(",") if name.strip())
-
-
-def _parse_overrides(values: list[str]) -> tuple[tuple[str, str], ...]:
-    overrides = []
-    for value in (part for text in values for part in text.split(",")):
-        pattern, equals, buffer = value.rpartition("=")
-        if not (pattern and equals and buffer):
-            raise InputError(f"tensor override {value!r} is not PATTERN=BUFFER, such as exps=CPU")
-        overrides.append((pattern, buffer))
-    return tuple(overrides)
 
 
 def _parse_biases(values: list[str]) -> dict[int, float]:

@@ -1,0 +1,190 @@
+"""Options that several commands have: which models to load, and how.
+
+A command declares them as its parameters' types, in the order in which its help shall list them, each with the
+default that leaves a choice open (``None``, ``-1`` or ``""``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from paceline.core.errors import InputError
+from paceline.engines.loading import DType, EngineName, ModelOptions
+from paceline.models.cache import complete_model
+
+MODELS_PANEL = "Models"
+"""The part of the help that these options are listed in."""
+
+
+def _draft_model_option(description: str) -> Any:
+    return typer.Option(
+        "-md",
+        "--model-draft",
+        "--spec-draft-model",
+        metavar="MODEL",
+        help=description,
+        autocompletion=complete_model,
+        rich_help_panel=MODELS_PANEL,
+    )
+
+
+TargetModel: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="Target: a GGUF file, a Hugging Face folder, or a name from paceline models. [dim]\\[embedded pair][/dim]",
+        autocompletion=complete_model,
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+DraftModel: TypeAlias = Annotated[str | None, _draft_model_option("Draft model with the same vocabulary.")]
+AnyDraftModel: TypeAlias = Annotated[str | None, _draft_model_option("Draft model.")]
+"""A draft model that need not fit the target, because nothing it drafts is verified."""
+
+EngineChoice: TypeAlias = Annotated[
+    EngineName | None,
+    typer.Option("--engine", help="Engine for both models. [dim]\\[by file][/dim]", rich_help_panel=MODELS_PANEL),
+]
+ContextSize: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "-c",
+        "--ctx-size",
+        help="Context of the target, in tokens. [dim]\\[its own, at most 4096][/dim]",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+DraftContextSize: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "-cd",
+        "--ctx-size-draft",
+        "--spec-draft-ctx-size",
+        help="Context of the draft. [dim]\\[as -c, or its own if that is less][/dim]",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+GpuLayers: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        help="Target layers to put on GPUs; -1 for all.",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+DraftGpuLayers: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        "--spec-draft-ngl",
+        help="Draft layers to put on GPUs; -1 for all.",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+Devices: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "-dev",
+        "--device",
+        help="Devices for the target, with commas; 'none' is the CPU.",
+        metavar="DEV[,...]",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+DraftDevices: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "-devd",
+        "--device-draft",
+        "--spec-draft-device",
+        help="Devices for the draft.",
+        metavar="DEV[,...]",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+TensorOverrides: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-ot",
+        "--override-tensor",
+        help="Place the target's tensors that match a pattern.",
+        metavar="PATTERN=BUFFER[,...]",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+Threads: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "-t",
+        "--threads",
+        help="CPU threads for passes of one token. [dim]\\[one a core][/dim]",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+BatchThreads: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "-tb",
+        "--threads-batch",
+        help="CPU threads for wider passes. [dim]\\[as -t][/dim]",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+WeightsType: TypeAlias = Annotated[
+    DType | None,
+    typer.Option("--dtype", help="Weights' type under torch_hf.", rich_help_panel=MODELS_PANEL),
+]
+
+
+def options_for_draft(
+    target: ModelOptions, path: str | Path, *, context_size: int | None, gpu_layers: int, devices: str
+) -> ModelOptions:
+    """Return how to run a draft model: as the target, but for what has an option of its own.
+
+    Args:
+        target: how the target runs.
+        path: the draft model.
+        context_size: value of a :data:`DraftContextSize`.
+        gpu_layers: value of a :data:`DraftGpuLayers`.
+        devices: value of a :data:`DraftDevices`.
+    """
+    return replace(
+        target,
+        path=path,
+        context_length=target.context_length if context_size is None else context_size,
+        context_may_shrink=context_size is None,
+        gpu_layers=gpu_layers,
+        devices=split_devices(devices),
+        override_tensors=(),
+    )
+
+
+def split_devices(devices: str) -> tuple[str, ...]:
+    """Return the names in the value of :data:`Devices` or :data:`DraftDevices`."""
+    return tuple(name.strip() for name in devices.split(",") if name.strip())
+
+
+def parse_overrides(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the patterns and buffers in the value of :data:`TensorOverrides`.
+
+    Raises:
+        InputError: one of them is not ``PATTERN=BUFFER``.
+    """
+    overrides = []
+    for value in (part for text in values for part in text.split(",")):
+        pattern, equals, buffer = value.rpartition("=")
+        if not (pattern and equals and buffer):
+            raise InputError(f"tensor override {value!r} is not PATTERN=BUFFER, such as exps=CPU")
+        overrides.append((pattern, buffer))
+    return tuple(overrides)
