@@ -22,7 +22,7 @@ LOG_BYTES = 5e6
 TELLING_LINE = 25  # characters, white space at the ends not counted; shorter lines are common to strangers
 MAX_SHARED = 0.5  # a file with more than this share of its telling lines in one other file is a copy
 NEAR_REPEAT_SHARE = 0.3  # share of training files that also contribute a passage and an edited copy of it
-SNIPPETS_PER_KIND = 48
+SNIPPETS_PER_KIND = 50
 
 
 def is_heldout(name: str) -> bool:
