@@ -16,9 +16,10 @@ import numpy as np
 
 from paceline.api import Model
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+from paceline.models.llama import LlamaShape
 from paceline.planning.fixed import NO_SPECULATION
 
-LAYERS, WIDTH, FEED_FORWARD, HEADS, KV_HEADS, VOCAB = 16, 2048, 8192, 32, 8, 32_000
+SHAPE = LlamaShape(16, 2048, 8192, heads=32, kv_heads=8, head_size=64, vocab_size=32_000, tied=True)
 REPEATS = 5
 ANSWER_TOKENS = 96
 
@@ -53,45 +54,26 @@ def write_random_llama(path: Path) -> None:
     """Write a GGUF of the Llama 3.2 1B shape with a 32k vocabulary and random Q4_0 blocks."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")
+    SHAPE.add_to_gguf(writer)
     writer.add_context_length(2048)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FEED_FORWARD)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(VOCAB)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"t{i}".encode() for i in range(VOCAB)])
-    writer.add_token_types([int(gguf.TokenType.NORMAL)] * (VOCAB - 1) + [int(gguf.TokenType.CONTROL)])
+    writer.add_token_list([f"t{i}".encode() for i in range(SHAPE.vocab_size)])
+    writer.add_token_types([int(gguf.TokenType.NORMAL)] * (SHAPE.vocab_size - 1) + [int(gguf.TokenType.CONTROL)])
     writer.add_token_merges(["t 0"])
-    writer.add_eos_token_id(VOCAB - 1)
-
-    def add_matrix(name: str, rows: int, columns: int) -> None:
-        blocks = rng.integers(0, 256, (rows, columns // 32, 18), dtype=np.uint8)
-        blocks[:, :, :2] = np.frombuffer(np.float16(0.01).tobytes(), dtype=np.uint8)  # each block's scale
-        data = blocks.reshape(rows, columns // 32 * 18)
-        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
-
-    kv_width = WIDTH // HEADS * KV_HEADS
-    ones = np.ones(WIDTH, dtype=np.float32)
-    add_matrix("token_embd.weight", VOCAB, WIDTH)
-    writer.add_tensor("output_norm.weight", ones)
-    for layer in range(LAYERS):
-        block = f"blk.{layer}"
-        writer.add_tensor(f"{block}.attn_norm.weight", ones)
-        writer.add_tensor(f"{block}.ffn_norm.weight", ones)
-        add_matrix(f"{block}.attn_q.weight", WIDTH, WIDTH)
-        add_matrix(f"{block}.attn_k.weight", kv_width, WIDTH)
-        add_matrix(f"{block}.attn_v.weight", kv_width, WIDTH)
-        add_matrix(f"{block}.attn_output.weight", WIDTH, WIDTH)
-        add_matrix(f"{block}.ffn_gate.weight", FEED_FORWARD, WIDTH)
-        add_matrix(f"{block}.ffn_up.weight", FEED_FORWARD, WIDTH)
-        add_matrix(f"{block}.ffn_down.weight", WIDTH, FEED_FORWARD)
+    writer.add_eos_token_id(SHAPE.vocab_size - 1)
+    for name, dimensions in SHAPE.tensors().items():
+        if len(dimensions) == 1:
+            writer.add_tensor(name, np.ones(dimensions, np.float32))
+        else:
+            rows, columns = dimensions
+            blocks = rng.integers(0, 256, (rows, columns // 32, 18), dtype=np.uint8)
+            blocks[:, :, :2] = np.frombuffer(np.float16(0.01).tobytes(), dtype=np.uint8)  # each block's scale
+            data = blocks.reshape(rows, columns // 32 * 18)
+            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -6,10 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from paceline.core.errors import ModelFileError
 from paceline.models.gguf_file import GGUFFile
+
+if TYPE_CHECKING:
+    import gguf
 
 ARCHITECTURE: Final = "llama"
 """``general.architecture`` of the GGUF files."""
@@ -17,6 +20,8 @@ ARCHITECTURE: Final = "llama"
 EMBEDDINGS, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 ROPE_DIVISORS: Final = "rope_freqs.weight"
 """Divisors of the rotary frequencies, one for each pair of a head: Llama 3.1's way to longer contexts."""
+
+_HEAD_LENGTHS: Final = ("llama.attention.key_length", "llama.attention.value_length")
 
 
 def layer_tensor(layer: int, name: str) -> str:
@@ -93,6 +98,26 @@ class LlamaShape:
         if not self.tied:
             tensors[OUTPUT] = (self.vocab_size, self.width)
         return tensors
+
+    def metadata(self) -> dict[str, int]:
+        """Return what a GGUF file of this shape has to say of it, by key; all of them are ``UINT32`` there."""
+        return {
+            "llama.vocab_size": self.vocab_size,
+            "llama.embedding_length": self.width,
+            "llama.block_count": self.layers,
+            "llama.feed_forward_length": self.feed_forward,
+            "llama.attention.head_count": self.heads,
+            "llama.attention.head_count_kv": self.kv_heads,
+            **dict.fromkeys(_HEAD_LENGTHS, self.head_size),
+            "llama.rope.dimension_count": self.head_size,
+        }
+
+    def add_to_gguf(self, writer: gguf.GGUFWriter) -> None:
+        """Write :meth:`metadata`, without the length of heads where it follows from their number and the width."""
+        implied = _HEAD_LENGTHS if self.attention_width == self.width else ()
+        for key, value in self.metadata().items():
+            if key not in implied:
+                writer.add_uint32(key, value)
 
 
 def check_tensors(

@@ -144,18 +144,8 @@ def _rope_of_gguf(file: LlamaFile) -> Rope:
 
 def add_settings_to_gguf(settings: LlamaSettings, writer: gguf.GGUFWriter) -> None:
     """Write the settings as metadata."""
-    shape = settings.shape
-    writer.add_vocab_size(shape.vocab_size)
+    settings.shape.add_to_gguf(writer)
     writer.add_context_length(settings.context_length)
-    writer.add_embedding_length(shape.width)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.feed_forward)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    if shape.attention_width != shape.width:
-        writer.add_key_length(shape.head_size)
-        writer.add_value_length(shape.head_size)
-    writer.add_rope_dimension_count(shape.head_size)
     writer.add_rope_freq_base(settings.rope.theta)
     writer.add_layer_norm_rms_eps(settings.norm_epsilon)
     if isinstance(settings.rope.scaling, LinearScaling):

@@ -409,18 +409,7 @@ def _metadata(packed: LlamaFile, shape: LlamaShape, layout: Layout, tensors: lis
         if items is not None and not entry.data:  # the writer takes no empty arrays
             continue
         metadata[key] = (entry.contents(), entry.types[0], items)
-    dimensions = {
-        "vocab_size": shape.vocab_size,
-        "embedding_length": shape.width,
-        "block_count": shape.layers,
-        "feed_forward_length": shape.feed_forward,
-        "attention.head_count": shape.heads,
-        "attention.head_count_kv": shape.kv_heads,
-        "attention.key_length": shape.head_size,
-        "attention.value_length": shape.head_size,
-        "rope.dimension_count": shape.head_size,
-    }
-    metadata |= {f"llama.{key}": (value, GGUFValueType.UINT32, None) for key, value in dimensions.items()}
+    metadata |= {key: (value, GGUFValueType.UINT32, None) for key, value in shape.metadata().items()}
     epsilon = packed.epsilon * layout.repeats * packed.shape.width / shape.width
     metadata["llama.attention.layer_norm_rms_epsilon"] = (epsilon, GGUFValueType.FLOAT32, None)
     parameters = sum(int(np.prod(tensor.shape)) for tensor in tensors)
