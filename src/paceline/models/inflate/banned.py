@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from paceline.engines.llama_cpp.quantize import quantize_rows
-
 if TYPE_CHECKING:
     import gguf
 
@@ -59,6 +57,8 @@ def banning_block(kind: gguf.GGMLQuantizationType) -> Bytes:
 
 def _first_only(value: float, kind: gguf.GGMLQuantizationType) -> Bytes:
     from gguf import GGML_QUANT_SIZES
+
+    from paceline.engines.llama_cpp.quantize import quantize_rows
 
     block = np.zeros((1, GGML_QUANT_SIZES[kind][0]), np.float32)
     block[0, 0] = value

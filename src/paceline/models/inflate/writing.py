@@ -23,7 +23,6 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 
 from paceline.core.errors import InputError, ModelFileError
-from paceline.engines.llama_cpp.quantize import quantize_gguf, quantize_rows
 from paceline.models.files import check_parent, check_room, temporary_folder, whole_file
 from paceline.models.inflate import banned
 from paceline.models.inflate.layout import NOTHING, Indices, Layout, lay_out
@@ -148,6 +147,8 @@ def _inflate_gguf(
     vocab_size: int | None,
     report: StageReport,
 ) -> None:
+    from paceline.engines.llama_cpp.quantize import quantize_gguf
+
     original = LlamaFile(source)
     shape = fitted_shape(original.shape, shape, vocab_size)
     if shape.head_size != original.shape.head_size and original.get("llama.rope.scaling.type") == "yarn":
@@ -372,6 +373,8 @@ def _roundings(
     original: GGUFTensor, columns: Indices, scale: float, kind: gguf.GGMLQuantizationType
 ) -> Callable[[Indices], Bytes]:
     """Return what gives rows quantised anew, from the source's own weights."""
+    from paceline.engines.llama_cpp.quantize import quantize_rows
+
     used = columns != NOTHING
 
     def make(index: Indices) -> Bytes:

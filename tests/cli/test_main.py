@@ -1,0 +1,43 @@
+"""What holds for the command as a whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENGINES_PACKAGES = ("llama_cpp", "torch", "transformers")
+CALL = f"""
+import sys
+from paceline.cli.main import main
+
+sys.argv[0] = "paceline"
+try:
+    main()
+except SystemExit as leaving:
+    assert not leaving.code, leaving.code
+print([name for name in {ENGINES_PACKAGES} if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        ["profile", "--help"],
+        ["inflate", "--help"],
+        ["models"],
+        ["models", "show", "target"],
+    ],
+)
+def test_engines_are_loaded_only_to_run_models(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    outcome = subprocess.run([sys.executable, "-c", CALL, *words], capture_output=True, text=True, check=False)
+    assert (outcome.returncode, outcome.stderr) == (0, "[]\n")
+    assert outcome.stdout
