@@ -34,11 +34,15 @@ def measure() -> dict[str, Any]:
         for path in (embedded_target(), embedded_draft()):
             f16[path] = Path(folder) / path.name.replace("q8_0", "f16")
             quantize_gguf(path, f16[path], "F16")
+        # The targets have a second sequence, so that the effect of places in the cache can be measured.
         pairs = {
-            "llama_cpp Q8_0": (ModelOptions(embedded_target()), ModelOptions(embedded_draft())),
-            "llama_cpp F16": (ModelOptions(f16[embedded_target()]), ModelOptions(f16[embedded_draft()])),
+            "llama_cpp Q8_0": (ModelOptions(embedded_target(), max_sequences=2), ModelOptions(embedded_draft())),
+            "llama_cpp F16": (
+                ModelOptions(f16[embedded_target()], max_sequences=2),
+                ModelOptions(f16[embedded_draft()]),
+            ),
             "torch_hf float32": (
-                ModelOptions(embedded_target(), engine="torch_hf", dtype="float32"),
+                ModelOptions(embedded_target(), engine="torch_hf", dtype="float32", max_sequences=2),
                 ModelOptions(embedded_draft(), engine="torch_hf", dtype="float32"),
             ),
         }

@@ -6,6 +6,7 @@ one on either side, and plain is compared with plain as well, which shows how mu
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.core.divergence import Divergence, first_difference, judge_divergence
-from paceline.core.errors import InputError
+from paceline.core.errors import CapabilityError, InputError, NoRoomError
 from paceline.core.noise import Float64Array
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
@@ -26,6 +27,19 @@ VERIFY_WIDTH = 6
 
 LAST_ROWS = 16
 """Rows at the end of a text in which the effect of rounding is looked for: in a single row it may be small."""
+
+NUM_PLACEMENTS = 4
+"""Readings with the text's tokens at other places in the cache: in a single one nothing may be rounded differently."""
+
+MOST_NEIGHBOUR_ROWS = 4
+"""Most tokens fed to another sequence between two passes over the text."""
+
+CHANCE_OF_LEAVING = 0.2
+"""How likely the other sequence is closed between two passes, which leaves gaps for the text's next tokens."""
+
+MOST_OF_PLACEMENT = 4.0
+"""Most that the place in the cache may explain, in logit tolerances of the engine; sequences that differ by more when
+another one is beside them are not kept apart. [Largest found: 1.8.]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,30 +166,94 @@ def explain(
 
 
 def measure_rounding(engine: Engine, token_ids: Sequence[int], num_prompt: int) -> float:
-    """Return by how much logits near the end of a text depend on the widths of the passes that read it.
+    """Return by how much logits near the end of a text depend on how it is read: on widths and on places in the cache.
 
-    The answer is read as plain decoding reads it, one token a pass, and then in wider passes; nothing is drafted and
-    nothing is taken back.
+    The answer is read as plain decoding reads it, one token a pass; then in wider passes; then one token a pass again,
+    with another sequence growing and closing beside it. Nothing is drafted, and the text takes nothing back.
 
     Args:
-        engine: it must have a sequence to spare.
+        engine: it must have a sequence to spare, and a second one for places in the cache to be measured.
         token_ids: prompt and answer.
         num_prompt: how many of them are the prompt.
     """
     widest = min(engine.capabilities.max_rows, engine.capabilities.max_outputs)
-    plain, *others = (_last_rows(engine, token_ids, num_prompt, width) for width in (1, VERIFY_WIDTH, widest))
-    return max(float(np.abs(plain - other).max()) for other in others)
+    plain = _last_rows(engine, token_ids, num_prompt, 1)
+    by_width = [_last_rows(engine, token_ids, num_prompt, min(width, widest)) for width in (VERIFY_WIDTH, widest)]
+    by_place = _rows_at_other_places(engine, token_ids, num_prompt)
+    width_effect = max(float(np.abs(plain - rows).max()) for rows in by_width)
+    place_effect = max((float(np.abs(plain - rows).max()) for rows in by_place), default=0.0)
+    if place_effect > MOST_OF_PLACEMENT * engine.capabilities.logit_tolerance:
+        return width_effect
+    return max(width_effect, place_effect)
 
 
-def _last_rows(engine: Engine, token_ids: Sequence[int], num_prompt: int, width: int) -> Float64Array:
-    """Return the rows ``[LAST_ROWS, vocab]`` of a text's last tokens, the answer read ``width`` tokens a pass."""
+def _rows_at_other_places(engine: Engine, token_ids: Sequence[int], num_prompt: int) -> list[Float64Array]:
+    """Return what :func:`_last_rows` does in passes of one token, for several placements of them in the cache.
+
+    There are none where the engine has no second sequence, or no cells for it.
+    """
+    readings = []
+    try:
+        for seed in range(NUM_PLACEMENTS):
+            neighbour = _Neighbour(engine, token_ids, seed)
+            try:
+                readings.append(_last_rows(engine, token_ids, num_prompt, 1, neighbour))
+            finally:
+                neighbour.leave()
+    except (CapabilityError, NoRoomError):
+        pass
+    return readings
+
+
+class _Neighbour:
+    """Another sequence in the cache: its cells come to lie between a text's, and its going leaves gaps among them.
+
+    Rejected drafts leave such gaps too. They are not used here, because taking them back is what a divergence may be
+    the fault of: rows of the text's own sequence that were not dropped cleanly would pass for rounding. (Nor would
+    they do in a chain: there the next token takes the place of the dropped one.)
+    """
+
+    def __init__(self, engine: Engine, token_ids: Sequence[int], seed: int) -> None:
+        self._engine = engine
+        self._token_ids = token_ids
+        self._random = random.Random(seed)
+        self._sequence = engine.open()
+
+    def move(self) -> None:
+        """Grow by some tokens, or by none, now and then starting over."""
+        engine, capabilities = self._engine, self._engine.capabilities
+        if self._random.random() < CHANCE_OF_LEAVING:
+            self.leave()
+            self._sequence = engine.open()
+        room = capabilities.context_length - engine.length(self._sequence)
+        count = self._random.randint(0, min(MOST_NEIGHBOUR_ROWS, capabilities.max_rows, room))
+        if count > 0:
+            token_ids = self._random.choices(self._token_ids, k=count)
+            engine.forward([Step(self._sequence, token_ids, range(COMMITTED_END, count - 1), [])])
+            engine.commit(self._sequence, range(count))
+
+    def leave(self) -> None:
+        """Free the cells."""
+        self._engine.close_sequence(self._sequence)
+
+
+def _last_rows(
+    engine: Engine, token_ids: Sequence[int], num_prompt: int, width: int, neighbour: _Neighbour | None = None
+) -> Float64Array:
+    """Return the rows ``[LAST_ROWS, vocab]`` of a text's last tokens, the answer read ``width`` tokens a pass.
+
+    A neighbour moves before every pass over the answer.
+    """
     sequence = engine.open()
     first_wanted = max(len(token_ids) - LAST_ROWS, 0)
     rows = []
     try:
         start = 0
         while start < len(token_ids):
-            end = min(start + engine.capabilities.max_rows, num_prompt) if start < num_prompt else start + width
+            in_prompt = start < num_prompt
+            if neighbour is not None and not in_prompt:
+                neighbour.move()
+            end = min(start + engine.capabilities.max_rows, num_prompt) if in_prompt else start + width
             chunk = token_ids[start:end]
             wanted = [row for row in range(len(chunk)) if start + row >= first_wanted]
             output = engine.forward([Step(sequence, chunk, range(COMMITTED_END, len(chunk) - 1), wanted)])

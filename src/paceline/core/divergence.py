@@ -2,9 +2,9 @@
 
 A pass over five rows is not bit-identical to five passes over one. The differences are tiny where they arise, but they
 go into the cache and through quantised activations, so the row a token is drawn from may differ by much more than its
-last bits. How much is no matter of opinion: the same tokens fed *without any speculation*, in passes of other widths,
-show it. A divergence is put down to rounding only if the rows differ no more than that, and only where two tokens are
-nearly tied. Anything else is a fault, and is called one.
+last bits. How much is no matter of opinion: the same tokens fed *without any speculation*, in passes of other widths
+and at other places in the cache, show it. A divergence is put down to rounding only if the rows differ no more than
+that, and only where two tokens are nearly tied. Anything else is a fault, and is called one.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Divergence:
         plain_token: what plain decoding emitted.
         speculative_token: what speculative decoding emitted.
         logit_difference: largest absolute difference between the two rows the tokens were drawn from.
-        rounding: largest difference found, near this position, between passes of different widths over the same
-            tokens, all of them plain.
+        rounding: largest difference found, near this position, between plain passes over the same tokens that differ
+            in their widths or in where the tokens lie in the cache.
         allowed: largest difference that rounding explains: twice ``rounding``, or the engine's tolerance if that is
             more.
         margin: by how much, in logits, the plain row prefers its own token to the other, noise included; ``None`` if

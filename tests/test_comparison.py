@@ -1,0 +1,193 @@
+"""What explains a divergence: rounding that plain reading shows as well, and never rollback that is broken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from paceline.api import GenerateOptions, Model
+from paceline.comparison import answer, explain, measure_rounding
+from paceline.core.divergence import Divergence
+from paceline.core.noise import Float64Array
+from paceline.engines.base import Engine, Step
+from paceline.engines.loading import EngineName, ModelOptions, open_engine
+from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
+from paceline.models.embedded import embedded_draft
+from paceline.planning.fixed import FixedPolicy
+from tests.core.helpers import ForcedDrafter
+
+SIZE = 20
+TOLERANCE = 0.06
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]
+EFFECT = np.where(np.arange(SIZE) % 2 == 0, 1.0, -1.0)
+
+
+def counting_model(tokens: Sequence[int]) -> Float64Array:
+    """Counts upwards, and after 6 prefers 7 to 8 by 0.05 only."""
+    row = np.zeros(SIZE)
+    row[(tokens[-1] + 1) % SIZE] = 9.0
+    if tokens[-1] == 6:
+        row[8] = 8.95
+    return row
+
+
+class RoundedOutput(ScriptedOutput):
+    """Another output with an error added to each row."""
+
+    def __init__(self, inner: ScriptedOutput, errors: list[list[float]]) -> None:
+        self._inner = inner
+        self._errors = errors
+
+    def logits(self, step: int, output: int) -> Float64Array:
+        return self._inner.logits(step, output) + self._errors[step][output] * EFFECT
+
+
+class RoundingEngine(ScriptedEngine):
+    """Adds ``amount`` of error to the logits of the rows that :meth:`errs` names."""
+
+    def __init__(self, amount: float, *, max_sequences: int = 2, cells: int | None = None) -> None:
+        vocabulary = ScriptedVocabulary.of_size(SIZE)
+        super().__init__(counting_model, vocabulary, max_sequences=max_sequences, cells=cells)
+        self.capabilities = dataclasses.replace(self.capabilities, logit_tolerance=TOLERANCE)
+        self.amount = amount
+
+    def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+        before = [len(self._sequences[step.sequence].pending) for step in steps]
+        inner = super().forward(steps)
+        return RoundedOutput(
+            inner,
+            [
+                [self.amount * self.errs(step.sequence, first + row) for row in step.outputs]
+                for step, first in zip(steps, before, strict=True)
+            ],
+        )
+
+    def errs(self, sequence: int, node: int) -> bool:
+        """Whether the row of a pending node gets the error."""
+        raise NotImplementedError
+
+
+class PlacingEngine(RoundingEngine):
+    """Gives each token the first free cell; where these are not the first ones in their order, rows are in error."""
+
+    def __init__(self, amount: float, *, max_sequences: int = 2, cells: int | None = None) -> None:
+        super().__init__(amount, max_sequences=max_sequences, cells=cells)
+        self._committed_cells: dict[int, list[int]] = {}
+        self._pending_cells: dict[int, list[int]] = {}
+
+    def open(self) -> int:
+        sequence = super().open()
+        self._committed_cells[sequence], self._pending_cells[sequence] = [], []
+        return sequence
+
+    def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+        for step in steps:
+            for _ in step.token_ids:
+                used = {*chain(*self._committed_cells.values(), *self._pending_cells.values())}
+                cell = next(cell for cell in range(len(used) + 1) if cell not in used)
+                self._pending_cells[step.sequence].append(cell)
+        return super().forward(steps)
+
+    def errs(self, sequence: int, node: int) -> bool:
+        path = self._sequences[sequence].pending.path_to(node)
+        cells = self._committed_cells[sequence] + [self._pending_cells[sequence][node] for node in path]
+        return cells != list(range(len(cells)))
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        super().commit(sequence, path)
+        self._committed_cells[sequence] += [self._pending_cells[sequence][node] for node in path]
+        self._pending_cells[sequence] = []
+
+    def close_sequence(self, sequence: int) -> None:
+        super().close_sequence(sequence)
+        del self._committed_cells[sequence], self._pending_cells[sequence]
+
+
+class LeakingEngine(RoundingEngine):
+    """Dropped rows still have an effect on all that follows in their sequence: rollback is broken."""
+
+    def __init__(self, amount: float) -> None:
+        super().__init__(amount)
+        self._stained: set[int] = set()
+
+    def errs(self, sequence: int, node: int) -> bool:
+        return sequence in self._stained
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        if len(path) < len(self._sequences[sequence].pending):
+            self._stained.add(sequence)
+        super().commit(sequence, path)
+
+
+def divergence_on(engine: Engine) -> Divergence | None:
+    """Count from 2, with drafts of which the first is wrong and its sibling right."""
+    drafter = ForcedDrafter(lambda request: [[0], [(request.token_ids[-1] + 1) % SIZE]])
+    with Model(engine, [drafter], FixedPolicy(2)) as model:
+        options: GenerateOptions = {"max_tokens": 10, "temperature": 0.0}
+        plain = answer(model, [1], options, speculate=False)
+        assert plain.token_ids == list(range(2, 12))
+        return explain(model, [1], options, plain, answer(model, [1], options, speculate=True))
+
+
+def test_where_nothing_is_rounded_nothing_is_measured() -> None:
+    engine = ScriptedEngine(random_model(SIZE, seed=1, order=4), ScriptedVocabulary.of_size(SIZE), max_sequences=2)
+    assert measure_rounding(engine, TEXT, 5) == 0.0
+
+
+def test_the_effect_of_places_in_the_cache_is_measured() -> None:
+    assert measure_rounding(PlacingEngine(0.1), TEXT, 5) == pytest.approx(0.1)
+
+
+def test_a_tie_that_places_in_the_cache_turn_is_a_near_tie() -> None:
+    divergence = divergence_on(PlacingEngine(0.1))
+    assert divergence is not None
+    assert (divergence.index, divergence.plain_token, divergence.speculative_token) == (5, 7, 8)
+    assert divergence.logit_difference == pytest.approx(0.1)
+    assert divergence.rounding == pytest.approx(0.1)
+    assert divergence.verdict == "near-tie"
+
+
+@pytest.mark.parametrize("amount", [0.1, 0.2, 5.0])
+def test_broken_rollback_does_not_pass_for_rounding(amount: float) -> None:
+    """Not even where it does no more than rounding might: what is measured takes nothing back."""
+    divergence = divergence_on(LeakingEngine(amount))
+    assert divergence is not None
+    assert divergence.logit_difference == pytest.approx(amount)
+    assert divergence.rounding == 0.0
+    assert divergence.verdict == "bug"
+
+
+def test_sequences_that_disturb_each_other_do_not_pass_for_rounding() -> None:
+    divergence = divergence_on(PlacingEngine(0.5))
+    assert divergence is not None
+    assert divergence.rounding == 0.0
+    assert divergence.verdict == "bug"
+
+
+@pytest.mark.parametrize(
+    ("max_sequences", "cells"), [(1, None), (2, len(TEXT))], ids=["one sequence", "no cells to spare"]
+)
+def test_without_room_beside_the_text_only_widths_are_measured(max_sequences: int, cells: int | None) -> None:
+    engine = PlacingEngine(0.1, max_sequences=max_sequences, cells=cells)
+    assert measure_rounding(engine, TEXT, 5) == 0.0
+    for _ in range(max_sequences):
+        engine.open()  # none was left open
+
+
+@pytest.mark.parametrize("name", ["llama_cpp", "torch_hf"])
+def test_real_engines_are_measured_and_left_as_they_were(name: EngineName) -> None:
+    if name == "torch_hf":
+        pytest.importorskip("torch", reason="needs paceline[torch]")
+    engine = open_engine(
+        ModelOptions(embedded_draft(), engine=name, context_length=len(TEXT), threads=1, max_sequences=2)
+    )
+    try:
+        assert measure_rounding(engine, TEXT, 5) <= 4 * engine.capabilities.logit_tolerance
+        for _ in range(2):
+            engine.open()
+    finally:
+        engine.close()
