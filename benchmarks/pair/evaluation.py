@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pair.live import LiveText, write
-from benchmarks.pair.measures import ALL, Depth, Ratio, Share, Tally, depths, distinct_share
+from benchmarks.pair.measures import ALL, Depth, Ratio, Share, Tally, depths
 from benchmarks.pair.reading import acceptance, copied, loss, paired_rows
 from paceline.api import Model
+from paceline.bench.looping import loops
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -38,9 +39,6 @@ SIDE_TOKENS = 64
 
 CONTEXTS_PER_TEXT = 32
 """Places in a held-out text where coupled acceptance is computed."""
-
-LOOPING_BELOW = 0.5
-"""An answer loops if a smaller share of its 4-grams than this is distinct."""
 
 PASSAGE_TOKENS, INTERLUDE_TOKENS, COPIED_TOKENS = 128, 64, 32
 """The passage that comes twice, the text in between, and the tokens to copy after half of the second copy."""
@@ -217,7 +215,7 @@ class Evaluation:
         self._read_heldout(kind, token_ids)
         written = token_ids[PROMPT_TOKENS : PROMPT_TOKENS + self._max_tokens]
         whole = len(written) == self._max_tokens
-        self._heldout_looping.add(kind, whole and distinct_share(written) < LOOPING_BELOW, int(whole))
+        self._heldout_looping.add(kind, whole and loops(written), int(whole))
         self._copy(kind, token_ids)
         for setting in SETTINGS:
             full = setting in self._writing
@@ -294,7 +292,7 @@ class Evaluation:
 
     def _count(self, kind: str, setting: Setting, text: LiveText) -> None:
         writing = self._writing[setting]
-        writing.looping.add(kind, distinct_share(text.token_ids) < LOOPING_BELOW, 1)
+        writing.looping.add(kind, loops(text.token_ids), 1)
         writing.ended.add(kind, text.ended, 1)
         for depth, tally in enumerate(writing.by_depth):
             tally.add(kind, text.accepted_by_depth[depth], text.tested_by_depth[depth])

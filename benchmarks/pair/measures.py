@@ -163,12 +163,6 @@ def depths(texts: Sequence[Sequence[tuple[float, int]]]) -> list[Depth]:
     ]
 
 
-def distinct_share(token_ids: Sequence[int], size: int = 4) -> float:
-    """Return distinct n-grams / n-grams of ``size`` tokens; 1 for a text too short to have any."""
-    grams = [tuple(token_ids[start : start + size]) for start in range(len(token_ids) - size + 1)]
-    return len(set(grams)) / len(grams) if grams else 1.0
-
-
 def coupled_acceptance(target_probs: Float64Array, draft_probs: Float64Array) -> float:
     """Return ``sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)`` of two distributions ``[vocab]``.
 

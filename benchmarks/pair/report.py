@@ -13,7 +13,6 @@ from benchmarks.pair.evaluation import (
     DRAFT_LENGTH,
     GREEDY,
     INTERLUDE_TOKENS,
-    LOOPING_BELOW,
     PASSAGE_TOKENS,
     PROMPT_TOKENS,
     SAMPLED,
@@ -23,6 +22,7 @@ from benchmarks.pair.evaluation import (
     Setting,
 )
 from benchmarks.pair.measures import ALL, Ratio, Share
+from paceline.bench.looping import LOOPING_BELOW
 from paceline.core.params import SamplingParams
 
 _NONE = "-"

@@ -32,7 +32,6 @@ from benchmarks.pair.measures import (
     Tally,
     coupled_acceptance,
     depths,
-    distinct_share,
     ratio,
     share,
 )
@@ -90,24 +89,6 @@ def scripted_pair(draft: LogitFunction | None = None) -> Model:
 def some_tokens(count: int, seed: int = 0) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(1, VOCAB) for _ in range(count)]
-
-
-class TestDistinctShare:
-    def test_counts_four_grams(self) -> None:
-        # abcd bcda cdab dabc abcd: five 4-grams, four different ones.
-        assert distinct_share([1, 2, 3, 4, 1, 2, 3, 4]) == 4 / 5
-
-    def test_of_one_token_again_and_again(self) -> None:
-        assert distinct_share([7] * 256) == 1 / 253
-
-    def test_of_text_without_repeats(self) -> None:
-        assert distinct_share(range(256)) == 1.0
-
-    def test_of_a_period_is_its_length(self) -> None:
-        assert distinct_share(list(range(10)) * 25 + list(range(6))) == 10 / 253
-
-    def test_too_short_to_repeat(self) -> None:
-        assert distinct_share([1, 1, 1]) == 1.0
 
 
 class TestCoupledAcceptance:

@@ -1,0 +1,54 @@
+"""Making a target follow a given text at full cost, so that what a better model would have written can be measured.
+
+Every pass is computed and every visited row is sampled as ever; only then the choice is replaced by the text's token.
+A drafted token is accepted if it is the text's. Plain runs are forced likewise, so both do the same work for the same
+text. What comes of it says what drafting gains *if* the target writes that text, not that it would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.core.tree import ROOT, DraftTree
+from paceline.core.verify import RowLogits, Verifier, Walk
+
+
+class ForcedVerifier:
+    """Judges by a reference text instead of the target's choices, which it computes all the same.
+
+    Past the reference's end the target's own choices count.
+
+    Args:
+        inner: the request's verifier; draws the proposals of draft models.
+        reference: tokens of the answer.
+        num_prompt: tokens before it.
+    """
+
+    # Whether a draft is accepted does not depend on how it was drawn.
+    judges_every_draw = False
+
+    def __init__(self, inner: Verifier, reference: Sequence[int], num_prompt: int) -> None:
+        self.name = inner.name
+        self.sampler = inner.sampler
+        # Proposals are drawn as ever, from the draft model's own rows.
+        self.propose = inner.propose
+        self._reference = reference
+        self._num_prompt = num_prompt
+
+    def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+        """Follow the reference through the tree until it leaves the tree."""
+        path: list[int] = []
+        token_ids: list[int] = []
+        node, position = ROOT, len(history)
+        while True:
+            known = [*history, *token_ids] if self.sampler.reads_history else history
+            choice = self.sampler.emit(row_logits(node), position, known)
+            index = position - self._num_prompt
+            token_id = self._reference[index] if index < len(self._reference) else choice
+            token_ids.append(token_id)
+            child = tree.child(node, token_id)
+            if child is None:
+                return Walk(path, token_ids, reached_leaf=not tree.candidates(node))
+            path.append(child)
+            node = child
+            position += 1

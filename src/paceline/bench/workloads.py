@@ -1,0 +1,304 @@
+"""What is measured on: kinds of text from the held-out pieces that ship with the package, cut for any model's tokens.
+
+A *forced* workload makes the target follow a given text at full cost (``forcing.py``); its name says so. A workload
+yields tasks for as long as there is text; a task whose plain answer loops is left out by the runner, and counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from paceline.api import GenerateOptions
+from paceline.core.errors import InputError
+from paceline.engines.base import Vocabulary
+from paceline.models.embedded import heldout
+
+PROMPT_TOKENS: Final = 128
+PASSAGE_TOKENS: Final = 256
+LONG_PROMPT_TOKENS: Final = 4096
+LONG_PROMPT_ANSWER: Final = 64
+_LEAST_PROMPT: Final = 8
+
+MIXED: Final = "mixed"
+FORCED_SUFFIX: Final = "-forced"
+
+_AFTER_FILE: Final = "\n\n# The same file after the changes:\n\n"
+_AFTER_PASSAGE: Final = "\n\nIn summary, "
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{3,}")
+_NUMBER: Final = re.compile(r"\b\d{1,4}\b")
+_CHANGED_NUMBERS: Final = 0.25
+_LINES_PER_COMMENT: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One prompt and how it is answered.
+
+    Attributes:
+        workload: whose it is.
+        name: of the text it was made from, as ``--sample`` of ``paceline run`` knows it.
+        prompt_ids: the prompt.
+        max_tokens: of the answer.
+        seed: of the sampling.
+        reference_ids: what the target is made to answer; ``None`` if it answers as it likes.
+        sampling: options that hold whatever temperature is asked for.
+    """
+
+    workload: str
+    name: str
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    seed: int = 0
+    reference_ids: tuple[int, ...] | None = None
+    sampling: GenerateOptions = field(default_factory=GenerateOptions)
+
+    def options(self, temperature: float) -> GenerateOptions:
+        """Return what a session is asked for."""
+        forced = self.reference_ids is not None
+        options: GenerateOptions = {
+            "temperature": temperature,
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+            "ignore_end": forced,
+        }
+        options.update(self.sampling)
+        return options
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large tasks are.
+
+    Attributes:
+        tokens: of an answer.
+        context_length: of the target; no prompt and answer are longer together.
+        seed: of the order of the texts, of edits and of sampling.
+    """
+
+    tokens: int
+    context_length: int
+    seed: int = 0
+
+    def prompt_room(self, wanted: int, answer: int) -> int:
+        """Return how many tokens of prompt fit before an answer.
+
+        Raises:
+            InputError: hardly any.
+        """
+        room = min(wanted, self.context_length - answer)
+        if room < min(_LEAST_PROMPT, wanted):
+            raise InputError(
+                f"answers of {answer} tokens leave {max(room, 0)} for prompts in a context of {self.context_length}: "
+                "ask for fewer (--tokens) or give a larger context (-c)"
+            )
+        return room
+
+
+_Maker: TypeAlias = Callable[[Vocabulary, Sizes], Iterator[Task]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A kind of text.
+
+    Attributes:
+        name: under which it is chosen.
+        about: what it is, in a few words for tables.
+        make: yields its tasks.
+    """
+
+    name: str
+    about: str
+    make: _Maker
+
+    @property
+    def forced(self) -> bool:
+        """Whether the target is made to follow a text."""
+        return self.name.endswith(FORCED_SUFFIX)
+
+
+def _texts(kind: str, seed: int) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every held-out piece, in an order of the seed."""
+    numbered = [(f"{kind}:{number}", text) for number, text in enumerate(heldout(kind), 1)]
+    random.Random(f"{kind} {seed}").shuffle(numbered)
+    yield from numbered
+
+
+def _free(name: str, kinds: Sequence[str], sampling: GenerateOptions | None = None) -> _Maker:
+    """Return what cuts the beginnings of texts, kind after kind in turn, for the target to go on with."""
+
+    def make(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
+        room = sizes.prompt_room(PROMPT_TOKENS, sizes.tokens)
+        turns = itertools.chain.from_iterable(
+            itertools.zip_longest(*(_texts(kind, sizes.seed) for kind in kinds), fillvalue=None)
+        )
+        for index, turn in enumerate(turn for turn in turns if turn is not None):
+            prompt_ids = vocabulary.tokenize(turn[1])[:room]
+            yield Task(
+                name,
+                turn[0],
+                tuple(prompt_ids),
+                sizes.tokens,
+                sizes.seed + index,
+                sampling=sampling or GenerateOptions(),
+            )
+
+    return make
+
+
+def _structured_forced(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
+    room = sizes.prompt_room(PROMPT_TOKENS, sizes.tokens)
+    pairs = zip(_texts("json", sizes.seed), _texts("logs", sizes.seed), strict=False)
+    for index, (text_name, text) in enumerate(itertools.chain.from_iterable(pairs)):
+        token_ids = vocabulary.tokenize(text)
+        reference = token_ids[room : room + sizes.tokens]
+        if len(reference) >= min(sizes.tokens, room):
+            yield Task(
+                "structured-forced",
+                text_name,
+                tuple(token_ids[:room]),
+                len(reference),
+                sizes.seed + index,
+                tuple(reference),
+            )
+
+
+def _editing(name: str) -> _Maker:
+    def make(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
+        framing = vocabulary.tokenize(_AFTER_FILE, add_special=False)
+        # A little more than the answer holds, so that it does not end before it is as long as it may be.
+        wanted = sizes.tokens + sizes.tokens // 4
+        room = sizes.prompt_room(wanted + len(framing), sizes.tokens) - len(framing)
+        for index, (text_name, text) in enumerate(_texts("code", sizes.seed)):
+            file = _whole_lines(vocabulary, vocabulary.tokenize(text, add_special=False)[: max(room - 1, 1)])
+            prompt_ids = vocabulary.tokenize(file)[: max(room, 1)] + framing
+            edited = edit(file, random.Random(f"edit {text_name} {sizes.seed}"))
+            reference = tuple(vocabulary.tokenize(edited, add_special=False)[: sizes.tokens])
+            forced = name.endswith(FORCED_SUFFIX)
+            yield Task(
+                name,
+                text_name,
+                tuple(prompt_ids),
+                len(reference) if forced else sizes.tokens,
+                sizes.seed + index,
+                reference if forced else None,
+            )
+
+    return make
+
+
+def _summary(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
+    lead = vocabulary.tokenize(_AFTER_PASSAGE, add_special=False)
+    room = sizes.prompt_room(PASSAGE_TOKENS + len(lead), sizes.tokens) - len(lead)
+    for index, (text_name, text) in enumerate(_texts("prose", sizes.seed)):
+        prompt_ids = vocabulary.tokenize(text)[: max(room, 1)] + lead
+        yield Task("summary", text_name, tuple(prompt_ids), sizes.tokens, sizes.seed + index)
+
+
+def _long_prompt(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
+    answer = min(LONG_PROMPT_ANSWER, sizes.tokens)
+    room = sizes.prompt_room(LONG_PROMPT_TOKENS, answer)
+    token_ids: list[int] = []
+    kinds = itertools.chain.from_iterable(zip(_texts("prose", sizes.seed), _texts("code", sizes.seed), strict=False))
+    index, first = 0, ""
+    for text_name, text in kinds:
+        first = first or text_name
+        token_ids += vocabulary.tokenize(text, add_special=not token_ids)
+        if len(token_ids) >= room:
+            yield Task("long-prompt", f"from {first}", tuple(token_ids[:room]), answer, sizes.seed + index)
+            index, first = index + 1, ""
+            token_ids.clear()
+
+
+_HARD: Final[GenerateOptions] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+WORKLOADS: Final[Mapping[str, Workload]] = {
+    workload.name: workload
+    for workload in (
+        Workload("new-code", "the beginning of a file, for the target to go on with", _free("new-code", ["code"])),
+        Workload(
+            "editing", "a file, and the target goes on after 'the same file after the changes'", _editing("editing")
+        ),
+        Workload(
+            "editing-forced",
+            "a file; the target is made to repeat it with a few changes, at full cost",
+            _editing("editing-forced"),
+        ),
+        Workload("summary", "a passage of prose, and the target goes on after 'In summary,'", _summary),
+        Workload(
+            "structured",
+            "beginnings of JSON and logs, for the target to go on with",
+            _free("structured", ["json", "logs"]),
+        ),
+        Workload(
+            "structured-forced",
+            "beginnings of JSON and logs; the target is made to follow the real rest, at full cost",
+            _structured_forced,
+        ),
+        Workload(
+            "hard",
+            "prose sampled at temperature 1 from the whole distribution, whatever --temp says: high entropy",
+            _free("hard", ["prose"], _HARD),
+        ),
+        Workload(
+            "long-prompt",
+            f"up to {LONG_PROMPT_TOKENS} tokens of prose and code, and an answer of {LONG_PROMPT_ANSWER}",
+            _long_prompt,
+        ),
+    )
+}
+"""The workloads but for :data:`MIXED`, which is one session through one task of each of them in turn."""
+
+WORKLOAD_NAMES: Final = (*WORKLOADS, MIXED)
+MIXED_ABOUT: Final = "one session through a task of each of the others in turn, forced ones included"
+
+
+def check_workload_names(names: Sequence[str]) -> None:
+    """Raise unless every name is a workload's and none comes twice.
+
+    Raises:
+        InputError: with the name and the choices.
+    """
+    if not names:
+        raise InputError(f"no workload is named: choose from {', '.join(WORKLOAD_NAMES)}")
+    for index, name in enumerate(names):
+        if name not in WORKLOAD_NAMES:
+            raise InputError(f"unknown workload {name!r}: choose from {', '.join(WORKLOAD_NAMES)}")
+        if name in names[:index]:
+            raise InputError(f"workload {name!r} is named twice: name each once")
+
+
+def edit(text: str, rng: random.Random) -> str:
+    """Return ``text`` with small changes, as a programmer asks for them.
+
+    One name that occurs more than once gets another everywhere, some numbers are counted up, and now and then a line
+    gets a comment before it.
+    """
+    names = [name for name, count in Counter(_IDENTIFIER.findall(text)).most_common(8) if count > 1]
+    if names:
+        chosen = rng.choice(names)
+        text = re.sub(rf"\b{chosen}\b", f"{chosen}_{rng.choice(('new', 'fast', 'checked', 'v2'))}", text)
+    text = _NUMBER.sub(
+        lambda match: str(int(match[0]) + 1) if rng.random() < _CHANGED_NUMBERS else match[0],
+        text,
+    )
+    lines = []
+    for line in text.splitlines(keepends=True):
+        if line.strip() and rng.random() < 1 / _LINES_PER_COMMENT:
+            indent = line[: len(line) - len(line.lstrip())]
+            lines.append(f"{indent}# {rng.choice(('changed', 'see above', 'checked', 'note'))}\n")
+        lines.append(line)
+    return "".join(lines)
+
+
+def _whole_lines(vocabulary: Vocabulary, token_ids: Sequence[int]) -> str:
+    """Return the text of tokens up to the end of its last whole line, or all of it if it is one line."""
+    data = b"".join(vocabulary.token_bytes(token_id) for token_id in token_ids)
+    text = data.decode("utf-8", errors="ignore")
+    return text[: text.rfind("\n") + 1] or text
