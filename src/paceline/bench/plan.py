@@ -1,0 +1,146 @@
+"""How long a bench takes, by what passes were measured to cost, and how to make it fit a limit before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Collection
+
+from paceline.bench.settings import BenchSettings
+from paceline.bench.variants import AUTO, STATIC, drafter_sets, static_variants
+from paceline.bench.workloads import (
+    LONG_PROMPT_ANSWER,
+    LONG_PROMPT_TOKENS,
+    MIXED,
+    PASSAGE_TOKENS,
+    PROMPT_TOKENS,
+    WORKLOADS,
+)
+from paceline.planning.cost import CostProfile
+from paceline.planning.recording import RECORDED_DEPTH
+
+QUICK_S = 120.0
+QUICK_WORKLOADS = ("new-code", "structured-forced", "hard", "editing-forced")
+"""In the order in which they are dropped, the last first, where the limit does not allow all of them."""
+
+_TOKENS = (256, 192, 128, 96, 64, 48, 32)
+_PROMPTS = (3, 2)
+
+_TRIES = 2.5
+"""Prompts tried for each that is kept; greedy answers of a small base model loop more often than not."""
+
+_REPLAY_TOKEN_S = 4e-4
+"""Seconds that replaying a token of a recording takes on a slow machine."""
+
+_USABLE = 0.85
+"""Of a limit; the rest is for what the forecast cannot know."""
+
+
+class Forecast:
+    """Seconds that the parts of a bench take.
+
+    Args:
+        settings: what is to be measured.
+        profile: what passes cost.
+        context_length: of the target.
+    """
+
+    def __init__(self, settings: BenchSettings, profile: CostProfile, context_length: int) -> None:
+        self._settings = settings
+        self._profile = profile
+        self._context_length = context_length
+        widest = profile.target.widest
+        self._prompt_row_s = profile.round_s(widest) / widest
+
+    def run_s(self, workload: str) -> float:
+        """Return the seconds of a plain answer, prompt included; of ``mixed``, of one lap of them."""
+        if workload == MIXED:
+            return sum(self.run_s(name) for name in WORKLOADS)
+        tokens = self._settings.tokens
+        prompt = PROMPT_TOKENS
+        if workload == "long-prompt":
+            tokens = min(tokens, LONG_PROMPT_ANSWER)
+            prompt = min(LONG_PROMPT_TOKENS, self._context_length - tokens)
+        elif workload.startswith("editing"):
+            prompt = tokens + tokens // 4
+        elif workload == "summary":
+            prompt = PASSAGE_TOKENS
+        return prompt * self._prompt_row_s + tokens * self._profile.round_s(1, prompt)
+
+    @property
+    def num_variants(self) -> int:
+        """Variants that run live, plain among them."""
+        return 1 + sum(self._settings.num_static if name == STATIC else 1 for name in self._settings.variants)
+
+    def lap_s(self, workload: str) -> float:
+        """Return the seconds of one lap."""
+        return (2 * self.num_variants + 1) * self.run_s(workload)
+
+    def prepare_s(self, workload: str) -> float:
+        """Return the seconds of looking for tasks, recording and replaying."""
+        settings = self._settings
+        if workload == MIXED:
+            # The other workloads' tasks, replayed once more; those that are not measured by themselves come first.
+            others = [name for name in WORKLOADS if name not in settings.workloads]
+            return sum(self.tasks_s(name) for name in others) + len(WORKLOADS) * self.replays_s
+        return self.tasks_s(workload) + self.replays_s
+
+    def tasks_s(self, workload: str) -> float:
+        """Return the seconds of looking for one workload's tasks and recording them."""
+        settings = self._settings
+        record_s = 0.0
+        if "draft" in settings.drafters and self._profile.draft is not None:
+            record_s = settings.tokens * RECORDED_DEPTH * self._profile.draft_s()
+        tries = 1.0 if WORKLOADS[workload].forced else _TRIES
+        return settings.prompts * (tries * self.run_s(workload) + record_s)
+
+    @property
+    def replays_s(self) -> float:
+        """Seconds of replaying every setting on one workload's tasks."""
+        settings = self._settings
+        count = 0
+        for name in settings.variants:
+            if name == STATIC:
+                count += sum(1 for _ in static_variants(settings.drafters, coarse=settings.coarse))
+            else:
+                count += 1 if name == AUTO else len(drafter_sets(settings.drafters))
+        return count * settings.prompts * settings.tokens * _REPLAY_TOKEN_S
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of it all."""
+        return sum(self.prepare_s(name) + self._settings.laps * self.lap_s(name) for name in self._settings.workloads)
+
+
+def fitted(
+    settings: BenchSettings,
+    profile: CostProfile,
+    context_length: int,
+    limit_s: float,
+    *,
+    given: Collection[str] = (),
+) -> BenchSettings:
+    """Return settings that are forecast to fit a limit: shorter answers first, then fewer prompts and workloads.
+
+    If nothing fits, the least is returned, and the runner ends when the time is over.
+
+    Args:
+        settings: what is wanted at most.
+        profile: what passes cost.
+        context_length: of the target.
+        limit_s: seconds.
+        given: names of settings that the user set and that must stay: ``workloads``, ``tokens``, ``prompts``.
+    """
+    counts = [len(settings.workloads)] if "workloads" in given else range(len(settings.workloads), 0, -1)
+    tokens = [settings.tokens] if "tokens" in given else [settings.tokens, *(n for n in _TOKENS if n < settings.tokens)]
+    prompts = (
+        [settings.prompts] if "prompts" in given else [settings.prompts, *(n for n in _PROMPTS if n < settings.prompts)]
+    )
+    smaller = settings
+    for count, num_tokens, num_prompts in itertools.product(counts, tokens, prompts):
+        smaller = dataclasses.replace(
+            settings, workloads=list(settings.workloads)[:count], tokens=num_tokens, prompts=num_prompts
+        )
+        if Forecast(smaller, profile, context_length).total_s <= _USABLE * limit_s:
+            break
+    return smaller

@@ -1,0 +1,352 @@
+"""The runs: tasks are prepared, variants chosen by replay, and pairs run lap by lap over all workloads.
+
+::
+
+    for each workload    tasks ── plain run: does it loop? ── record drafts ── replay all settings ── variants to run
+    lap by lap, over all workloads in turn
+                         plain  A  plain  B  plain  plain  plain ...        every variant between two plain runs
+
+Laps go round all workloads before the next one begins, so whoever stops half-way has a little of everything. Each
+variant keeps one session a workload: its policy learns from prompt to prompt as it would at a user's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from paceline.api import Generation
+from paceline.bench.looping import loops
+from paceline.bench.plan import Forecast
+from paceline.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
+from paceline.bench.sessions import Answered, Engines, Session, Stopped, finish, start
+from paceline.bench.settings import LEAST_ANSWER, BenchSettings
+from paceline.bench.variants import (
+    PLAIN,
+    STATIC,
+    Variant,
+    best,
+    policy_variants,
+    replay_all,
+    static_variants,
+)
+from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Sizes, Task
+from paceline.comparison import Trial, explain
+from paceline.core.divergence import first_difference
+from paceline.planning.cost import CostProfile
+from paceline.planning.recording import RECORDED_DEPTH, Recording, record
+
+_PREPARING_SHARE = 0.45
+"""Of a time limit, that looking for prompts and recording them may take at most."""
+
+_TRIES_PER_TASK = 6
+"""Tasks looked at for each that is wanted, at most: greedy answers of small models mostly loop."""
+
+
+Progress: TypeAlias = Callable[[str, float, float], None]
+"""Told what is being done, and how much is done of how much there is to do, in seconds as they were forecast."""
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A task that is worth measuring."""
+
+    task: Task
+    recording: Recording
+    run_s: float
+
+
+@dataclass(slots=True)
+class _Contest:
+    """A workload's variants while they run."""
+
+    result: WorkloadResult
+    tasks: list[_Prepared]
+    lap_tasks: int
+    sessions: list[Session] = field(default_factory=list)
+    # The first answers that differed from plain's, to be judged in the end, by variant and task.
+    differing: dict[tuple[int, str], tuple[Task, int, Generation, Generation]] = field(default_factory=dict)
+
+    def lap(self, index: int) -> list[_Prepared]:
+        """Return the tasks of a lap."""
+        first = index * self.lap_tasks
+        return [self.tasks[(first + place) % len(self.tasks)] for place in range(self.lap_tasks)]
+
+    @property
+    def lap_s(self) -> float:
+        """Seconds that a lap may take if every variant is as slow as plain."""
+        runs = 2 * len(self.result.variants) + 1
+        return runs * sum(each.run_s for each in self.lap(0))
+
+
+class Runner:
+    """Measures what the settings ask for.
+
+    Args:
+        engines: loaded models.
+        profile: what passes cost on them.
+        settings: what is to be measured.
+        machine: versions and system, for the report.
+        remaining_s: seconds that are left; infinite without a limit.
+        stopped: whether the user wants no more.
+        progress: told how far it is.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        profile: CostProfile,
+        settings: BenchSettings,
+        *,
+        machine: Mapping[str, str] | None = None,
+        remaining_s: Callable[[], float] = lambda: float("inf"),
+        stopped: Callable[[], bool] = lambda: False,
+        progress: Progress = lambda doing, done_s, total_s: None,
+    ) -> None:
+        self._engines = engines
+        self._profile = profile
+        self._settings = settings
+        self._remaining_s = remaining_s
+        self._stopped = stopped
+        self._tell = progress
+        context_length = engines.target.capabilities.context_length
+        self._forecast = Forecast(settings, profile, context_length)
+        self._done_s = 0.0
+        self._limit_s = remaining_s()
+        self._plain = Session(engines, [], PLAIN.build(profile))
+        self._sizes = Sizes(settings.tokens, context_length, settings.seed)
+        self._prepared: dict[str, list[_Prepared]] = {}
+        self._found: dict[str, WorkloadResult] = {}
+        self.result = BenchResult(
+            machine or {},
+            engines.target.description,
+            None if engines.draft is None else engines.draft.description,
+            settings.temperature,
+            settings.tokens,
+            settings.laps,
+            settings.seed,
+            list(settings.drafters),
+            profile,
+        )
+
+    def run(self) -> BenchResult:
+        """Measure everything, or as much as there is time for or the user lets it; return what was found."""
+        started_s = self._engines.clock.now_s()
+        contests: list[_Contest] = []
+        try:
+            for name in self._settings.workloads:
+                contest = self._prepare_contest(name)
+                if contest is not None:
+                    contests.append(contest)
+            self._run_laps(contests)
+        except Stopped:
+            self.result.ended_by = "interrupt"
+        for contest in contests:
+            for each, session in zip(contest.result.variants, contest.sessions, strict=True):
+                # Now, as explaining differences asks some of them to answer once more.
+                each.snapshot = _snapshot(session)
+        self._judge(contests)
+        self.result.took_s = self._engines.clock.now_s() - started_s
+        return self.result
+
+    def _progress(self, doing: str, done_s: float = 0.0) -> None:
+        self._done_s += done_s
+        self._tell(doing, self._done_s, self._forecast.total_s)
+
+    # --- preparing ----------------------------------------------------------------------------------------------------
+
+    def _prepare_contest(self, name: str) -> _Contest | None:
+        """Find a workload's tasks and the variants to run on them; ``None`` if there is nothing to run."""
+        result = self._workload(name)
+        self.result.workloads.append(result)
+        if name == MIXED:
+            parts = [self._tasks(part) for part in WORKLOADS]
+            parts = [part for part in parts if part]
+            tasks = [part[lap % len(part)] for lap in range(max(map(len, parts), default=0)) for part in parts]
+            lap_tasks = len(parts)
+        else:
+            tasks, lap_tasks = self._tasks(name), 1
+        if not tasks:
+            return None
+        result.prompt_tokens = sorted(len(each.task.prompt_ids) for each in tasks)
+        result.answer_tokens = sorted(len(each.recording.token_ids) for each in tasks)
+        contest = _Contest(result, tasks, lap_tasks)
+        recordings = [each.recording for each in tasks]
+        for variant, replayed in self._choose(result, recordings):
+            result.variants.append(VariantResult(variant, lap_tasks, replayed))
+            contest.sessions.append(Session(self._engines, variant.drafters, variant.build(self._profile)))
+        return contest
+
+    def _workload(self, name: str) -> WorkloadResult:
+        if name not in self._found:
+            if name == MIXED:
+                self._found[name] = WorkloadResult(MIXED, MIXED_ABOUT, forced=True)
+            else:
+                workload = WORKLOADS[name]
+                self._found[name] = WorkloadResult(name, workload.about, workload.forced)
+        return self._found[name]
+
+    def _tasks(self, name: str) -> list[_Prepared]:
+        """Return the tasks of a workload that is not mixed: looked at, recorded, and kept for other uses."""
+        if name not in self._prepared:
+            self._prepared[name] = list(self._prepare_tasks(name))
+            self._progress(f"{name}: replaying settings", self._forecast.tasks_s(name))
+        return self._prepared[name]
+
+    def _prepare_tasks(self, name: str) -> Iterator[_Prepared]:
+        settings, found = self._settings, self._workload(name)
+        kept = 0
+        # However long looking takes, most of a limit is for the pairs.
+        prepared = len(self._prepared) + 1
+        floor_s = self._limit_s * (1 - _PREPARING_SHARE * prepared / max(len(settings.workloads), prepared))
+        for task in WORKLOADS[name].make(self._engines.target.vocabulary, self._sizes):
+            if kept == settings.prompts or found.tried == _TRIES_PER_TASK * settings.prompts:
+                return
+            if self._remaining_s() < floor_s:
+                self.result.notes.append(f"{name}: {kept} of {settings.prompts} prompts, for lack of time")
+                return
+            self._progress(f"{name}: looking for prompts, {found.tried} tried")
+            found.tried += 1
+            before_s = self._engines.clock.now_s()
+            stream = start(self._plain, task, settings.temperature, speculate=False)
+            answer = finish(stream, self._stopped)
+            run_s = self._engines.clock.now_s() - before_s
+            if len(answer.token_ids) < min(LEAST_ANSWER, task.max_tokens):
+                found.ended_early += 1
+            elif not found.forced and loops(answer.token_ids):
+                found.looped += 1
+            else:
+                kept += 1
+                self._progress(f"{name}: recording drafts of prompt {kept}")
+                yield _Prepared(task, self._record(task, Answered(self._engines, settings.drafters, stream)), run_s)
+
+    def _record(self, task: Task, answered: Answered) -> Recording:
+        def report(share: float) -> None:
+            if self._stopped():
+                raise Stopped
+
+        name = f"{task.workload} {task.name}"
+        with answered:
+            return record(
+                answered,
+                task.prompt_ids,
+                name=name,
+                depth=RECORDED_DEPTH,
+                report=report,
+                **task.options(self._settings.temperature),
+            )
+
+    def _choose(self, result: WorkloadResult, recordings: Sequence[Recording]) -> list[tuple[Variant, Any]]:
+        """Replay all settings; return the variants to run, plain first, with what replay says of them."""
+        settings = self._settings
+        chosen: list[tuple[Variant, Any]] = [(PLAIN, None)]
+
+        def advance() -> None:
+            if self._stopped():
+                raise Stopped
+
+        for name in settings.variants:
+            if name == STATIC:
+                sweep = list(static_variants(settings.drafters, coarse=settings.coarse))
+                result.static = replay_all(recordings, sweep, self._profile, advance)
+                fastest = best(result.static, settings.num_static)
+            else:
+                candidates = list(policy_variants(name, settings.drafters))
+                fastest = best(replay_all(recordings, candidates, self._profile, advance), 1)
+            chosen += [(replayed.variant, replayed) for replayed in fastest]
+        self._progress(f"{result.name}: settings chosen", self._forecast.replays_s)
+        return chosen
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def _run_laps(self, contests: Sequence[_Contest]) -> None:
+        settings = self._settings
+        for lap in range(settings.laps):
+            for contest in contests:
+                if self._remaining_s() < contest.lap_s:
+                    self.result.ended_by = "time limit"
+                    continue
+                self._run_lap(contest, lap)
+
+    def _run_lap(self, contest: _Contest, lap: int) -> None:
+        """Run every variant on every task of a lap, between plain runs."""
+        settings = self._settings
+        order = list(range(len(contest.sessions)))
+        # Not always in the same order, as what ran before leaves caches warm and a machine hot.
+        random.Random(f"{settings.seed} {contest.result.name} {lap}").shuffle(order)
+        for prepared in contest.lap(lap):
+            task = prepared.task
+            before = self._answer(self._plain, task, speculate=False)
+            for index in order:
+                each = contest.result.variants[index]
+                doing = f"{contest.result.name}: pair {lap + 1} of {settings.laps}, {each.variant.name}"
+                self._progress(doing)
+                answer = self._answer(contest.sessions[index], task, speculate=True)
+                after = self._answer(self._plain, task, speculate=False)
+                pair = _pair(lap, task, before, answer, after)
+                each.pairs.append(pair)
+                if pair.differs_at is not None:
+                    key = (index, f"{task.workload} {task.name}")
+                    contest.differing.setdefault(key, (task, pair.differs_at, after, answer))
+                before = after
+                self._progress(doing, 2 * self._forecast.run_s(task.workload))
+
+    def _answer(self, session: Session, task: Task, *, speculate: bool) -> Generation:
+        return finish(start(session, task, self._settings.temperature, speculate=speculate), self._stopped)
+
+    # --- afterwards ---------------------------------------------------------------------------------------------------
+
+    def _judge(self, contests: Sequence[_Contest]) -> None:
+        """Find out why texts differ from plain's, as far as there is time."""
+        for contest in contests:
+            for (index, _), difference in contest.differing.items():
+                each, session = contest.result.variants[index], contest.sessions[index]
+                verdict = self._verdict(session, *difference)
+                each.judgements.append(Judgement(difference[0].name, difference[1], verdict))
+
+    def _verdict(self, session: Session, task: Task, index: int, plain: Generation, speculative: Generation) -> str:
+        # Both are made again, and the text is read three times.
+        needed_s = 5 * self._forecast.run_s(task.workload)
+        if self.result.ended_by == "interrupt" or self._stopped() or self._remaining_s() < needed_s:
+            return "not judged"
+        self._progress(f"{task.workload}: explaining a difference")
+        session.reference_ids = task.reference_ids
+        options = task.options(self._settings.temperature)
+        divergence = explain(session, task.prompt_ids, options, plain, speculative)
+        return "not judged" if divergence is None else divergence.verdict
+
+
+def _pair(lap: int, task: Task, before: Generation, answer: Generation, after: Generation) -> Pair:
+    stats = answer.stats
+    return Pair(
+        lap=lap,
+        task=task.name,
+        workload=task.workload,
+        trial=Trial(_speed(before), _speed(answer), _speed(after)),
+        tokens=stats.predicted_tokens - 1,
+        rounds=stats.rounds,
+        num_drafted=stats.num_drafted,
+        num_accepted=stats.num_accepted,
+        tested_by_depth=dict(stats.tested_by_depth),
+        accepted_by_depth=dict(stats.accepted_by_depth),
+        draft_s=stats.phases.draft_s,
+        verify_s=stats.phases.verify_s,
+        sampling_s=stats.phases.sampling_s,
+        rest_s=stats.phases.rest_s,
+        differs_at=first_difference(after.token_ids, answer.token_ids),
+    )
+
+
+def _speed(generation: Generation) -> float:
+    speed = generation.stats.predicted_per_second
+    # Tasks whose answers are of a token or so were left out, and the same seed answers the same.
+    assert speed is not None
+    return speed
+
+
+def _snapshot(session: Session) -> Mapping[str, Any] | None:
+    """Return what a policy says of itself, if it does."""
+    tell = getattr(session.policy, "snapshot", None)
+    return tell() if callable(tell) else None

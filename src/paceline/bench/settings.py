@@ -1,0 +1,49 @@
+"""What a bench is asked for. Complete and checked when built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.errors import InputError
+
+LEAST_ANSWER = 16
+"""Tokens of an answer below which a task tells nothing of decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """What is to be measured.
+
+    Attributes:
+        workloads: names, in the order of the report.
+        variants: names among :data:`~paceline.bench.variants.VARIANT_NAMES`.
+        drafters: names of those to draft with.
+        temperature: of all workloads but ``hard``.
+        laps: pairs of each variant and workload.
+        tokens: most tokens of an answer.
+        prompts: texts of each workload; more laps go through them again.
+        num_static: static settings that run live.
+        coarse: replay fewer settings.
+        seed: of the order of texts, of edits and of sampling.
+    """
+
+    workloads: Sequence[str]
+    variants: Sequence[str]
+    drafters: Sequence[str]
+    temperature: float = 0.0
+    laps: int = 5
+    tokens: int = 256
+    prompts: int = 5
+    num_static: int = 3
+    coarse: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("repeats", self.laps, 1),
+            ("tokens", self.tokens, LEAST_ANSWER),
+            ("prompts", self.prompts, 1),
+        ):
+            if value < least:
+                raise InputError(f"--{name} {value}: the least is {least}")

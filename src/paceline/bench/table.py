@@ -1,0 +1,158 @@
+"""The report on a terminal: a table for each workload, and one line for each in the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.bench.intervals import Estimate
+from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
+
+_NONE = "-"
+
+
+def print_result(console: Console, result: BenchResult) -> None:
+    """Print everything a person wants to know at once; the JSON has the rest."""
+    console.print(f"target: {result.target}", style="bold", markup=False)
+    if result.draft is not None:
+        console.print(f"draft: {result.draft}", style="bold", markup=False)
+    sampling = "greedy" if result.temperature == 0 else f"temperature {result.temperature:g}"
+    console.print(
+        f"{sampling}, answers of up to {result.tokens} tokens; 'of plain' is the speed of decoding over that of the "
+        "plain runs around it: the median over pairs, and its 95% interval",
+        style="dim",
+        markup=False,
+    )
+    for workload in result.workloads:
+        console.print()
+        _print_workload(console, workload)
+    measured = [workload for workload in result.workloads if any(each.pairs for each in workload.variants)]
+    if len(measured) > 1:
+        console.print()
+        console.print(_summary(measured))
+    lines = [f"note: {note}" for note in result.notes]
+    if result.ended_by != "done":
+        lines.append(f"ended by {result.ended_by}: {_progress_words(result)}")
+    lines.append(f"took {result.took_s:.0f} s")
+    console.print()
+    for line in lines:
+        console.print(line, style="dim", markup=False)
+
+
+def caption(workload: WorkloadResult) -> str:
+    """Say what a workload's figures stand on: its text, its prompts, and what was left out."""
+    parts = [workload.about]
+    if workload.prompt_tokens:
+        count = len(workload.prompt_tokens)
+        parts.append(
+            f"{count} prompt{'s' * (count > 1)} of {_range(workload.prompt_tokens)} tokens, "
+            f"answers of {_range(workload.answer_tokens)}"
+        )
+    if workload.looped:
+        parts.append(f"left out: {workload.looped} of {workload.tried}, whose plain output loops")
+    if workload.ended_early:
+        parts.append(f"left out: {workload.ended_early} of {workload.tried}, whose plain output ends at once")
+    return "; ".join(parts)
+
+
+def texts(workload: WorkloadResult, each: VariantResult) -> str:
+    """Say whether a variant's texts were plain's, and if not, why."""
+    if workload.forced and each.num_equal == len(each.pairs):
+        return "equal (forced)"
+    if each.num_equal == len(each.pairs):
+        return "equal"
+    counts = Counter(judgement.verdict for judgement in each.judgements)
+    reasons = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return f"{each.num_equal} of {len(each.pairs)} equal" + (f": {reasons}" if reasons else "")
+
+
+def interval(value: Estimate | None) -> str:
+    """Write the interval of an estimate."""
+    if value is None or value.low is None or value.high is None:
+        return _NONE
+    return f"{value.low:.2f} to {value.high:.2f}"
+
+
+def _print_workload(console: Console, workload: WorkloadResult) -> None:
+    console.print(workload.name, style="bold cyan", markup=False)
+    console.print(caption(workload), style="dim", markup=False)
+    if not any(each.pairs for each in workload.variants):
+        console.print("nothing was measured here", style="yellow", markup=False)
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("variant", overflow="fold")
+    for column in ("t/s", "of plain", "95%", "lowest prompt", "by replay", "accepted", "tokens/round", "pairs"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("texts", overflow="fold")
+    ratios = {id(each): each.ratio() for each in workload.variants}
+    fastest = max((ratio.median for ratio in ratios.values() if ratio is not None), default=0.0)
+    for each in workload.variants:
+        ratio, speed = ratios[id(each)], each.per_second()
+        if ratio is None or speed is None:
+            continue
+        style = "green" if ratio.median == fastest and each.variant.kind != "plain" else None
+        by_task = each.by_task()
+        share = each.accept_share
+        table.add_row(
+            "plain against plain" if each.variant.kind == "plain" else each.variant.name,
+            f"{speed.median:.1f}",
+            f"{ratio.median:.2f}",
+            interval(ratio),
+            f"{min(by_task.values()):.2f}" if by_task else _NONE,
+            _NONE if each.replayed is None else f"{each.replayed.ratio:.2f}",
+            _NONE if share is None else f"{share:.0%}",
+            _NONE if each.acceptance_length is None else f"{each.acceptance_length:.2f}",
+            str(len(each.laps())),
+            texts(workload, each),
+            style=style,
+        )
+    console.print(table)
+
+
+def _summary(workloads: Sequence[WorkloadResult]) -> Table:
+    """Put the workloads below each other: the best static setting, what the policies made of it, and auto."""
+    names = list(
+        dict.fromkeys(
+            each.variant.policy
+            for workload in workloads
+            for each in workload.variants
+            if each.variant.kind in ("policy", "auto")
+        )
+    )
+    table = Table(title="speed of decoding, of plain's", title_justify="left", box=None, pad_edge=False)
+    table.add_column("workload", no_wrap=True)
+    for column in ("plain", "best static", *names):
+        table.add_column(column, justify="right")
+    has_auto = "auto" in names
+    if has_auto:
+        table.add_column("auto over best static", justify="right")
+    for workload in workloads:
+        plain, static, auto = (workload.best(kind) for kind in ("plain", "static", "auto"))
+        cells = [_ratio(plain), _ratio(static)]
+        for name in names:
+            cells.append(_ratio(next((each for each in workload.variants if each.variant.policy == name), None)))
+        if has_auto:
+            quotient = auto.against(static) if auto is not None and static is not None else None
+            cells.append(_NONE if quotient is None else f"{quotient.median:.2f} ({interval(quotient)})")
+        table.add_row(workload.name, *cells)
+    return table
+
+
+def _ratio(each: VariantResult | None) -> str:
+    ratio = None if each is None else each.ratio()
+    return _NONE if ratio is None else f"{ratio.median:.2f}"
+
+
+def _progress_words(result: BenchResult) -> str:
+    counts = [len(each.laps()) for workload in result.workloads for each in workload.variants]
+    if not counts:
+        return "no pair was measured"
+    return f"{min(counts)} to {max(counts)} of {result.laps} pairs each"
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"

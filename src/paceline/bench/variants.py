@@ -1,0 +1,144 @@
+"""What is compared with plain decoding: every static setting worth trying, the other policies, and ``auto``.
+
+Sweeping more than a hundred static settings live on every workload would take days. So each workload's texts are
+recorded once, every setting is replayed on them in virtual time with this machine's measured costs, and only the best
+few run live. A policy other than ``auto``, which decides by itself whom to ask, is replayed with each set of drafters
+and runs live with the best, so that none is held back by a drafter that its rule does not suit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from paceline.core.errors import InputError
+from paceline.planning.base import Policy, RoundCosts
+from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.recording import Recording
+from paceline.planning.registry import POLICY_NAMES, build_policy
+from paceline.planning.replay import replay
+
+Kind: TypeAlias = Literal["plain", "static", "policy", "auto"]
+
+STATIC: Final = "static"
+AUTO: Final = "auto"
+VARIANT_NAMES: Final[tuple[str, ...]] = (STATIC, *(name for name in POLICY_NAMES if name != "fixed"))
+
+DRAFT_LENGTHS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+P_MINS: Final = (0.0, 0.4, 0.75)
+COARSE_LENGTHS: Final = (1, 2, 3, 5, 7, 12)
+COARSE_P_MINS: Final = (0.0, 0.4)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to decode.
+
+    Attributes:
+        name: in tables.
+        kind: what sort of variant it is.
+        drafters: names of those that take part, in the order they are asked.
+        policy: a name among :data:`~paceline.planning.registry.POLICY_NAMES`.
+        fixed: the settings of a static variant.
+    """
+
+    name: str
+    kind: Kind
+    drafters: tuple[str, ...] = ()
+    policy: str = "fixed"
+    fixed: FixedPolicy | None = NO_SPECULATION
+
+    def build(self, costs: RoundCosts) -> Policy:
+        """Return a new policy."""
+        return build_policy(self.policy, fixed=self.fixed, costs=None if self.policy == "fixed" else costs)
+
+
+PLAIN: Final = Variant("plain", "plain")
+"""As a variant, plain decoding is run between plain runs like the others, which shows how much of a ratio is noise."""
+
+
+def check_variant_names(names: Sequence[str]) -> None:
+    """Raise unless every name is among :data:`VARIANT_NAMES` and none comes twice.
+
+    Raises:
+        InputError: with the name and the choices.
+    """
+    if not names:
+        raise InputError(f"no variant is named: choose from {', '.join(VARIANT_NAMES)}")
+    for index, name in enumerate(names):
+        if name == "plain":
+            raise InputError("plain always runs, as what the others are compared with: leave it out of --variants")
+        if name not in VARIANT_NAMES:
+            raise InputError(f"unknown variant {name!r}: choose from {', '.join(VARIANT_NAMES)}")
+        if name in names[:index]:
+            raise InputError(f"variant {name!r} is named twice: name each once")
+
+
+def drafter_sets(drafters: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return each drafter alone, and all together."""
+    alone: list[tuple[str, ...]] = [(name,) for name in drafters]
+    return alone if len(alone) == 1 else [*alone, tuple(drafters)]
+
+
+def static_variants(drafters: Sequence[str], *, coarse: bool = False) -> Iterator[Variant]:
+    """Yield the static settings that are replayed."""
+    lengths, p_mins = (COARSE_LENGTHS, COARSE_P_MINS) if coarse else (DRAFT_LENGTHS, P_MINS)
+    for names in drafter_sets(drafters):
+        for length in lengths:
+            for p_min in p_mins:
+                threshold = f", p-min {p_min:g}" if p_min else ""
+                name = f"draft-max {length}{threshold}, {'+'.join(names)}"
+                yield Variant(name, "static", names, "fixed", FixedPolicy(length, p_min=p_min))
+
+
+def policy_variants(name: str, drafters: Sequence[str]) -> Iterator[Variant]:
+    """Yield a policy with the sets of drafters it is replayed with; ``auto`` always has all of them."""
+    if name == AUTO:
+        yield Variant(AUTO, "auto", tuple(drafters), AUTO, None)
+        return
+    for names in drafter_sets(drafters):
+        yield Variant(f"{name}, {'+'.join(names)}", "policy", names, name, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a variant made of a workload's recordings in virtual time.
+
+    Attributes:
+        variant: the variant.
+        per_second: tokens per second of decoding.
+        ratio: that over plain's.
+        accept_share: accepted / drafted; ``None`` if nothing was drafted.
+    """
+
+    variant: Variant
+    per_second: float
+    ratio: float
+    accept_share: float | None
+
+
+Advance: TypeAlias = Callable[[], None]
+"""Told after every replay; may raise to end them."""
+
+
+def replay_all(
+    recordings: Sequence[Recording], variants: Sequence[Variant], costs: RoundCosts, advance: Advance | None = None
+) -> list[Replayed]:
+    """Replay every variant, each with a fresh policy; recordings follow each other in one session."""
+    plain = replay(recordings, NO_SPECULATION, costs, drafters=[]).tokens_per_second
+    results = []
+    for variant in variants:
+        outcome = replay(recordings, variant.build(costs), costs, drafters=variant.drafters)
+        speed = outcome.tokens_per_second
+        # An answer of one token has no rounds, hence no speed; the runner leaves such answers out.
+        if speed is not None and plain is not None:
+            results.append(Replayed(variant, speed, speed / plain, outcome.accept_share))
+        if advance is not None:
+            advance()
+    return results
+
+
+def best(replayed: Sequence[Replayed], count: int) -> list[Replayed]:
+    """Return the fastest, the fastest first; among equals the one that was named first."""
+    return sorted(replayed, key=lambda each: -each.ratio)[:count]

@@ -1,0 +1,271 @@
+"""The runner on engines whose costs are known: what it reports is what can be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from paceline.bench.results import BenchResult, VariantResult
+from paceline.bench.runner import Runner
+from paceline.bench.sessions import Engines
+from paceline.bench.settings import BenchSettings
+from paceline.bench.variants import drafter_sets, replay_all, static_variants
+from paceline.core.errors import InputError
+from paceline.planning.recording import record
+from tests.bench.helpers import LEVEL_S, PASS_S, constant_model, counting_model, engines, profile
+
+FORCED_AND_FREE = ("new-code", "structured-forced")
+
+
+def settings(**changes: Any) -> BenchSettings:
+    values: dict[str, Any] = {
+        "workloads": ("new-code",),
+        "variants": ("static",),
+        "drafters": ("draft",),
+        "laps": 3,
+        "tokens": 33,
+        "prompts": 2,
+        "num_static": 2,
+    }
+    return BenchSettings(**{**values, **changes})
+
+
+def run(loaded: Engines, wanted: BenchSettings, **options: Any) -> BenchResult:
+    return Runner(loaded, profile(), wanted, **options).run()
+
+
+def speed_of_perfect_drafts(draft_max: int, tokens: int) -> float:
+    """Rounds of ``draft_max`` levels and a pass, each of ``draft_max + 1`` tokens, the last as short as is left."""
+    seconds = 0.0
+    left = tokens
+    while left:
+        drafted = min(draft_max, left - 1)
+        seconds += PASS_S + LEVEL_S * drafted
+        left -= drafted + 1
+    return tokens / seconds
+
+
+def named(result: BenchResult, name: str) -> VariantResult:
+    return next(each for each in result.workloads[0].variants if each.variant.name == name)
+
+
+def test_ratios_are_exact_in_virtual_time_live_and_by_replay() -> None:
+    result = run(engines(), settings())
+    assert result.ended_by == "done"
+    (workload,) = result.workloads
+    assert [each.variant.kind for each in workload.variants] == ["plain", "static", "static"]
+    for each in workload.variants[1:]:
+        fixed = each.variant.fixed
+        assert fixed is not None
+        expected = speed_of_perfect_drafts(fixed.draft_max, 32) * PASS_S
+        ratio = each.ratio()
+        assert ratio is not None
+        assert ratio.count == 3
+        assert (ratio.median, ratio.low, ratio.high) == pytest.approx((expected,) * 3)
+        assert each.replayed is not None
+        assert each.replayed.ratio == pytest.approx(expected)
+        assert each.accept_share == 1.0
+        assert each.num_equal == 3
+        assert all(value == pytest.approx(expected) for value in each.by_task().values())
+    plain = workload.variants[0].ratio()
+    assert plain is not None
+    assert (plain.median, plain.low, plain.high) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_replay_finds_the_best_static_setting() -> None:
+    (workload,) = run(engines(), settings()).workloads
+    by_length = {length: speed_of_perfect_drafts(length, 32) for length in (1, 2, 3, 4, 5, 6, 8, 12, 16)}
+    best = max(by_length, key=lambda length: by_length[length])
+    first = workload.variants[1]
+    assert first.variant.fixed is not None
+    assert first.variant.fixed.draft_max == best
+    assert len(workload.static) == 9 * 3
+
+
+def test_plain_is_compared_with_plain_so_that_noise_shows() -> None:
+    """Passes that take one second and then one and a half, in turn, over an odd number of passes a run."""
+    (workload,) = run(engines(pass_s=(1.0, 1.5)), settings(tokens=32, laps=4, variants=("heuristic",))).workloads
+    plain = workload.variants[0].ratio()
+    assert plain is not None
+    assert plain.low is not None
+    assert plain.high is not None
+    assert plain.low <= 1.0 <= plain.high
+    assert plain.high - plain.low < 0.1
+
+
+def test_every_variant_lies_between_plain_runs_and_keeps_its_session() -> None:
+    result = run(engines(), settings(variants=("static", "accept-ratio"), workloads=FORCED_AND_FREE))
+    for workload in result.workloads:
+        assert [each.variant.kind for each in workload.variants] == ["plain", "static", "static", "policy"]
+        for each in workload.variants:
+            assert [pair.lap for pair in each.pairs] == [0, 1, 2]
+            # Two prompts in turn.
+            assert each.pairs[0].task == each.pairs[2].task != each.pairs[1].task
+            assert all(pair.trial.plain_before == pytest.approx(1 / PASS_S) for pair in each.pairs)
+        policy = workload.variants[-1]
+        if workload.name == "new-code":
+            # It lengthens its drafts while all are accepted, up to the 16 levels that it has.
+            assert policy.pairs[0].rounds < 32 / 4
+
+
+def test_useless_drafts_are_reported_as_a_loss() -> None:
+    (workload,) = run(engines(draft=counting_model(step=9)), settings(num_static=1)).workloads
+    static = workload.variants[1]
+    ratio = static.ratio()
+    assert ratio is not None
+    assert static.accept_share == 0.0
+    # The best of the worst: a level is paid in every round but the last.
+    assert ratio.median == pytest.approx(32 * PASS_S / (32 * PASS_S + 31 * LEVEL_S))
+    assert static.by_depth()[0] == (0, 93)
+
+
+def test_prompts_whose_plain_output_loops_are_left_out_and_counted() -> None:
+    loaded = engines(target=constant_model())
+    result = run(loaded, settings(workloads=FORCED_AND_FREE))
+    free, forced = result.workloads
+    assert (free.looped, free.tried) == (12, 12)
+    assert free.variants == []
+    assert forced.looped == 0
+    assert forced.variants[1].pairs
+    assert result.measured
+
+
+def test_mixed_is_one_session_through_all_others() -> None:
+    result = run(engines(), settings(workloads=("mixed",), laps=2, prompts=1, tokens=17))
+    (mixed,) = result.workloads
+    static = mixed.variants[1]
+    assert static.lap_tasks == 8
+    assert len(static.pairs) == 16
+    assert len(static.laps()) == 2
+    assert len({pair.workload for pair in static.pairs}) == 8
+    lap = static.laps()[0]
+    pairs = static.pairs[:8]
+    expected = sum(pair.tokens for pair in pairs) / sum(pair.tokens / pair.trial.speculative for pair in pairs)
+    assert lap.per_second == pytest.approx(expected)
+    assert lap.ratio == pytest.approx(expected * PASS_S)
+
+
+def test_an_interrupt_keeps_the_pairs_that_are_done() -> None:
+    rounds = 0
+
+    def stopped() -> bool:
+        nonlocal rounds
+        rounds += 1
+        return done > 0 and rounds > stop_at
+
+    done, stop_at = 0, 0
+
+    def progress(doing: str, done_s: float, total_s: float) -> None:
+        nonlocal done, stop_at
+        if "pair 2 of 3" in doing and not done:
+            done, stop_at = 1, rounds + 100
+
+    result = run(engines(), settings(), stopped=stopped, progress=progress)
+    assert result.ended_by == "interrupt"
+    (workload,) = result.workloads
+    counts = [len(each.pairs) for each in workload.variants]
+    assert all(1 <= count <= 2 for count in counts)
+    assert 3 < sum(counts) < 6
+    assert result.measured
+    json.dumps(result.to_json())
+
+
+def test_an_interrupt_while_prompts_are_looked_for_leaves_an_empty_report() -> None:
+    result = run(engines(), settings(), stopped=lambda: True)
+    assert result.ended_by == "interrupt"
+    assert not result.measured
+    json.dumps(result.to_json())
+
+
+def test_a_time_limit_ends_after_whole_laps_of_every_workload() -> None:
+    loaded = engines()
+    start_s = loaded.clock.now_s()
+    result = run(
+        loaded,
+        settings(workloads=FORCED_AND_FREE, laps=50),
+        remaining_s=lambda: 5000.0 - (loaded.clock.now_s() - start_s),
+    )
+    assert result.ended_by == "time limit"
+    counts = {len(each.pairs) for workload in result.workloads for each in workload.variants}
+    assert max(counts) - min(counts) <= 1
+    assert min(counts) > 1
+    assert loaded.clock.now_s() - start_s <= 5000.0
+
+
+def test_texts_that_differ_from_plain_are_judged() -> None:
+    """A target whose rows change with every pass is broken, and its speculative runs differ without a near-tie."""
+    counting, passes = counting_model(), 0
+
+    def unsteady(tokens: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        row = counting(tokens).copy()
+        if passes > 100 and passes % 40 == 0:
+            row[(passes // 40) % 256] += 200.0
+        return row
+
+    result = run(engines(target=unsteady), settings(laps=1))
+    differing = [each for each in result.workloads[0].variants if each.num_equal < len(each.pairs)]
+    assert differing
+    for each in differing:
+        assert len(each.judgements) == 1
+        assert each.judgements[0].verdict in ("bug", "unrepeatable", "not judged")
+
+
+def test_the_engines_stay_open_for_their_owner() -> None:
+    loaded = engines()
+    run(loaded, settings())
+    assert loaded.target.open() >= 0
+    assert loaded.draft is not None
+    assert loaded.draft.open() >= 0
+
+
+def test_the_json_holds_every_pair_and_what_follows_from_it() -> None:
+    facts = json.loads(json.dumps(run(engines(), settings()).to_json()))
+    assert facts["format"] == "paceline-bench"
+    (workload,) = facts["workloads"]
+    assert len(workload["static_by_replay"]) == 27
+    for variant in workload["variants"]:
+        assert len(variant["pairs"]) == 3
+        assert variant["ratio"]["count"] == 3
+        for pair in variant["pairs"]:
+            assert pair["trial"]["plain_before"] == pytest.approx(1 / PASS_S)
+            assert pair["tokens"] == 32
+
+
+def test_progress_ends_where_it_was_forecast_to() -> None:
+    told: list[tuple[str, float, float]] = []
+    run(engines(), settings(), progress=lambda *news: told.append(news))
+    dones = [done_s for _, done_s, _ in told]
+    assert dones == sorted(dones)
+    assert 0.9 * told[-1][2] <= dones[-1] <= told[-1][2] * 1.001
+
+
+def test_sets_of_drafters_and_the_number_of_static_settings() -> None:
+    assert drafter_sets(["suffix"]) == [("suffix",)]
+    assert drafter_sets(["draft", "suffix"]) == [("draft",), ("suffix",), ("draft", "suffix")]
+    variants = list(static_variants(["draft", "suffix", "lookup"]))
+    assert len(variants) == 9 * 3 * 4
+    assert len({variant.name for variant in variants}) == len(variants)
+
+
+def test_replays_stand_beside_each_other_on_the_same_recordings() -> None:
+    loaded = engines()
+    from paceline.bench.sessions import Session
+    from paceline.planning.fixed import NO_SPECULATION
+
+    with Session(loaded, ["draft"], NO_SPECULATION) as session:
+        recording = record(session, [1, 2, 3], depth=8, temperature=0.0, max_tokens=33)
+    variants = [variant for variant in static_variants(["draft"]) if variant.fixed and variant.fixed.p_min == 0.0]
+    for each in replay_all([recording], variants, profile()):
+        assert each.variant.fixed is not None
+        length = min(each.variant.fixed.draft_max, 8)
+        assert each.per_second == pytest.approx(speed_of_perfect_drafts(length, 32))
+
+
+@pytest.mark.parametrize("change", [{"laps": 0}, {"tokens": 1}, {"prompts": 0}])
+def test_settings_out_of_range_are_refused(change: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="the least is"):
+        settings(**change)
