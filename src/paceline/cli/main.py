@@ -11,6 +11,8 @@ import typer
 
 from paceline import __version__
 from paceline.cli import exits, models
+from paceline.cli.bench import EPILOG as BENCH_EPILOG
+from paceline.cli.bench import bench
 from paceline.cli.convert import EPILOG as CONVERT_EPILOG
 from paceline.cli.convert import convert
 from paceline.cli.inflate import EPILOG as INFLATE_EPILOG
@@ -42,6 +44,7 @@ def _add_command(name: str, function: Callable[..., None], epilog: str, **contex
 _add_command("run", run, RUN_EPILOG, allow_extra_args=True)  # it refuses them itself, and says where a prompt goes
 app.add_typer(models.app, name="models")
 _add_command("profile", profile_command, PROFILE_EPILOG)
+_add_command("bench", bench, BENCH_EPILOG)
 _add_command("inflate", inflate_command, INFLATE_EPILOG)
 _add_command("convert", convert, CONVERT_EPILOG)
 

@@ -1,0 +1,384 @@
+"""``paceline bench``: what speculation gains here, on several kinds of text, against plain and every static setting."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.bench.machine import machine
+from paceline.bench.plan import QUICK_S, QUICK_WORKLOADS, fitted
+from paceline.bench.results import BenchResult
+from paceline.bench.runner import Runner
+from paceline.bench.sessions import Engines, wall_engines
+from paceline.bench.settings import BenchSettings
+from paceline.bench.table import print_result
+from paceline.bench.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_names
+from paceline.bench.workloads import WORKLOAD_NAMES, check_workload_names
+from paceline.cli import exits
+from paceline.cli.display import error_console
+from paceline.cli.interrupts import interrupts_held
+from paceline.cli.options import (
+    BatchThreads,
+    ContextSize,
+    Devices,
+    DraftContextSize,
+    DraftDevices,
+    DraftGpuLayers,
+    DraftModel,
+    EngineChoice,
+    GpuLayers,
+    TargetModel,
+    Threads,
+    WeightsType,
+    options_for_draft,
+    split_devices,
+)
+from paceline.core.errors import InputError
+from paceline.core.params import SamplingParams
+from paceline.drafters.compatibility import check_vocabularies
+from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
+from paceline.engines.loading import ModelOptions, open_engine
+from paceline.models.cache import resolve
+from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.files import check_parent, whole_file
+from paceline.planning.cost import CostProfile
+from paceline.planning.profile_cache import find_or_measure
+from paceline.planning.profiling import ProfilingBudget
+
+EPILOG = """[bold]Examples[/bold]
+
+paceline bench --quick  [dim]# the embedded pair, two minutes[/dim]
+
+paceline bench -m big.gguf -md small.gguf --json bench.json
+
+paceline bench -m target-1b-q4_0 -md draft --workloads new-code,hard,mixed --temp 0.8
+
+paceline bench -m big.gguf --time-limit 1800  [dim]# no draft model: suffix and lookup[/dim]
+"""
+
+_MODELS, _WHAT, _OUTPUT = "Models", "What is measured", "Output"
+_PIPE_WIDTH = 160
+_PROFILING_SHARE = 0.04
+_DEFAULTS = BenchSettings(WORKLOAD_NAMES, VARIANT_NAMES, DRAFTER_NAMES)
+
+
+def bench(
+    context: typer.Context,
+    model: TargetModel = None,
+    model_draft: DraftModel = None,
+    engine: EngineChoice = None,
+    ctx_size: ContextSize = None,
+    ctx_size_draft: DraftContextSize = None,
+    gpu_layers: GpuLayers = -1,
+    gpu_layers_draft: DraftGpuLayers = -1,
+    device: Devices = "",
+    device_draft: DraftDevices = "",
+    threads: Threads = None,
+    threads_batch: BatchThreads = None,
+    dtype: WeightsType = None,
+    workloads: Annotated[
+        str | None,
+        typer.Option(
+            "--workloads",
+            help=f"Among {', '.join(WORKLOAD_NAMES)}. [dim]\\[all][/dim]",
+            metavar="NAME[,...]",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    variants: Annotated[
+        str | None,
+        typer.Option(
+            "--variants",
+            help=f"Compared with plain: among {', '.join(VARIANT_NAMES)}. [dim]\\[all][/dim]",
+            metavar="NAME[,...]",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    drafters: Annotated[
+        str | None,
+        typer.Option(
+            "--drafters",
+            help=f"Among {', '.join(DRAFTER_NAMES)}; each alone and all together. [dim]\\[all there are][/dim]",
+            metavar="NAME[,...]",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    temp: Annotated[
+        float, typer.Option("--temp", "--temperature", help="0 decodes greedily.", rich_help_panel=_WHAT)
+    ] = _DEFAULTS.temperature,
+    repeats: Annotated[
+        int, typer.Option("--repeats", help="Pairs of runs of each variant and workload.", rich_help_panel=_WHAT)
+    ] = _DEFAULTS.laps,
+    prompts: Annotated[
+        int,
+        typer.Option("--prompts", help="Texts of each workload; more pairs use them again.", rich_help_panel=_WHAT),
+    ] = _DEFAULTS.prompts,
+    tokens: Annotated[
+        int, typer.Option("-n", "--tokens", help="Length of an answer.", rich_help_panel=_WHAT)
+    ] = _DEFAULTS.tokens,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", "-s", help="Of the order of texts, of edits and of sampling.", rich_help_panel=_WHAT),
+    ] = _DEFAULTS.seed,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help=f"Finish in {QUICK_S:.0f} seconds: what speeds measured first allow, and no other policies.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--time-limit",
+            help="Finish in this many seconds, with shorter answers and fewer workloads if need be.",
+            metavar="SECONDS",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    json_to: Annotated[
+        str | None,
+        typer.Option(
+            "--json",
+            help="Write every pair and all figures as JSON; - prints it instead of the table.",
+            metavar="FILE",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+) -> None:
+    """Measure what speculation gains on this machine: plain against every static setting, other policies and auto.
+
+    Every run of a variant lies between two plain runs of the same prompt, so a machine that becomes slower does so for
+    both; plain is compared with plain in the same way. Static settings are pre-selected by replaying recorded drafts in
+    virtual time. Workloads whose names end in -forced make the target follow a given text at full cost.
+    """
+    started_s = time.monotonic()
+    if quick and time_limit is not None:
+        raise InputError(f"--quick is --time-limit {QUICK_S:.0f} with fewer variants: give one of them")
+    limit_s = QUICK_S if quick else time_limit
+    if limit_s is not None and not limit_s > 0:
+        raise InputError(f"--time-limit {limit_s:g}: give more than 0 seconds")
+    given = {name for name in ("workloads", "tokens", "prompts") if _was_given(context, name)}
+    uses_draft_model = model_draft is not None or model is None
+    settings = BenchSettings(
+        workloads=_chosen(workloads, QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
+        variants=_chosen(variants, tuple(name for name in VARIANT_NAMES if not quick or name in (STATIC, AUTO))),
+        drafters=_chosen(drafters, tuple(name for name in DRAFTER_NAMES if name != "draft" or uses_draft_model)),
+        temperature=temp,
+        laps=repeats,
+        tokens=tokens,
+        prompts=min(prompts, repeats) if "prompts" not in given else prompts,
+        num_static=1 if quick else _DEFAULTS.num_static,
+        coarse=quick,
+        seed=seed,
+    )
+    check_workload_names(settings.workloads)
+    check_variant_names(settings.variants)
+    if not settings.drafters:
+        raise InputError(f"no drafter is named: choose from {', '.join(DRAFTER_NAMES)}")
+    check_drafter_names(settings.drafters)
+    SamplingParams(temperature=temp, seed=seed)
+    if "draft" in settings.drafters and not uses_draft_model:
+        raise InputError("drafter 'draft' needs a draft model: name one with -md, or leave it out of --drafters")
+    if "draft" not in settings.drafters:
+        if model_draft is not None:
+            raise InputError("a draft model is given but 'draft' is not among --drafters: add it, or leave out -md")
+        if ctx_size_draft is not None or device_draft or gpu_layers_draft != -1:
+            raise InputError("-cd, -ngld and -devd have no effect without a draft model: name one with -md")
+    json_file = None if json_to is None or json_to == "-" else Path(json_to)
+    if json_file is not None:
+        _check_output("--json", json_file)
+    target_options = ModelOptions(
+        embedded_target() if model is None else resolve(model),
+        engine=engine,
+        context_length=ctx_size,
+        gpu_layers=gpu_layers,
+        devices=split_devices(device),
+        threads=threads,
+        threads_batch=threads_batch,
+        dtype=dtype,
+    )
+    draft_options = None
+    if "draft" in settings.drafters:
+        path = embedded_draft() if model_draft is None else resolve(model_draft)
+        draft_options = replace(
+            options_for_draft(
+                target_options,
+                path,
+                context_size=ctx_size_draft,
+                gpu_layers=gpu_layers_draft,
+                devices=device_draft,
+            ),
+            branches=0,
+        )
+
+    def remaining_s() -> float:
+        return float("inf") if limit_s is None else limit_s - (time.monotonic() - started_s)
+
+    with (
+        # Loading calls back from native code, where an interrupt would be lost; rounds are not torn either.
+        interrupts_held() as interrupted,
+        _loaded(target_options, draft_options) as engines,
+        _Progress() as progress,
+    ):
+        profile = _profile(engines, target_options, draft_options, limit_s, interrupted, progress)
+        if limit_s is not None:
+            length = engines.target.capabilities.context_length
+            settings = fitted(settings, profile, length, remaining_s(), given=given)
+        runner = Runner(
+            engines,
+            profile,
+            settings,
+            machine=machine(),
+            remaining_s=remaining_s,
+            stopped=interrupted.is_set,
+            progress=progress.tell,
+        )
+        result = runner.run()
+    _write(result, as_text=json_to != "-", json_file=json_file)
+    if result.ended_by == "interrupt":
+        raise typer.Exit(exits.INTERRUPTED)
+    if not result.measured:
+        raise InputError("no pair was measured: raise the time limit, or choose other workloads")
+    if result.found_bug:
+        raise typer.Exit(exits.FAILURE)
+
+
+def _write(result: BenchResult, *, as_text: bool, json_file: Path | None) -> None:
+    """Print the report or the JSON, and write the files."""
+    facts = result.to_json()
+    if as_text:
+        console = Console(file=sys.stdout, highlight=False, emoji=False)
+        if not sys.stdout.isatty():
+            console.width = _PIPE_WIDTH
+        print_result(console, result)
+    else:
+        print(json.dumps(facts, ensure_ascii=False))
+    if json_file is not None:
+        with whole_file(json_file) as partial:
+            partial.write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        error_console().print(f"all figures: {json_file}", markup=False)
+
+
+def _profile(
+    engines: Engines,
+    target_options: ModelOptions,
+    draft_options: ModelOptions | None,
+    limit_s: float | None,
+    interrupted: threading.Event,
+    progress: _Progress,
+) -> CostProfile:
+    """Return what passes cost: measured before, or now."""
+
+    def report(share: float) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        progress.tell("measuring what passes cost", 0.0, 0.0)
+
+    budget = ProfilingBudget()
+    if limit_s is not None:
+        budget = ProfilingBudget(min(budget.max_s, _PROFILING_SHARE * limit_s), None)
+    return find_or_measure(
+        engines.target, target_options, engines.draft, draft_options, budget=budget, report=report
+    ).profile
+
+
+@contextmanager
+def _loaded(target: ModelOptions, draft: ModelOptions | None) -> Iterator[Engines]:
+    """Open the engines, and close them afterwards."""
+    target_engine = open_engine(target)
+    try:
+        draft_engine = None if draft is None else open_engine(draft)
+        try:
+            if draft_engine is not None:
+                check_vocabularies(target_engine.vocabulary, draft_engine.vocabulary)
+            yield wall_engines(target_engine, draft_engine)
+        finally:
+            if draft_engine is not None:
+                draft_engine.close()
+    finally:
+        target_engine.close()
+
+
+class _Progress:
+    """A bar with the time left on a terminal; elsewhere a line for every new thing that is being done."""
+
+    def __init__(self) -> None:
+        self._console = error_console()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:.0f}%"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(
+            *columns,
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+            # A single run may take half a minute.
+            speed_estimate_period=600.0,
+        )
+        self._task = self._bar.add_task("loading", total=None)
+        self._started_s = time.monotonic()
+        self._last = ""
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def tell(self, doing: str, done_s: float, total_s: float) -> None:
+        """Show what is being done, and how much is done of how much there is to do."""
+        total_s = max(total_s, done_s)
+        self._bar.update(self._task, description=doing, completed=done_s, total=total_s or None)
+        # A pair's variants follow each other too quickly for a line each.
+        stage = doing.partition(",")[0]
+        if self._console.is_terminal or stage == self._last:
+            return
+        self._last = stage
+        left = ""
+        if done_s > 0:
+            left_s = (time.monotonic() - self._started_s) * (total_s - done_s) / done_s
+            left = f" ({done_s / total_s:.0%} done, about {_duration(left_s)} left)"
+        self._console.print(f"{stage}{left}", markup=False)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def _chosen(names: str | None, default: Sequence[str]) -> list[str]:
+    return list(default) if names is None else [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_output(option: str, path: Path) -> None:
+    """Refuse what cannot be written, before the long run."""
+    if path.is_dir() or not path.name:
+        raise InputError(f"{option} {path} is a folder: give the path of a file")
+    check_parent(path)
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{option} {path} cannot be written: there is no permission to write into {path.parent}")

@@ -1,0 +1,189 @@
+"""``paceline bench`` as its users call it, on scripted engines in virtual time, and once on the embedded pair."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.plan import QUICK_WORKLOADS
+from paceline.engines.loading import ModelOptions
+from paceline.engines.scripted import ScriptedEngine
+from tests.bench.helpers import engines
+from tests.cli.test_run import Invoke, spawn
+
+SMALL = ("--repeats", "2", "--tokens", "16", "--prompts", "1")
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    return Invoke(monkeypatch, capsys)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModelOptions]]:
+    """Open scripted engines in place of models; yields what they were asked for."""
+    # Milliseconds, as measuring what passes cost has ten seconds.
+    loaded = engines(pass_s=(0.01,), level_s=0.0025)
+    opened: list[ModelOptions] = []
+
+    def open_engine(options: ModelOptions) -> ScriptedEngine:
+        opened.append(options)
+        engine = loaded.target if len(opened) == 1 else loaded.draft
+        assert isinstance(engine, ScriptedEngine)
+        return engine
+
+    monkeypatch.setattr("paceline.cli.bench.open_engine", open_engine)
+    monkeypatch.setattr("paceline.bench.sessions.WallClock", lambda: loaded.clock)
+    monkeypatch.setattr("paceline.planning.profiling.WallClock", lambda: loaded.clock)
+    yield opened
+    for engine in (loaded.target, loaded.draft)[: len(opened)]:
+        assert isinstance(engine, ScriptedEngine)
+        assert engine._closed
+
+
+def test_the_table_says_what_was_measured_and_how(invoke: Invoke, scripted: list[ModelOptions]) -> None:
+    outcome = invoke("bench", *SMALL, "--workloads", "new-code,structured-forced", "--variants", "static,accept-ratio")
+    assert outcome.status == 0, outcome.err
+    for words in (
+        "plain against plain",
+        "draft-max 16, draft",
+        "accept-ratio, draft",
+        "equal (forced)",
+        "made to follow",
+        "best static",
+        "by replay",
+        "1 prompt of 128 tokens, answers of 16",
+    ):
+        assert words in outcome.out
+    assert "new-code: pair 2 of 2" in outcome.err
+    assert "\x1b" not in outcome.out + outcome.err
+    assert len(scripted) == 2
+    assert scripted[1].context_may_shrink
+
+
+def test_json_goes_to_a_file_beside_the_table_or_alone_to_standard_output(
+    invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path
+) -> None:
+    path = tmp_path / "bench.json"
+    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", "--json", str(path))
+    assert outcome.status == 0, outcome.err
+    assert "plain against plain" in outcome.out
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    assert [workload["name"] for workload in facts["workloads"]] == ["hard"]
+    assert {"paceline", "numpy", "system", "processor"} <= set(facts["machine"])
+    assert list(tmp_path.glob(".*partial")) == []
+
+
+def test_json_alone(invoke: Invoke, scripted: list[ModelOptions]) -> None:
+    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", "--json", "-")
+    assert json.loads(outcome.out)["temperature"] == 0.0
+
+
+def test_without_a_draft_model_the_others_draft(invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    outcome = invoke(
+        "bench", "-m", str(model), *SMALL, "--workloads", "editing-forced", "--variants", "static", "--json", "-"
+    )
+    assert outcome.status == 0, outcome.err
+    assert json.loads(outcome.out)["drafters"] == ["suffix", "lookup"]
+    assert len(scripted) == 1
+
+
+def test_quick_chooses_its_workloads_and_fewer_variants(invoke: Invoke, scripted: list[ModelOptions]) -> None:
+    outcome = invoke("bench", "--quick", "--tokens", "16", "--prompts", "1", "--repeats", "1", "--json", "-")
+    assert outcome.status == 0, outcome.err
+    facts = json.loads(outcome.out)
+    assert tuple(workload["name"] for workload in facts["workloads"]) == QUICK_WORKLOADS
+    kinds = {variant["kind"] for workload in facts["workloads"] for variant in workload["variants"]}
+    assert {"plain", "static"} <= kinds <= {"plain", "static", "auto"}
+    assert facts["ended_by"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--workloads", "prose"), "unknown workload 'prose': choose from new-code, "),
+        (("--workloads", ","), "no workload is named"),
+        (("--workloads", "hard,hard"), "twice"),
+        (("--variants", "magic"), "unknown variant 'magic': choose from static, "),
+        (("--variants", "plain"), "plain always runs"),
+        (("--drafters", "oracle"), "unknown drafter 'oracle'"),
+        (("--repeats", "0"), "--repeats 0: the least is 1"),
+        (("--tokens", "3"), "--tokens 3: the least is 16"),
+        (("--temp", "-1"), "temperature -1.0 is out of range"),
+        (("--time-limit", "0"), "more than 0 seconds"),
+        (("--quick", "--time-limit", "60"), "give one of them"),
+        (("--json", "/nowhere/at/all.json"), "there is no directory"),
+        (("-m", "/nowhere/model.gguf"), "model.gguf"),
+        (("-md", "/nowhere/draft.gguf", "--drafters", "suffix"), "'draft' is not among --drafters"),
+        (("--drafters", "suffix", "-cd", "512"), "-cd, -ngld and -devd have no effect"),
+    ],
+)
+def test_bad_input_gives_one_clear_line_before_anything_is_loaded(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    def refuse(options: ModelOptions) -> None:
+        raise AssertionError("a model was opened")
+
+    monkeypatch.setattr("paceline.cli.bench.open_engine", refuse)
+    outcome = invoke("bench", *arguments)
+    assert outcome.status == 2
+    assert words in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert outcome.out == ""
+
+
+def test_a_drafter_without_its_model_is_refused(invoke: Invoke, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    outcome = invoke("bench", "-m", str(model), "--drafters", "draft")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "needs a draft model: name one with -md" in outcome.err
+
+
+def test_an_output_that_is_a_folder_is_refused_at_once(invoke: Invoke, tmp_path: Path) -> None:
+    outcome = invoke("bench", "--json", str(tmp_path))
+    assert outcome.status == 2
+    assert "is a folder" in outcome.err
+
+
+def test_help_shows_examples(invoke: Invoke) -> None:
+    outcome = invoke("bench", "--help")
+    assert outcome.status == 0
+    for words in ("Examples", "paceline bench --quick", "--workloads", "--time-limit"):
+        assert words in outcome.out
+
+
+def test_control_c_keeps_what_is_done_on_the_embedded_pair(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    process = spawn(
+        *("bench", "-t", "1", "--workloads", "structured-forced", "--variants", "static", "--drafters", "suffix"),
+        *("--tokens", "24", "--prompts", "1", "--repeats", "100000", "--json", str(path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if b"pair 2 of" in line:
+            break
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert b"plain against plain" in out
+    assert b"ended by interrupt" in out
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    assert facts["ended_by"] == "interrupt"
+    assert len(facts["workloads"][0]["variants"][0]["pairs"]) >= 1
