@@ -26,7 +26,9 @@ UNFILTERED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 class GreedyDraftVerifier(CoupledVerifier):
     """The usual practice, for comparison: the draft proposes its likeliest token, whatever the target will draw."""
 
-    def propose(self, logits: FloatArray, position: int, history: Sequence[int], count: int) -> list[Proposal]:
+    def propose(
+        self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
+    ) -> list[Proposal]:
         """Return the draft's largest logit."""
         return [Proposal(int(logits.argmax()), None)]
 

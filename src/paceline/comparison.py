@@ -276,8 +276,10 @@ class _RecordingVerifier:
         self._inner = inner
         self._position = position
 
-    def propose(self, logits: FloatArray, position: int, history: Sequence[int], count: int) -> list[Proposal]:
-        return self._inner.propose(logits, position, history, count)
+    def propose(
+        self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
+    ) -> list[Proposal]:
+        return self._inner.propose(logits, position, history, count, margins=margins)
 
     def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
         def recorded(node: int) -> FloatArray:

@@ -129,6 +129,9 @@ class ForcedDrafter:
     def begin(self, request: Request) -> None:
         self.active.add(request.id)
 
+    def unread(self, request: Request) -> None:
+        """There is no model."""
+
     def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
         for job in jobs:
             for path in self._paths(job.request):
@@ -182,6 +185,9 @@ class ScribblingDrafter:
     def begin(self, request: Request) -> None:
         assert request.id not in self._active
         self._active.add(request.id)
+
+    def unread(self, request: Request) -> None:
+        """There is no model."""
 
     def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
         return [self._scribble(job) for job in jobs]
@@ -255,8 +261,8 @@ class WatchingPolicy:
         self._num_output = Counter({request.id: request.num_output for request in requests})
         return self._inner.budgets(requests)
 
-    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
-        return self._inner.wants_level(drafter, job)
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        return self._inner.choose(drafter, jobs)
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         self._inner.select(requests, trees)
@@ -298,8 +304,8 @@ class MoodyPolicy:
             for _ in requests
         ]
 
-    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
-        return self._rng.random() < 0.9
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        return [job for job in jobs if self._rng.random() < 0.9]
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         for tree in trees:

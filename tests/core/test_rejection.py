@@ -350,8 +350,8 @@ class TestTheEnumerationCanFail:
         """Drawn without replacement but judged as if drawn with it."""
         propose = RejectionVerifier.propose
 
-        def wrong(*arguments: Any) -> list[verify.Proposal]:
-            proposals = propose(*arguments)
+        def wrong(*arguments: Any, **options: Any) -> list[verify.Proposal]:
+            proposals = propose(*arguments, **options)
             return [verify.Proposal(p.token_id, proposals[0].draft_probs) for p in proposals]
 
         monkeypatch.setattr(RejectionVerifier, "propose", wrong)

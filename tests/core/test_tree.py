@@ -91,7 +91,10 @@ def test_a_second_proposal_of_a_token_shares_its_node() -> None:
     assert tree.add(ROOT, 7, "draft", Evidence(probability=0.9), probs) == first
     assert tree.sources == ["", "suffix"]
     assert tree.evidence[first] == Evidence(match_length=3)
-    assert list(tree.candidates(ROOT)) == [Candidate(7, first, None), Candidate(7, first, probs)]
+    assert list(tree.candidates(ROOT)) == [
+        Candidate(7, first, None, "suffix", Evidence(match_length=3)),
+        Candidate(7, first, probs, "draft", Evidence(probability=0.9)),
+    ]
     assert tree.child(ROOT, 7) == first
     assert tree.child(ROOT, 8) is None
     assert list(tree.candidates(first)) == []

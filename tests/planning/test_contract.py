@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ from paceline.core.errors import InputError
 from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
-from paceline.drafters.base import Drafter, DraftJob
+from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model, table_model
 from paceline.planning.base import RoundRecord
@@ -33,8 +34,8 @@ class Diary(FixedPolicy):
     def begin(self, request: Request) -> None:
         self.told.append(("begin", request.id))
 
-    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
-        return drafter.name != "draft" or max(job.tree.depths) < 2
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        return [job for job in jobs if drafter.name != "draft" or max(job.tree.depths) < 2]
 
     def observe(self, record: RoundRecord) -> None:
         self.records.append(record)
@@ -108,6 +109,9 @@ def test_margins_reach_the_policy(temperature: float) -> None:
     draft = DraftModelDrafter(ScriptedEngine(model, ScriptedVocabulary.of_size(10)), target_vocab_size=10)
 
     class Watching(FixedPolicy):
+        def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
+            return [DraftBudget(2, siblings=3, margin=True)] * len(requests)
+
         def observe(self, record: RoundRecord) -> None:
             for request, tree in zip(record.requests, record.trees, strict=True):
                 history = request.token_ids[: len(request.token_ids) - len(record.paths[0]) - 1]

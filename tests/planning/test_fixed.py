@@ -17,7 +17,8 @@ def test_every_request_gets_the_same_budget() -> None:
     requests = [request_of([1]), request_of([2])]
     budget = DraftBudget(max_depth=4, siblings=2, min_probability=0.3)
     assert policy.budgets(requests) == [budget, budget]
-    assert policy.wants_level(LookupDrafter(), DraftJob(requests[0], DraftTree(1), budget))
+    jobs = [DraftJob(request, DraftTree(1), budget) for request in requests]
+    assert policy.choose(LookupDrafter(), jobs) == jobs
 
 
 def test_no_speculation_has_no_budgets() -> None:

@@ -34,21 +34,21 @@ class EveryChoice(FixedPolicy):
     told: list[int]
     ways: list[int]
 
-    def choose(self, ways: int) -> int:
+    def pick(self, ways: int) -> int:
         self.ways.append(ways)
         return self.told[len(self.ways) - 1] if len(self.ways) <= len(self.told) else 0
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
         return [DraftBudget(self.draft_max, self.siblings)] * len(requests)
 
-    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
-        return self.choose(2) == 1
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        return [job for job in jobs if self.pick(2)]
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         for tree in trees:
             kept = {ROOT}
             for node in range(1, len(tree)):
-                if tree.parents[node] in kept and self.choose(2):
+                if tree.parents[node] in kept and self.pick(2):
                     kept.add(node)
             tree.keep(kept)
 

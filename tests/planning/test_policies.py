@@ -111,11 +111,10 @@ class TestHeuristic:
         budget = DraftBudget(9, probability=True)
         draft = NamedDrafter("draft")
         assert policy.budgets([request]) == [dataclasses.replace(budget, max_depth=20)]
-        assert policy.wants_level(draft, DraftJob(request, chain(), budget))
-        assert policy.wants_level(draft, DraftJob(request, chain(0.9, 0.4), budget))
-        assert not policy.wants_level(draft, DraftJob(request, chain(0.9, 0.39), budget))
+        jobs = [DraftJob(request, chain(*probabilities), budget) for probabilities in ((), (0.9, 0.4), (0.9, 0.39))]
+        assert policy.choose(draft, jobs) == jobs[:2]
         # What another drafter was not sure of says nothing of this one.
-        assert policy.wants_level(NamedDrafter("other"), DraftJob(request, chain(0.9, 0.39), budget))
+        assert policy.choose(NamedDrafter("other"), jobs) == jobs
 
 
 class TestProfileEv:
@@ -123,7 +122,7 @@ class TestProfileEv:
 
     def wants(self, policy: ProfileEvPolicy, tree: DraftTree, max_depth: int = 5) -> bool:
         job = DraftJob(request_of([0]), tree, DraftBudget(max_depth, probability=True))
-        return policy.wants_level(NamedDrafter("draft"), job)
+        return policy.choose(NamedDrafter("draft"), [job]) == [job]
 
     def test_it_goes_on_while_a_longer_draft_could_be_worth_more(self) -> None:
         policy = ProfileEvPolicy(STAIRS, look_ahead=5, draft_max=5)
@@ -173,7 +172,7 @@ class TestProfileEv:
         (lambda: HeuristicPolicy(confidence=1.1), "confidence of 1.1"),
         (lambda: ProfileEvPolicy(STAIRS, look_ahead=0), "look-ahead of 0"),
         (lambda: ProfileEvPolicy(STAIRS, draft_max=0), "up to 0 tokens"),
-        (lambda: build_policy("best"), "unknown policy 'best': choose from fixed, accept-ratio"),
+        (lambda: build_policy("best"), "unknown policy 'best': choose from"),
         (lambda: build_policy("profile-ev"), "needs to know what passes cost"),
         (lambda: build_policy("heuristic", fixed=FixedPolicy(3)), "finds draft lengths by itself"),
     ],

@@ -11,6 +11,7 @@ Requests whose prompt is not in the cache yet take part in the same passes with 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -237,7 +238,7 @@ class DecodingLoop:
                     drafts.levels[request.id] = {}
         for drafter in self._drafters:
             growing = jobs if self._capabilities.trees else [job for job in jobs if job.tree.num_drafted == 0]
-            while growing := [job for job in growing if self._policy.wants_level(drafter, job)]:
+            while growing and (growing := self._policy.choose(drafter, growing)):
                 name = drafter.name
                 for job in growing:
                     asked = drafts.levels[job.request.id]
@@ -265,7 +266,7 @@ class DecodingLoop:
         siblings = budget.siblings if self._capabilities.trees else 1
         if depth == budget.max_depth and siblings == budget.siblings:
             return budget
-        return DraftBudget(max(depth, 0), siblings, budget.min_probability, budget.probability)
+        return dataclasses.replace(budget, max_depth=max(depth, 0), siblings=siblings)
 
     def _schedule(
         self, decoding: Sequence[Request], trees: Sequence[DraftTree], *, sparing: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -44,11 +45,15 @@ class Candidate:
         node: the tree node that holds it; several candidates may share one.
         draft_probs: ``[vocab]`` distribution it was drawn from given that the earlier candidates of this node were
             not taken, or ``None`` for a deterministic proposal (all mass on ``token_id``).
+        source: name of the drafter that made it.
+        evidence: what that drafter knew.
     """
 
     token_id: int
     node: int
     draft_probs: Float64Array | None
+    source: str = ""
+    evidence: Evidence = NO_EVIDENCE
 
 
 class DraftTree:
@@ -103,7 +108,7 @@ class DraftTree:
             self.depths.append(self.depths[parent] + 1)
             self.sources.append(source)
             self.evidence.append(evidence)
-        self._candidates.setdefault(parent, []).append(Candidate(token_id, node, draft_probs))
+        self._candidates.setdefault(parent, []).append(Candidate(token_id, node, draft_probs, source, evidence))
         return node
 
     def child(self, parent: int, token_id: int) -> int | None:
@@ -135,7 +140,7 @@ class DraftTree:
                 if old not in copies:
                     waiting.append(old)
                 copies[old] = tree.add(
-                    copies[parent], candidate.token_id, self.sources[old], self.evidence[old], candidate.draft_probs
+                    copies[parent], candidate.token_id, candidate.source, candidate.evidence, candidate.draft_probs
                 )
         return tree
 
@@ -152,7 +157,7 @@ class DraftTree:
                 raise ValueError(f"node {node} is kept without its parent {self.parents[node]}")
         self._candidates = {
             renumbered[parent]: [
-                Candidate(c.token_id, renumbered[c.node], c.draft_probs) for c in candidates if c.node in renumbered
+                dataclasses.replace(c, node=renumbered[c.node]) for c in candidates if c.node in renumbered
             ]
             for parent, candidates in self._candidates.items()
             if parent in renumbered

@@ -81,7 +81,9 @@ class Verifier(Protocol):
     sampler: RowSampler
     judges_every_draw: bool
 
-    def propose(self, logits: FloatArray, position: int, history: Sequence[int], count: int) -> list[Proposal]:
+    def propose(
+        self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
+    ) -> list[Proposal]:
         """Draw up to ``count`` different proposals for one position from a draft model's row.
 
         Args:
@@ -90,6 +92,7 @@ class Verifier(Protocol):
             history: all tokens before it, drafted ancestors included (may be empty if ``sampler.reads_history`` is
                 false).
             count: most proposals wanted, best first.
+            margins: fill :attr:`Proposal.margin`, where there is such a thing.
         """
         ...
 
@@ -119,9 +122,13 @@ class CoupledVerifier:
     def __init__(self, params: SamplingParams) -> None:
         self.sampler = RowSampler(params)
 
-    def propose(self, logits: FloatArray, position: int, history: Sequence[int], count: int) -> list[Proposal]:
+    def propose(
+        self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
+    ) -> list[Proposal]:
         """Rank the draft's tokens under the noise the target will use."""
         candidates = self.sampler.candidates(logits, history)
+        if not margins:
+            return [Proposal(token_id, None) for token_id in self.sampler.ranked(candidates, position, count)]
         ranked = self.sampler.ranked_with_margins(candidates, position, count)
         return [Proposal(token_id, None, margin) for token_id, margin in ranked]
 
@@ -163,7 +170,9 @@ class RejectionVerifier:
         # Every draw is fresh, so proposals and verdicts of different rounds are independent of each other.
         self._rng = np.random.Generator(np.random.PCG64((params.seed, params.choice)))
 
-    def propose(self, logits: FloatArray, position: int, history: Sequence[int], count: int) -> list[Proposal]:
+    def propose(
+        self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
+    ) -> list[Proposal]:
         """Draw without replacement from the draft's distribution."""
         draft_probs = self._distribution(logits, history)
         proposals: list[Proposal] = []

@@ -27,12 +27,14 @@ class DraftBudget:
             safe under rejection.
         probability: fill :attr:`~paceline.core.tree.Evidence.probability`. It costs a pass over the row, so a drafter
             that knows it otherwise only fills it where this or ``min_probability`` asks for it.
+        margin: fill :attr:`~paceline.core.tree.Evidence.margin`, which costs another such pass.
     """
 
     max_depth: int
     siblings: int = 1
     min_probability: float = 0.0
     probability: bool = False
+    margin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,10 @@ class Drafter(Protocol):
 
     def begin(self, request: Request) -> None:
         """Take note of a new request; its prompt is in ``request.token_ids``."""
+        ...
+
+    def unread(self, request: Request) -> int | None:
+        """Return how many tokens its model must read before it can draft; ``None`` if it drafts without a model."""
         ...
 
     def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:

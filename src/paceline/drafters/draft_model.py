@@ -80,6 +80,11 @@ class DraftModelDrafter:
         """Remember the request; nothing is fed before the policy asks for drafts."""
         self._followers[request.id] = _Follower()
 
+    def unread(self, request: Request) -> int:
+        """Return the length of what was said since the model last read, at most its context."""
+        follower = self._followers[request.id]
+        return min(len(request.token_ids) - follower.start - follower.cached, self._context_length)
+
     def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
         """Add one level to every tree, in one pass of the draft (more only to catch up)."""
         followers = [self._followers[job.request.id] for job in jobs]
@@ -279,4 +284,5 @@ class DraftModelDrafter:
         drafted = tree.path_tokens(frontier) if sampler.reads_history else []
         history = [*request.token_ids, *drafted] if sampler.reads_history else ()
         position = len(request.token_ids) + tree.depths[frontier]
-        return request.verifier.propose(logits, position, history, budget.siblings), probability
+        proposals = request.verifier.propose(logits, position, history, budget.siblings, margins=budget.margin)
+        return proposals, probability

@@ -60,6 +60,9 @@ class LookupDrafter:
         """Remember the request; its text is read when it first drafts."""
         self._indices[request.id] = _NgramIndex(self._longest_match)
 
+    def unread(self, request: Request) -> None:
+        """There is no model."""
+
     def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
         """Propose whole continuations; a second call has nothing to add."""
         for job in jobs:

@@ -129,6 +129,9 @@ class SuffixDrafter:
         """Remember the request; its text is read when it first drafts."""
         self._automata[request.id] = (SuffixAutomaton(), 0)
 
+    def unread(self, request: Request) -> None:
+        """There is no model."""
+
     def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
         """Propose whole continuations; a second call has nothing to add."""
         for job in jobs:

@@ -53,9 +53,9 @@ class AcceptRatioPolicy:
         """Return each request's length."""
         return [DraftBudget(self._lengths[request.id]) for request in requests]
 
-    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Take all the budget allows."""
-        return True
+        return list(jobs)
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         """Verify everything."""

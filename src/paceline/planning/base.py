@@ -74,8 +74,11 @@ class Policy(Protocol):
         """Return for each request how far its tree may grow this round; ``None`` decodes plainly."""
         ...
 
-    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
-        """Return whether ``drafter`` should add a level to this tree; asked before every level, the first included."""
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        """Return those of the trees to which ``drafter`` should add a level, in their order.
+
+        Asked before every level, the first included, with the trees that can grow: all that are chosen share a pass.
+        """
         ...
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:

@@ -73,9 +73,9 @@ class FixedPolicy:
             return [None] * len(requests)
         return [DraftBudget(self.draft_max, self.siblings, self.p_min)] * len(requests)
 
-    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Take all the budget allows."""
-        return True
+        return list(jobs)
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         """Drop paths shorter than ``draft_min``."""

@@ -57,12 +57,9 @@ class HeuristicPolicy:
         """Return each request's length."""
         return [DraftBudget(self._lengths[request.id], probability=True) for request in requests]
 
-    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Stop after a token of this drafter that it was not sure of."""
-        if job.tree.sources[-1] != drafter.name:
-            return True
-        probability = job.tree.evidence[-1].probability
-        return probability is None or probability >= self.confidence
+        return [job for job in jobs if self._is_sure(drafter, job.tree)]
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         """Verify everything."""
@@ -79,3 +76,9 @@ class HeuristicPolicy:
     def end(self, request: Request) -> None:
         """Forget the request, but not the length."""
         del self._lengths[request.id]
+
+    def _is_sure(self, drafter: Drafter, tree: DraftTree) -> bool:
+        if tree.sources[-1] != drafter.name:
+            return True
+        probability = tree.evidence[-1].probability
+        return probability is None or probability >= self.confidence

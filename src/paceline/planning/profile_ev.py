@@ -62,19 +62,9 @@ class ProfileEvPolicy:
         """Ask for probabilities, up to the longest draft."""
         return [DraftBudget(self.draft_max, probability=True)] * len(requests)
 
-    def wants_level(self, drafter: Drafter, job: DraftJob) -> bool:
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Go on while a longer draft could be worth more than the best so far."""
-        tree = job.tree
-        # Its chain ends in the latest node, unless it has not drafted yet or agreed with another drafter.
-        node = len(tree) - 1 if tree.sources[-1] == drafter.name else ROOT
-        context = len(job.request.token_ids) - 1
-        probability, best = 1.0, self._speed(0, context)
-        for depth, ancestor in enumerate(_path_to(tree, node), start=1):
-            probability *= _probability(tree, ancestor)
-            best = max(best, probability * self._speed(depth, context))
-        depth = tree.depths[node]
-        deepest = min(depth + self.look_ahead, job.budget.max_depth)
-        return any(probability * self._speed(longer, context) > best for longer in range(depth + 1, deepest + 1))
+        return [job for job in jobs if self._could_gain(drafter, job)]
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         """Keep the path of the best worth."""
@@ -96,6 +86,19 @@ class ProfileEvPolicy:
 
     def end(self, request: Request) -> None:
         """Nothing is kept."""
+
+    def _could_gain(self, drafter: Drafter, job: DraftJob) -> bool:
+        tree = job.tree
+        # Its chain ends in the latest node, unless it has not drafted yet or agreed with another drafter.
+        node = len(tree) - 1 if tree.sources[-1] == drafter.name else ROOT
+        context = len(job.request.token_ids) - 1
+        probability, best = 1.0, self._speed(0, context)
+        for depth, ancestor in enumerate(_path_to(tree, node), start=1):
+            probability *= _probability(tree, ancestor)
+            best = max(best, probability * self._speed(depth, context))
+        depth = tree.depths[node]
+        deepest = min(depth + self.look_ahead, job.budget.max_depth)
+        return any(probability * self._speed(longer, context) > best for longer in range(depth + 1, deepest + 1))
 
     def _speed(self, depth: int, context: int) -> float:
         """Return tokens per second if a draft of ``depth`` tokens is accepted whole."""

@@ -227,7 +227,7 @@ def record(
         text=TextStream(),
     )
     answer = answered.output_ids
-    budget = DraftBudget(depth, siblings, probability=True)
+    budget = DraftBudget(depth, siblings, probability=True, margin=True)
     chains: list[list[Chain]] = [[] for _ in model.drafters]
     request.token_ids.append(answer[0])
     begun: list[Drafter] = []

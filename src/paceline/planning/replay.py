@@ -449,6 +449,9 @@ class ReplayFreeDrafter:
         """Take the next tape."""
         self._tapes.begin(request)
 
+    def unread(self, request: Request) -> None:
+        """There is no model."""
+
     def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
         """Propose what was recorded; a second call has nothing to add."""
         for job in jobs:
