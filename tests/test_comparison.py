@@ -162,7 +162,7 @@ def test_broken_rollback_does_not_pass_for_rounding(amount: float) -> None:
 
 
 def test_sequences_that_disturb_each_other_do_not_pass_for_rounding() -> None:
-    divergence = divergence_on(PlacingEngine(0.5))
+    divergence = divergence_on(PlacingEngine(1.0))
     assert divergence is not None
     assert divergence.rounding == 0.0
     assert divergence.verdict == "bug"
@@ -186,7 +186,7 @@ def test_real_engines_are_measured_and_left_as_they_were(name: EngineName) -> No
         ModelOptions(embedded_draft(), engine=name, context_length=len(TEXT), threads=1, max_sequences=2)
     )
     try:
-        assert measure_rounding(engine, TEXT, 5) <= 4 * engine.capabilities.logit_tolerance
+        assert measure_rounding(engine, TEXT, 5) <= 10 * engine.capabilities.logit_tolerance
         for _ in range(2):
             engine.open()
     finally:
