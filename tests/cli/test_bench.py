@@ -85,6 +85,16 @@ def test_json_goes_to_a_file_beside_the_table_or_alone_to_standard_output(
     assert list(tmp_path.glob(".*partial")) == []
 
 
+def test_a_page_to_look_at(invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path) -> None:
+    path = tmp_path / "bench.html"
+    outcome = invoke("bench", *SMALL, "--workloads", "new-code", "--variants", "static", "--html", str(path))
+    assert outcome.status == 0, outcome.err
+    page = path.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "new-code" in page
+    assert f"to look at: {path}" in outcome.err
+
+
 def test_json_alone(invoke: Invoke, scripted: list[ModelOptions]) -> None:
     outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", "--json", "-")
     assert json.loads(outcome.out)["temperature"] == 0.0
@@ -126,6 +136,7 @@ def test_quick_chooses_its_workloads_and_fewer_variants(invoke: Invoke, scripted
         (("--time-limit", "0"), "more than 0 seconds"),
         (("--quick", "--time-limit", "60"), "give one of them"),
         (("--json", "/nowhere/at/all.json"), "there is no directory"),
+        (("--html", "/nowhere/at/all.html"), "there is no directory"),
         (("-m", "/nowhere/model.gguf"), "model.gguf"),
         (("-md", "/nowhere/draft.gguf", "--drafters", "suffix"), "'draft' is not among --drafters"),
         (("--drafters", "suffix", "-cd", "512"), "-cd, -ngld and -devd have no effect"),

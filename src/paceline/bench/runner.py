@@ -26,6 +26,7 @@ from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.variants import (
     PLAIN,
     STATIC,
+    Kind,
     Variant,
     best,
     policy_variants,
@@ -40,6 +41,8 @@ from paceline.planning.recording import RECORDED_DEPTH, Recording, record
 
 _PREPARING_SHARE = 0.45
 """Of a time limit, that looking for prompts and recording them may take at most."""
+
+_ORDER: Sequence[Kind] = ("plain", "static", "policy", "auto")
 
 _TRIES_PER_TASK = 6
 """Tasks looked at for each that is wanted, at most: greedy answers of small models mostly loop."""
@@ -161,6 +164,9 @@ class Runner:
         """Find a workload's tasks and the variants to run on them; ``None`` if there is nothing to run."""
         result = self._workload(name)
         self.result.workloads.append(result)
+        if self._remaining_s() < self._forecast.lap_s(name):
+            self.result.notes.append(f"{name}: not measured, for lack of time")
+            return None
         if name == MIXED:
             parts = [self._tasks(part) for part in WORKLOADS]
             parts = [part for part in parts if part]
@@ -256,6 +262,7 @@ class Runner:
                 candidates = list(policy_variants(name, settings.drafters))
                 fastest = best(replay_all(recordings, candidates, self._profile, advance), 1)
             chosen += [(replayed.variant, replayed) for replayed in fastest]
+        chosen.sort(key=lambda pair: _ORDER.index(pair[0].kind))
         self._progress(f"{result.name}: settings chosen", self._forecast.replays_s)
         return chosen
 

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.bench.machine import machine
+from paceline.bench.page import render
 from paceline.bench.plan import QUICK_S, QUICK_WORKLOADS, fitted
 from paceline.bench.results import BenchResult
 from paceline.bench.runner import Runner
@@ -61,7 +62,7 @@ EPILOG = """[bold]Examples[/bold]
 
 paceline bench --quick  [dim]# the embedded pair, two minutes[/dim]
 
-paceline bench -m big.gguf -md small.gguf --json bench.json
+paceline bench -m big.gguf -md small.gguf --json bench.json --html bench.html
 
 paceline bench -m target-1b-q4_0 -md draft --workloads new-code,hard,mixed --temp 0.8
 
@@ -158,6 +159,15 @@ def bench(
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            help="Write a report to look at, as one page.",
+            metavar="FILE",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
 ) -> None:
     """Measure what speculation gains on this machine: plain against every static setting, other policies and auto.
 
@@ -176,7 +186,8 @@ def bench(
     settings = BenchSettings(
         workloads=_chosen(workloads, QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
         variants=_chosen(variants, tuple(name for name in VARIANT_NAMES if not quick or name in (STATIC, AUTO))),
-        drafters=_chosen(drafters, tuple(name for name in DRAFTER_NAMES if name != "draft" or uses_draft_model)),
+        # Free drafters first, as auto has it; the order decides only whose a token is that several propose.
+        drafters=_chosen(drafters, ("suffix", "lookup", "draft") if uses_draft_model else ("suffix", "lookup")),
         temperature=temp,
         laps=repeats,
         tokens=tokens,
@@ -199,8 +210,9 @@ def bench(
         if ctx_size_draft is not None or device_draft or gpu_layers_draft != -1:
             raise InputError("-cd, -ngld and -devd have no effect without a draft model: name one with -md")
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
-    if json_file is not None:
-        _check_output("--json", json_file)
+    for option, path in (("--json", json_file), ("--html", html)):
+        if path is not None:
+            _check_output(option, path)
     target_options = ModelOptions(
         embedded_target() if model is None else resolve(model),
         engine=engine,
@@ -213,11 +225,11 @@ def bench(
     )
     draft_options = None
     if "draft" in settings.drafters:
-        path = embedded_draft() if model_draft is None else resolve(model_draft)
+        draft_path = embedded_draft() if model_draft is None else resolve(model_draft)
         draft_options = replace(
             options_for_draft(
                 target_options,
-                path,
+                draft_path,
                 context_size=ctx_size_draft,
                 gpu_layers=gpu_layers_draft,
                 devices=device_draft,
@@ -232,7 +244,7 @@ def bench(
         # Loading calls back from native code, where an interrupt would be lost; rounds are not torn either.
         interrupts_held() as interrupted,
         _loaded(target_options, draft_options) as engines,
-        _Progress() as progress,
+        _Progress(remaining_s) as progress,
     ):
         profile = _profile(engines, target_options, draft_options, limit_s, interrupted, progress)
         if limit_s is not None:
@@ -248,7 +260,7 @@ def bench(
             progress=progress.tell,
         )
         result = runner.run()
-    _write(result, as_text=json_to != "-", json_file=json_file)
+    _write(result, as_text=json_to != "-", json_file=json_file, html=html)
     if result.ended_by == "interrupt":
         raise typer.Exit(exits.INTERRUPTED)
     if not result.measured:
@@ -257,7 +269,7 @@ def bench(
         raise typer.Exit(exits.FAILURE)
 
 
-def _write(result: BenchResult, *, as_text: bool, json_file: Path | None) -> None:
+def _write(result: BenchResult, *, as_text: bool, json_file: Path | None, html: Path | None) -> None:
     """Print the report or the JSON, and write the files."""
     facts = result.to_json()
     if as_text:
@@ -271,6 +283,10 @@ def _write(result: BenchResult, *, as_text: bool, json_file: Path | None) -> Non
         with whole_file(json_file) as partial:
             partial.write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         error_console().print(f"all figures: {json_file}", markup=False)
+    if html is not None:
+        with whole_file(html) as partial:
+            partial.write_text(render(result), encoding="utf-8")
+        error_console().print(f"to look at: {html}", markup=False)
 
 
 def _profile(
@@ -316,7 +332,8 @@ def _loaded(target: ModelOptions, draft: ModelOptions | None) -> Iterator[Engine
 class _Progress:
     """A bar with the time left on a terminal; elsewhere a line for every new thing that is being done."""
 
-    def __init__(self) -> None:
+    def __init__(self, remaining_s: Callable[[], float]) -> None:
+        self._remaining_s = remaining_s
         self._console = error_console()
         columns = (
             TextColumn("{task.description}"),
@@ -355,6 +372,7 @@ class _Progress:
         left = ""
         if done_s > 0:
             left_s = (time.monotonic() - self._started_s) * (total_s - done_s) / done_s
+            left_s = min(left_s, max(self._remaining_s(), 0.0))
             left = f" ({done_s / total_s:.0%} done, about {_duration(left_s)} left)"
         self._console.print(f"{stage}{left}", markup=False)
 

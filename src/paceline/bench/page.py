@@ -1,0 +1,205 @@
+"""The report as one page that needs nothing else: inline SVG, inline style, no script, no network."""
+
+from __future__ import annotations
+
+import statistics
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from paceline.bench import charts
+from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
+from paceline.bench.table import caption, interval, texts
+
+_COLUMNS = ("t/s", "of plain", "95%", "lowest prompt", "by replay", "accepted", "tokens/round", "pairs", "texts")
+
+
+def render(result: BenchResult) -> str:
+    """Return the page."""
+    template = Template(files("paceline.bench").joinpath("report.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=escape(f"paceline bench: {result.target}"),
+        target=escape(result.target),
+        draft=f"<p>draft: {escape(result.draft)}</p>" if result.draft else "",
+        facts=escape(_facts(result)),
+        tiles="".join(_tiles(result)),
+        sections="".join(_sections(result)),
+    )
+
+
+def _facts(result: BenchResult) -> str:
+    sampling = "greedy" if result.temperature == 0 else f"temperature {result.temperature:g}"
+    versions = ", ".join(f"{name} {version}" for name, version in result.machine.items() if name not in _HARDWARE)
+    hardware = ", ".join(result.machine[name] for name in _HARDWARE if name in result.machine)
+    run = f"{sampling}, answers of up to {result.tokens} tokens, {result.took_s:.0f} s"
+    return " · ".join(part for part in (run, hardware, versions) if part)
+
+
+_HARDWARE = ("processor", "system")
+
+
+def _tiles(result: BenchResult) -> list[str]:
+    """Put the answer first: what one gains, what one loses at worst, and whether the texts are equal."""
+    tiles = []
+    measured = [workload for workload in result.workloads if any(each.laps() for each in workload.variants)]
+    for kind, words in (("auto", "auto"), ("static", "the best static setting of each workload")):
+        ratios = []
+        for workload in measured:
+            fastest = workload.best(kind)
+            ratio = None if fastest is None else fastest.ratio()
+            if ratio is not None:
+                ratios.append((ratio.median, workload.name))
+        if ratios:
+            middle = statistics.median(value for value, _ in ratios)
+            lowest = min(ratios)
+            tiles.append(_tile(f"{middle:.2f}×", f"{words}, median over {len(ratios)} workloads", kind))
+            tiles.append(_tile(f"{lowest[0]:.2f}×", f"{words} where it gains least: {lowest[1]}", kind))
+    pairs = [pair for workload in measured for each in workload.variants for pair in each.pairs]
+    equal = sum(pair.differs_at is None for pair in pairs)
+    noise = [lap.ratio for workload in measured for each in workload.variants[:1] for lap in each.laps()]
+    if pairs:
+        tiles.append(_tile(f"{equal} of {len(pairs)}", "texts equal to plain's, token for token", "plain"))
+    if noise:
+        tiles.append(_tile(f"{min(noise):.2f}–{max(noise):.2f}", "plain against plain: the noise here", "plain"))
+    return tiles
+
+
+def _tile(figure: str, words: str, kind: str) -> str:
+    return f'<div class="tile {kind}"><b>{escape(figure)}</b><span>{escape(words)}</span></div>'
+
+
+def _sections(result: BenchResult) -> list[str]:
+    measured = [workload for workload in result.workloads if any(each.laps() for each in workload.variants)]
+    sections = []
+    if measured:
+        sections.append(
+            _section(
+                "Speed by workload",
+                "Decoding speed over that of the plain runs before and after; the mark is the median over pairs, the "
+                "bar its 95% interval, the ring what replay in virtual time says. Right of the line is faster.",
+                charts.legend(result) + charts.speeds(result),
+            )
+        )
+    steps = charts.staircase(result.profile.target, "target: a whole round", "rows verified in one pass")
+    if result.profile.draft is not None:
+        steps += charts.staircase(result.profile.draft, "draft model: a pass", "tokens fed")
+    sections.append(
+        _section(
+            "What passes cost here",
+            "Median and quartiles as measured; the dotted line is one row at a time. Drafting pays where the staircase "
+            "lies well below it. Orange marks are cheaper than a narrower pass.",
+            f'<div class="grid two">{steps}</div>',
+        )
+    )
+    sweeps = "".join(f"<figure>{charts.sweep(workload)}</figure>" for workload in result.workloads if workload.static)
+    if sweeps:
+        sections.append(
+            _section(
+                "Every static setting, by replay",
+                "Speed over plain's in virtual time, on recorded drafts and with the costs above: blue is faster. The "
+                "outlined setting is the best for that text.",
+                f'<div class="grid sweeps">{sweeps}</div>',
+            )
+        )
+    sections += _drafting(measured)
+    sections += _planning(measured)
+    sections.append(_section("All figures", "", "".join(_table(workload) for workload in result.workloads)))
+    if result.notes or result.ended_by != "done":
+        lines = list(result.notes)
+        if result.ended_by != "done":
+            lines.append(f"ended by {result.ended_by} before all pairs were measured")
+        items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        sections.append(_section("Left out", "", f"<ul>{items}</ul>"))
+    return sections
+
+
+def _drafting(measured: list[WorkloadResult]) -> list[str]:
+    plots = []
+    for workload in measured:
+        chosen = [each for each in (workload.best("static"), workload.best("auto")) if each is not None]
+        plot = charts.acceptance(workload, chosen)
+        if plot:
+            plots.append(f"<figure>{plot}</figure>")
+    if not plots:
+        return []
+    return [
+        _section(
+            "Acceptance by depth",
+            "Share of draft tokens accepted at each depth, of those whose predecessors all were; circles are the best "
+            "static setting, diamonds auto, which drafts deep only where it expects to be right.",
+            f'<div class="grid">{"".join(plots)}</div>',
+        )
+    ]
+
+
+def _planning(measured: list[WorkloadResult]) -> list[str]:
+    """Draw what a planning policy says of itself, where it does."""
+    predictions, ledgers = [], []
+    for workload in measured:
+        auto = workload.best("auto")
+        snapshot = None if auto is None else auto.snapshot
+        by_drafter = charts.calibration_of(snapshot)
+        if by_drafter:
+            predictions.append(f"<figure>{charts.reliability(workload.name, by_drafter)}</figure>")
+        entries = charts.ledger_of(snapshot)
+        if entries:
+            ledgers.append(f"<figure>{charts.ledger(workload.name, entries)}</figure>")
+    sections = []
+    if predictions:
+        sections.append(
+            _section(
+                "Predicted against actual",
+                "How likely auto held a draft to be accepted, and how often that came true; the larger a circle, the "
+                "more drafts. On the line, predictions are right.",
+                f'<div class="grid">{"".join(predictions)}</div>',
+            )
+        )
+    if ledgers:
+        sections.append(
+            _section(
+                "The ledger",
+                "Time lost against plain as auto goes on, in its own account; below zero it is ahead. The dashed line "
+                "is what it may lose.",
+                f'<div class="grid">{"".join(ledgers)}</div>',
+            )
+        )
+    return sections
+
+
+def _table(workload: WorkloadResult) -> str:
+    head = "".join(f"<th>{column}</th>" for column in ("variant", *_COLUMNS))
+    rows = "".join(_row(workload, each) for each in workload.variants if each.laps())
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else "<p>nothing measured</p>"
+    return (
+        f"<details open><summary>{escape(workload.name)}</summary>"
+        f'<p class="about">{escape(caption(workload))}</p><div class="scroll">{body}</div></details>'
+    )
+
+
+def _row(workload: WorkloadResult, each: VariantResult) -> str:
+    ratio, speed = each.ratio(), each.per_second()
+    assert ratio is not None
+    assert speed is not None
+    by_task, share, length = each.by_task(), each.accept_share, each.acceptance_length
+    name = "plain against plain" if each.variant.kind == "plain" else each.variant.name
+    cells = (
+        f"{speed.median:.1f}",
+        f"{ratio.median:.2f}",
+        interval(ratio),
+        f"{min(by_task.values()):.2f}",
+        "" if each.replayed is None else f"{each.replayed.ratio:.2f}",
+        "" if share is None else f"{share:.0%}",
+        "" if length is None else f"{length:.2f}",
+        str(ratio.count),
+        texts(workload, each),
+    )
+    return (
+        f'<tr class="{each.variant.kind}"><th>{escape(name)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+    )
+
+
+def _section(title: str, words: str, body: str) -> str:
+    about = f'<p class="about">{escape(words)}</p>' if words else ""
+    return f"<section><h2>{escape(title)}</h2>{about}{body}</section>"

@@ -1,0 +1,121 @@
+"""The report's page: it needs nothing else, says what was measured, and copes with whatever is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import pytest
+
+from paceline.bench import charts
+from paceline.bench.page import render
+from paceline.bench.results import BenchResult
+from paceline.bench.runner import Runner
+from paceline.bench.settings import BenchSettings
+from paceline.bench.svg import Scale, ticks
+from tests.bench.helpers import constant_model, engines, profile
+
+SNAPSHOT = {
+    "calibration": {"draft": [(0.1, 0.15, 40), (0.9, 0.88, 300)], "suffix": [(0.5, 0.45, 20), (0.7, 0.0, 0)]},
+    "ledger": [(0, 0.0, 0.02), (16, 0.01, 0.03), (32, -0.05, 0.04)],
+}
+
+
+def result(**changes: Any) -> BenchResult:
+    values: dict[str, Any] = {
+        "workloads": ("new-code", "structured-forced"),
+        "variants": ("static", "accept-ratio"),
+        "drafters": ("draft", "suffix"),
+        "laps": 2,
+        "tokens": 24,
+        "prompts": 1,
+    }
+    target = changes.pop("target", None)
+    return Runner(engines(target=target), profile(), BenchSettings(**{**values, **changes})).run()
+
+
+@pytest.fixture(scope="module")
+def whole() -> BenchResult:
+    found = result()
+    found.workloads[0].variants[-1].snapshot = SNAPSHOT
+    return found
+
+
+def test_the_page_needs_nothing_from_anywhere(whole: BenchResult) -> None:
+    page = render(whole)
+    assert not re.search(r"https?:|//[a-z]|<script|<link|@import|url\(|src=", page)
+    assert "$" not in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_every_picture_is_well_formed_and_says_what_it_shows(whole: BenchResult) -> None:
+    pictures = re.findall(r"<svg.*?</svg>", render(whole), flags=re.DOTALL)
+    assert len(pictures) >= 6
+    for picture in pictures:
+        root = ElementTree.fromstring(picture)
+        assert root.get("aria-label")
+        assert "nan" not in picture
+        assert "inf" not in picture
+
+
+def test_the_figures_are_those_of_the_table(whole: BenchResult) -> None:
+    page = render(whole)
+    for workload in whole.workloads:
+        for each in workload.variants:
+            ratio = each.ratio()
+            assert ratio is not None
+            assert f"{ratio.median:.2f}×" in page
+    assert "plain against plain" in page
+    assert "the target is made to follow a text" in page
+    assert "equal (forced)" in page
+
+
+def test_what_a_policy_says_of_itself_is_drawn_if_it_does(whole: BenchResult) -> None:
+    policy = whole.workloads[0].variants[-1]
+    policy.variant = dataclasses.replace(policy.variant, kind="auto", name="auto")
+    page = render(whole)
+    assert "Predicted against actual" in page
+    assert "The ledger" in page
+    assert "Predicted against actual" not in render(result())
+
+
+def test_names_are_escaped() -> None:
+    found = result(workloads=("new-code",), variants=("static",))
+    found.target = "<b>model & co</b>"
+    found.notes.append("a < b")
+    page = render(found)
+    assert "<b>model" not in page
+    assert "&lt;b&gt;model &amp; co" in page
+    assert "a &lt; b" in page
+
+
+def test_a_report_of_nothing_still_renders() -> None:
+    page = render(result(target=constant_model(), workloads=("new-code",)))
+    assert "nothing measured" in page
+    assert "plain output loops" in page
+
+
+def test_a_single_pair_has_no_interval_to_draw() -> None:
+    page = render(result(laps=1))
+    assert "nan" not in page
+
+
+def test_calibration_and_ledger_are_read_leniently() -> None:
+    assert charts.calibration_of(None) == {}
+    assert charts.calibration_of({}) == {}
+    assert charts.calibration_of(SNAPSHOT)["suffix"] == [(0.5, 0.45, 20.0)]
+    assert charts.ledger_of({"ledger": None}) == []
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
+    assert ticks(0.0, 1.0, 4) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert all(3.1 <= value <= 47.9 for value in ticks(3.1, 47.9))
+
+
+def test_scales_keep_what_is_outside_at_their_ends() -> None:
+    scale = Scale(0.5, 2.0, 0.0, 100.0, logarithmic=True)
+    assert (scale(0.5), scale(1.0), scale(2.0), scale(9.0)) == pytest.approx((0.0, 50.0, 100.0, 100.0))
+    assert Scale(0.0, 4.0, 100.0, 0.0)(1.0) == pytest.approx(75.0)
