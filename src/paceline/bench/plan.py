@@ -26,7 +26,7 @@ QUICK_WORKLOADS = ("new-code", "structured-forced", "hard", "editing-forced")
 _TOKENS = (256, 192, 128, 96, 64, 48, 32)
 _PROMPTS = (3, 2)
 
-_TRIES = 2.5
+_GREEDY_TRIES, _SAMPLED_TRIES = 4.0, 1.2
 """Prompts tried for each that is kept; greedy answers of a small base model loop more often than not."""
 
 _REPLAY_TOKEN_S = 4e-4
@@ -91,7 +91,9 @@ class Forecast:
         record_s = 0.0
         if "draft" in settings.drafters and self._profile.draft is not None:
             record_s = settings.tokens * RECORDED_DEPTH * self._profile.draft_s()
-        tries = 1.0 if WORKLOADS[workload].forced else _TRIES
+        tries = _GREEDY_TRIES if settings.temperature == 0 else _SAMPLED_TRIES
+        if WORKLOADS[workload].forced or workload == "hard":
+            tries = 1.0
         return settings.prompts * (tries * self.run_s(workload) + record_s)
 
     @property

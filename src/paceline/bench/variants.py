@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from paceline.core.errors import InputError
 from paceline.planning.base import Policy, RoundCosts
+from paceline.planning.cost import CostProfile
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.recording import Recording
 from paceline.planning.registry import POLICY_NAMES, build_policy
@@ -123,22 +124,30 @@ Advance: TypeAlias = Callable[[], None]
 
 
 def replay_all(
-    recordings: Sequence[Recording], variants: Sequence[Variant], costs: RoundCosts, advance: Advance | None = None
+    recordings: Sequence[Recording], variants: Sequence[Variant], costs: CostProfile, advance: Advance | None = None
 ) -> list[Replayed]:
-    """Replay every variant, each with a fresh policy; recordings follow each other in one session."""
-    plain = replay(recordings, NO_SPECULATION, costs, drafters=[]).tokens_per_second
+    """Replay every variant, each with a fresh policy; recordings follow each other in one session.
+
+    Every recording must have two tokens or more, as the first has no round.
+    """
+    tokens = sum(len(recording.token_ids) - 1 for recording in recordings)
+    # Walks visit a row for every token they emit, so sampling takes the same time whatever was drafted.
+    sampled = sum(len(recording.token_ids) - 1 for recording in recordings if recording.temperature > 0)
+    sampling_s = costs.sampling_s(sampled)
+    plain_s = replay(recordings, NO_SPECULATION, costs, drafters=[]).decode_s + sampling_s
     results = []
     for variant in variants:
         outcome = replay(recordings, variant.build(costs), costs, drafters=variant.drafters)
-        speed = outcome.tokens_per_second
-        # An answer of one token has no rounds, hence no speed; the runner leaves such answers out.
-        if speed is not None and plain is not None:
-            results.append(Replayed(variant, speed, speed / plain, outcome.accept_share))
+        seconds = outcome.decode_s + sampling_s
+        results.append(Replayed(variant, tokens / seconds, plain_s / seconds, outcome.accept_share))
         if advance is not None:
             advance()
     return results
 
 
 def best(replayed: Sequence[Replayed], count: int) -> list[Replayed]:
-    """Return the fastest, the fastest first; among equals the one that was named first."""
-    return sorted(replayed, key=lambda each: -each.ratio)[:count]
+    """Return the fastest, the fastest first; of those that did the same in every way, only the one named first."""
+    different: dict[tuple[float, float | None], Replayed] = {}
+    for each in replayed:
+        different.setdefault((round(each.ratio, 9), each.accept_share), each)
+    return sorted(different.values(), key=lambda each: -each.ratio)[:count]
