@@ -80,3 +80,15 @@ def test_every_variant_builds_a_policy_of_its_own() -> None:
     for name in VARIANT_NAMES[1:]:
         (*_, variant) = policy_variants(name, ("suffix", "draft"))
         assert variant.build(costs) is not variant.build(costs)
+
+
+def test_ratios_are_medians_over_laps(recording: Recording) -> None:
+    """A text that is drafted perfectly, twice, and one that never is."""
+    (tape,) = recording.tapes
+    silent = dataclasses.replace(recording, tapes=(dataclasses.replace(tape, chains=((),) * len(tape.chains)),))
+    perfect = 32 * PASS_S / (8 * (PASS_S + 3 * LEVEL_S))
+    (by_prompt,) = replay_all([recording, silent, recording], [of_length(3)], profile())
+    assert by_prompt.ratio == pytest.approx(perfect)
+    (by_lap,) = replay_all([recording, silent] * 2, [of_length(3)], profile(), lap_tasks=2)
+    slow_s = 32 * PASS_S + 31 * LEVEL_S
+    assert by_lap.ratio == pytest.approx(64 * PASS_S / (8 * (PASS_S + 3 * LEVEL_S) + slow_s))

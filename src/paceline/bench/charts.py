@@ -183,7 +183,8 @@ def sweep(workload: WorkloadResult) -> str:
             each = found.get((drafters, p_min, length))
             if each is not None:
                 body.append(_cell(each, left + cell_w * column, y, cell_w, cell_h, chosen=each is best))
-    return picture(width, height, "".join(body), f"Replayed static settings on {workload.name}")
+    about = f"Replayed static settings on {workload.name}"
+    return picture(width, height, "".join(body), about, widest=f"{width:.0f}px")
 
 
 def _cell(each: Replayed, x: float, y: float, width: float, height: float, *, chosen: bool) -> str:

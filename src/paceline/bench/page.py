@@ -42,14 +42,16 @@ def _tiles(result: BenchResult) -> list[str]:
     """Put the answer first: what one gains, what one loses at worst, and whether the texts are equal."""
     tiles = []
     measured = [workload for workload in result.workloads if any(each.laps() for each in workload.variants)]
-    for kind, words in (("auto", "auto"), ("static", "the best static setting of each workload")):
+    for kind, words in (("auto", "auto"), ("static", "best static setting of each workload")):
         ratios = []
         for workload in measured:
             fastest = workload.best(kind)
             ratio = None if fastest is None else fastest.ratio()
             if ratio is not None:
                 ratios.append((ratio.median, workload.name))
-        if ratios:
+        if len(ratios) == 1:
+            tiles.append(_tile(f"{ratios[0][0]:.2f}×", f"{words}: {ratios[0][1]}", kind))
+        elif ratios:
             middle = statistics.median(value for value, _ in ratios)
             lowest = min(ratios)
             tiles.append(_tile(f"{middle:.2f}×", f"{words}, median over {len(ratios)} workloads", kind))
@@ -60,7 +62,8 @@ def _tiles(result: BenchResult) -> list[str]:
     if pairs:
         tiles.append(_tile(f"{equal} of {len(pairs)}", "texts equal to plain's, token for token", "plain"))
     if noise:
-        tiles.append(_tile(f"{min(noise):.2f}–{max(noise):.2f}", "plain against plain: the noise here", "plain"))
+        low, high = f"{min(noise):.2f}", f"{max(noise):.2f}"
+        tiles.append(_tile(low if low == high else f"{low}–{high}", "plain against plain: the noise here", "plain"))
     return tiles
 
 
@@ -77,7 +80,7 @@ def _sections(result: BenchResult) -> list[str]:
                 "Speed by workload",
                 "Decoding speed over that of the plain runs before and after; the mark is the median over pairs, the "
                 "bar its 95% interval, the ring what replay in virtual time says. Right of the line is faster.",
-                charts.legend(result) + charts.speeds(result),
+                f'<div class="scroll"><div class="wide">{charts.legend(result)}{charts.speeds(result)}</div></div>',
             )
         )
     steps = charts.staircase(result.profile.target, "target: a whole round", "rows verified in one pass")

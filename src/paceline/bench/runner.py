@@ -44,6 +44,9 @@ _PREPARING_SHARE = 0.45
 
 _ORDER: Sequence[Kind] = ("plain", "static", "policy", "auto")
 
+_CAUTION = 1.1
+"""Of the time that runs took before, which must be left for more of them."""
+
 _TRIES_PER_TASK = 6
 """Tasks looked at for each that is wanted, at most: greedy answers of small models mostly loop."""
 
@@ -180,7 +183,7 @@ class Runner:
         result.answer_tokens = sorted(len(each.recording.token_ids) for each in tasks)
         contest = _Contest(result, tasks, lap_tasks)
         recordings = [each.recording for each in tasks]
-        for variant, replayed in self._choose(result, recordings):
+        for variant, replayed in self._choose(result, recordings, lap_tasks):
             result.variants.append(VariantResult(variant, lap_tasks, replayed))
             contest.sessions.append(Session(self._engines, variant.drafters, variant.build(self._profile)))
         return contest
@@ -244,7 +247,9 @@ class Runner:
                 **task.options(self._settings.temperature),
             )
 
-    def _choose(self, result: WorkloadResult, recordings: Sequence[Recording]) -> list[tuple[Variant, Any]]:
+    def _choose(
+        self, result: WorkloadResult, recordings: Sequence[Recording], lap_tasks: int
+    ) -> list[tuple[Variant, Any]]:
         """Replay all settings; return the variants to run, plain first, with what replay says of them."""
         settings = self._settings
         chosen: list[tuple[Variant, Any]] = [(PLAIN, None)]
@@ -256,11 +261,12 @@ class Runner:
         for name in settings.variants:
             if name == STATIC:
                 sweep = list(static_variants(settings.drafters, coarse=settings.coarse))
-                result.static = replay_all(recordings, sweep, self._profile, advance)
+                result.static = replay_all(recordings, sweep, self._profile, lap_tasks=lap_tasks, advance=advance)
                 fastest = best(result.static, settings.num_static)
             else:
                 candidates = list(policy_variants(name, settings.drafters))
-                fastest = best(replay_all(recordings, candidates, self._profile, advance), 1)
+                replayed_all = replay_all(recordings, candidates, self._profile, lap_tasks=lap_tasks, advance=advance)
+                fastest = best(replayed_all, 1)
             chosen += [(replayed.variant, replayed) for replayed in fastest]
         chosen.sort(key=lambda pair: _ORDER.index(pair[0].kind))
         self._progress(f"{result.name}: settings chosen", self._forecast.replays_s)
@@ -272,7 +278,7 @@ class Runner:
         settings = self._settings
         for lap in range(settings.laps):
             for contest in contests:
-                if self._remaining_s() < contest.lap_s:
+                if self._remaining_s() < _CAUTION * contest.lap_s:
                     self.result.ended_by = "time limit"
                     continue
                 self._run_lap(contest, lap)
@@ -287,6 +293,10 @@ class Runner:
             task = prepared.task
             before = self._answer(self._plain, task, speculate=False)
             for index in order:
+                if self._remaining_s() < _CAUTION * 2 * prepared.run_s:
+                    # The machine became slower than it was when the lap began.
+                    self.result.ended_by = "time limit"
+                    return
                 each = contest.result.variants[index]
                 doing = f"{contest.result.name}: pair {lap + 1} of {settings.laps}, {each.variant.name}"
                 self._progress(doing)

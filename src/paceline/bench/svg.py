@@ -28,9 +28,11 @@ def tip(words: str) -> str:
     return tag("title", escape(words))
 
 
-def picture(width: float, height: float, body: str, about: str) -> str:
-    """Return a whole picture; ``about`` says in words what it shows."""
-    return tag("svg", body, viewBox=f"0 0 {_number(width)} {_number(height)}", role="img", aria_label=about)
+def picture(width: float, height: float, body: str, about: str, widest: str | None = None) -> str:
+    """Return a whole picture, as wide as its place or ``widest``; ``about`` says in words what it shows."""
+    style = None if widest is None else f"max-width: {widest}"
+    box = f"0 0 {_number(width)} {_number(height)}"
+    return tag("svg", body, viewBox=box, role="img", aria_label=about, style=style)
 
 
 def path(points: Sequence[tuple[float, float]], /, **attributes: object) -> str:

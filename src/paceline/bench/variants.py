@@ -8,6 +8,7 @@ and runs live with the best, so that none is held back by a drafter that its rul
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -18,7 +19,7 @@ from paceline.planning.cost import CostProfile
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.recording import Recording
 from paceline.planning.registry import POLICY_NAMES, build_policy
-from paceline.planning.replay import replay
+from paceline.planning.replay import ReplayResult, replay
 
 Kind: TypeAlias = Literal["plain", "static", "policy", "auto"]
 
@@ -109,7 +110,7 @@ class Replayed:
     Attributes:
         variant: the variant.
         per_second: tokens per second of decoding.
-        ratio: that over plain's.
+        ratio: speed over plain's, the median over laps.
         accept_share: accepted / drafted; ``None`` if nothing was drafted.
     """
 
@@ -124,25 +125,45 @@ Advance: TypeAlias = Callable[[], None]
 
 
 def replay_all(
-    recordings: Sequence[Recording], variants: Sequence[Variant], costs: CostProfile, advance: Advance | None = None
+    recordings: Sequence[Recording],
+    variants: Sequence[Variant],
+    costs: CostProfile,
+    *,
+    lap_tasks: int = 1,
+    advance: Advance | None = None,
 ) -> list[Replayed]:
     """Replay every variant, each with a fresh policy; recordings follow each other in one session.
 
-    Every recording must have two tokens or more, as the first has no round.
+    Args:
+        recordings: of two tokens or more each, as the first has no round.
+        variants: to replay.
+        costs: what passes take.
+        lap_tasks: recordings of a whole lap; ratios are medians over laps, as live.
+        advance: told after every variant.
     """
     tokens = sum(len(recording.token_ids) - 1 for recording in recordings)
-    # Walks visit a row for every token they emit, so sampling takes the same time whatever was drafted.
-    sampled = sum(len(recording.token_ids) - 1 for recording in recordings if recording.temperature > 0)
-    sampling_s = costs.sampling_s(sampled)
-    plain_s = replay(recordings, NO_SPECULATION, costs, drafters=[]).decode_s + sampling_s
+    plain_s = _lap_seconds(recordings, replay(recordings, NO_SPECULATION, costs, drafters=[]), costs, lap_tasks)
     results = []
     for variant in variants:
         outcome = replay(recordings, variant.build(costs), costs, drafters=variant.drafters)
-        seconds = outcome.decode_s + sampling_s
-        results.append(Replayed(variant, tokens / seconds, plain_s / seconds, outcome.accept_share))
+        seconds = _lap_seconds(recordings, outcome, costs, lap_tasks)
+        ratio = statistics.median(before / after for before, after in zip(plain_s, seconds, strict=True))
+        results.append(Replayed(variant, tokens / sum(seconds), ratio, outcome.accept_share))
         if advance is not None:
             advance()
     return results
+
+
+def _lap_seconds(
+    recordings: Sequence[Recording], outcome: ReplayResult, costs: CostProfile, lap_tasks: int
+) -> list[float]:
+    """Return the seconds of every lap, sampling included."""
+    seconds = []
+    for recording, request in zip(recordings, outcome.requests, strict=True):
+        # Walks visit a row for every token they emit, so sampling takes the same time whatever was drafted.
+        sampled = len(recording.token_ids) - 1 if recording.temperature > 0 else 0
+        seconds.append(request.decode_s + costs.sampling_s(sampled))
+    return [sum(seconds[start : start + lap_tasks]) for start in range(0, len(seconds), lap_tasks)]
 
 
 def best(replayed: Sequence[Replayed], count: int) -> list[Replayed]:
