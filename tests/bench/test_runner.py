@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from paceline.bench.results import BenchResult, VariantResult
-from paceline.bench.runner import Runner
-from paceline.bench.sessions import Engines
+from paceline.bench.runner import Runner, _snapshot
+from paceline.bench.sessions import Engines, Session
 from paceline.bench.settings import BenchSettings
-from paceline.bench.variants import drafter_sets, replay_all, static_variants
+from paceline.bench.variants import VARIANT_NAMES, drafter_sets, replay_all, static_variants
 from paceline.core.errors import InputError
+from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.recording import record
 from tests.bench.helpers import LEVEL_S, PASS_S, constant_model, counting_model, engines, profile
 
@@ -253,9 +255,6 @@ def test_sets_of_drafters_and_the_number_of_static_settings() -> None:
 
 def test_replays_stand_beside_each_other_on_the_same_recordings() -> None:
     loaded = engines()
-    from paceline.bench.sessions import Session
-    from paceline.planning.fixed import NO_SPECULATION
-
     with Session(loaded, ["draft"], NO_SPECULATION) as session:
         recording = record(session, [1, 2, 3], depth=8, temperature=0.0, max_tokens=33)
     variants = [variant for variant in static_variants(["draft"]) if variant.fixed and variant.fixed.p_min == 0.0]
@@ -269,3 +268,24 @@ def test_replays_stand_beside_each_other_on_the_same_recordings() -> None:
 def test_settings_out_of_range_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(InputError, match="the least is"):
         settings(**change)
+
+
+def test_what_a_planning_policy_says_of_itself_is_kept_as_plain_data() -> None:
+    reliability = SimpleNamespace(rows=lambda: [(0.9, 0.8, 10)])
+    entry = SimpleNamespace(tokens=3, debt_s=0.1, allowance_s=0.2)
+    told = SimpleNamespace(reliability={"draft": reliability}, ledger=[entry])
+    planning: Any = SimpleNamespace(policy=SimpleNamespace(report=lambda: told))
+    assert _snapshot(planning) == {"calibration": {"draft": [(0.9, 0.8, 10)]}, "ledger": [(3, 0.1, 0.2)]}
+    with Session(engines(), [], FixedPolicy(2)) as session:
+        assert _snapshot(session) is None
+
+
+@pytest.mark.skipif("auto" not in VARIANT_NAMES, reason="there is no policy that plans")
+def test_a_planning_policy_is_reported_after_its_last_pair() -> None:
+    (workload,) = run(engines(), settings(variants=("auto",), workloads=("structured-forced",))).workloads
+    auto = workload.variants[-1]
+    assert auto.variant.kind == "auto"
+    assert auto.snapshot is not None
+    assert len(auto.snapshot["ledger"]) >= auto.pairs[0].rounds
+    assert auto.replayed is not None
+    json.dumps(auto.snapshot)

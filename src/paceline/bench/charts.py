@@ -22,6 +22,8 @@ _DEEPEST = 16
 _FEWEST_TESTED = 3
 """Drafts at a depth below which a share of them says nothing."""
 
+_LEDGER_POINTS = 250
+
 _RATIO_TICKS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 
 _SMALL_WIDTH, _SMALL_HEIGHT = 310.0, 230.0
@@ -295,7 +297,10 @@ def calibration_of(snapshot: Mapping[str, Any] | None) -> dict[str, list[Point]]
 
 def ledger_of(snapshot: Mapping[str, Any] | None) -> list[Point]:
     """Read a policy's ledger: (tokens, seconds lost, seconds that may be lost)."""
-    return [_point(entry) for entry in (snapshot or {}).get("ledger") or []]
+    entries = (snapshot or {}).get("ledger") or []
+    # More points than the picture has places to the pixel only make the page heavy; the last one says where it ended.
+    step = max(1, len(entries) // _LEDGER_POINTS)
+    return [_point(entry) for entry in [*entries[:-1:step], *entries[-1:]]]
 
 
 def _point(values: Sequence[float]) -> Point:

@@ -108,7 +108,8 @@ class VariantResult:
         replayed: in virtual time; ``None`` if it was not replayed.
         pairs: in the order they were run.
         judgements: of texts that differ from plain's, each once.
-        snapshot: what the policy says of itself after the last pair, if it does.
+        snapshot: what the policy says of itself after the last pair, if it does: ``calibration``, by drafter
+            (predicted, share accepted, count), and ``ledger``, (tokens, seconds lost, seconds that may be lost).
     """
 
     variant: Variant

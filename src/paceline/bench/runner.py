@@ -364,6 +364,12 @@ def _speed(generation: Generation) -> float:
 
 
 def _snapshot(session: Session) -> Mapping[str, Any] | None:
-    """Return what a policy says of itself, if it does."""
-    tell = getattr(session.policy, "snapshot", None)
-    return tell() if callable(tell) else None
+    """Return what a policy that plans says of its predictions and its ledger, as plain data; ``None`` of others."""
+    tell = getattr(session.policy, "report", None)
+    if not callable(tell):
+        return None
+    told = tell()
+    return {
+        "calibration": {name: found.rows() for name, found in told.reliability.items()},
+        "ledger": [(entry.tokens, entry.debt_s, entry.allowance_s) for entry in told.ledger],
+    }
