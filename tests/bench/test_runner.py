@@ -13,7 +13,7 @@ from paceline.bench.runner import Runner, _snapshot
 from paceline.bench.sessions import Engines, Session
 from paceline.bench.settings import BenchSettings
 from paceline.bench.variants import VARIANT_NAMES, drafter_sets, replay_all, static_variants
-from paceline.core.errors import InputError
+from paceline.core.errors import EngineError, InputError
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.recording import record
 from tests.bench.helpers import LEVEL_S, PASS_S, constant_model, counting_model, engines, profile
@@ -289,3 +289,28 @@ def test_a_planning_policy_is_reported_after_its_last_pair() -> None:
     assert len(auto.snapshot["ledger"]) >= auto.pairs[0].rounds
     assert auto.replayed is not None
     json.dumps(auto.snapshot)
+
+
+@pytest.mark.parametrize("passes", [3, 500])
+def test_an_engine_that_fails_leaves_a_report_if_there_is_anything_in_it(
+    passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = engines()
+    forward, made = loaded.target.forward, 0
+
+    def failing(steps: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made > passes:
+            raise EngineError("the device is gone")
+        return forward(steps)
+
+    monkeypatch.setattr(loaded.target, "forward", failing)
+    if passes == 3:
+        with pytest.raises(EngineError):
+            run(loaded, settings())
+        return
+    result = run(loaded, settings())
+    assert result.ended_by == "error"
+    assert result.notes == ["EngineError: the device is gone"]
+    assert result.measured

@@ -227,7 +227,7 @@ class BenchResult:
         profile: what passes cost, for replays.
         workloads: in the order they were chosen.
         took_s: seconds of it all.
-        ended_by: ``"done"``, ``"interrupt"`` or ``"time limit"``.
+        ended_by: ``"done"``, ``"interrupt"``, ``"time limit"`` or ``"error"``.
         notes: what was left out, and why.
     """
 

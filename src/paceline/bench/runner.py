@@ -36,6 +36,7 @@ from paceline.bench.variants import (
 from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Sizes, Task
 from paceline.comparison import Trial, explain
 from paceline.core.divergence import first_difference
+from paceline.core.errors import PacelineError
 from paceline.planning.cost import CostProfile
 from paceline.planning.recording import RECORDED_DEPTH, Recording, record
 
@@ -138,7 +139,11 @@ class Runner:
         )
 
     def run(self) -> BenchResult:
-        """Measure everything, or as much as there is time for or the user lets it; return what was found."""
+        """Measure everything, or as much as there is time for or the user lets it; return what was found.
+
+        Raises:
+            PacelineError: a model failed before there was anything to report.
+        """
         started_s = self._engines.clock.now_s()
         contests: list[_Contest] = []
         try:
@@ -149,6 +154,12 @@ class Runner:
             self._run_laps(contests)
         except Stopped:
             self.result.ended_by = "interrupt"
+        except PacelineError as error:
+            # Hours of pairs are worth a report, whatever became of the last one.
+            if not self.result.measured:
+                raise
+            self.result.ended_by = "error"
+            self.result.notes.append(f"{type(error).__name__}: {error}")
         for contest in contests:
             for each, session in zip(contest.result.variants, contest.sessions, strict=True):
                 # Now, as explaining differences asks some of them to answer once more.
@@ -326,7 +337,7 @@ class Runner:
     def _verdict(self, session: Session, task: Task, index: int, plain: Generation, speculative: Generation) -> str:
         # Both are made again, and the text is read three times.
         needed_s = 5 * self._forecast.run_s(task.workload)
-        if self.result.ended_by == "interrupt" or self._stopped() or self._remaining_s() < needed_s:
+        if self.result.ended_by in ("interrupt", "error") or self._stopped() or self._remaining_s() < needed_s:
             return "not judged"
         self._progress(f"{task.workload}: explaining a difference")
         session.reference_ids = task.reference_ids

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from paceline.bench.machine import machine
 from paceline.bench.page import render
@@ -265,7 +265,7 @@ def bench(
         raise typer.Exit(exits.INTERRUPTED)
     if not result.measured:
         raise InputError("no pair was measured: raise the time limit, or choose other workloads")
-    if result.found_bug:
+    if result.found_bug or result.ended_by == "error":
         raise typer.Exit(exits.FAILURE)
 
 
@@ -339,17 +339,15 @@ class _Progress:
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:.0f}%"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
         )
         self._bar = Progress(
             *columns,
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal,
-            # A single run may take half a minute.
-            speed_estimate_period=600.0,
         )
-        self._task = self._bar.add_task("loading", total=None)
+        self._task = self._bar.add_task("loading", total=None, left="")
         self._started_s = time.monotonic()
         self._last = ""
 
@@ -363,18 +361,19 @@ class _Progress:
     def tell(self, doing: str, done_s: float, total_s: float) -> None:
         """Show what is being done, and how much is done of how much there is to do."""
         total_s = max(total_s, done_s)
-        self._bar.update(self._task, description=doing, completed=done_s, total=total_s or None)
+        left = ""
+        if done_s > 0:
+            # From the pace so far: a forecast of seconds goes by costs that were measured before.
+            left_s = (time.monotonic() - self._started_s) * (total_s - done_s) / done_s
+            left = f"about {_duration(min(left_s, max(self._remaining_s(), 0.0)))} left"
+        self._bar.update(self._task, description=doing, completed=done_s, total=total_s or None, left=left)
         # A pair's variants follow each other too quickly for a line each.
         stage = doing.partition(",")[0]
         if self._console.is_terminal or stage == self._last:
             return
         self._last = stage
-        left = ""
-        if done_s > 0:
-            left_s = (time.monotonic() - self._started_s) * (total_s - done_s) / done_s
-            left_s = min(left_s, max(self._remaining_s(), 0.0))
-            left = f" ({done_s / total_s:.0%} done, about {_duration(left_s)} left)"
-        self._console.print(f"{stage}{left}", markup=False)
+        share = f" ({done_s / total_s:.0%} done, {left})" if left else ""
+        self._console.print(stage + share, markup=False)
 
 
 def _duration(seconds: float) -> str:
