@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,14 @@ settings.register_profile("fixed", _EXPLORE, derandomize=True, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 SUMMARY_LINES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests measure and make out of the user's cache, and the user's out of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -34,6 +34,9 @@ from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.base import Policy
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.profile_cache import find_or_measure
+from paceline.planning.profiling import Report
+from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -255,9 +258,10 @@ def load(
     *,
     draft: str | Path | ModelOptions | None = None,
     drafters: Sequence[str] | None = None,
-    policy: Policy | None = None,
+    policy: Policy | str | None = None,
     verify: VerifierName = "coupled",
     context_length: int | None = None,
+    report: Report | None = None,
 ) -> Model:
     """Load a target, its draft model if any, and the drafters.
 
@@ -266,11 +270,15 @@ def load(
             the embedded pair.
         draft: a smaller model with the same vocabulary, given likewise.
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
-            the draft model if there is one, else ``suffix``.
-        policy: what to draft; by default :class:`~paceline.planning.fixed.FixedPolicy`.
+            ``suffix`` and then the draft model if there is one. With a :class:`~paceline.planning.fixed.FixedPolicy`,
+            which cannot tell which of them pays, only the draft model if there is one.
+        policy: what to draft: a policy or the name of one, from :data:`~paceline.planning.registry.POLICY_NAMES`.
+            By default ``auto``, which plans by what passes cost on this machine. That is measured when a model is
+            loaded for the first time, in at most ten seconds, and kept.
         verify: ``"coupled"`` or ``"rejection"``.
         context_length: tokens of prompt and answer together, for models given by path or name; a draft model takes
             less where it was made for less.
+        report: told the share done while costs are measured.
 
     Raises:
         InputError: a file, a name or a value cannot be used; nothing stays loaded.
@@ -279,7 +287,10 @@ def load(
         raise InputError(f"unknown verifier {verify!r}: choose from {', '.join(VERIFIER_NAMES)}")
     if drafters is not None:
         check_drafter_names(drafters)
-    policy = FixedPolicy() if policy is None else policy
+    policy = "auto" if policy is None else policy
+    if isinstance(policy, str):
+        check_policy_name(policy)
+        policy = policy if policy in COST_POLICIES else build_policy(policy)
     speculates = not isinstance(policy, FixedPolicy) or policy.speculates
     if not speculates and (draft is not None or drafters):
         raise InputError("drafters and draft models have no effect without speculation: leave out one or the other")
@@ -287,7 +298,7 @@ def load(
         target = embedded_target()
         if draft is None and speculates and (drafters is None or "draft" in drafters):
             draft = embedded_draft()
-    names = drafters if drafters is not None else ([] if not speculates else ["suffix"] if draft is None else ["draft"])
+    names = drafters if drafters is not None else _default_drafters(policy, speculates, draft is not None)
     # Both are looked up before either is loaded, which may take long.
     target_options = _options(target, context_length)
     draft_options = None if draft is None else _options(draft, context_length)
@@ -311,12 +322,23 @@ def load(
             # The draft's own pending tree is a chain: siblings are proposed but never fed.
             draft_engine = open_engine(dataclasses.replace(draft_options, branches=0))
         built = build_drafters(names, target=target_engine, draft=draft_engine)
+        if isinstance(policy, str):
+            kept = find_or_measure(target_engine, target_options, draft_engine, draft_options, report=report)
+            policy = build_policy(policy, costs=kept.profile)
     except BaseException:
         if draft_engine is not None:
             draft_engine.close()
         target_engine.close()
         raise
     return Model(target_engine, built, policy, verify=verify)
+
+
+def _default_drafters(policy: Policy | str, speculates: bool, has_draft: bool) -> list[str]:
+    if not speculates:
+        return []
+    if isinstance(policy, FixedPolicy):
+        return ["draft"] if has_draft else ["suffix"]
+    return ["suffix", "draft"] if has_draft else ["suffix"]
 
 
 def _options(model: str | Path | ModelOptions, context_length: int | None) -> ModelOptions:

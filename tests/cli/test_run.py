@@ -61,7 +61,7 @@ def test_the_text_goes_to_a_pipe_alone_and_the_report_to_stderr(invoke: Invoke) 
     assert speculative.out == plain.out
     assert plain.out
     assert "\x1b" not in speculative.out
-    for line in ("n_draft   = 5", "n_predict = 24", "n_drafted = ", "n_accept  = ", "accept    = "):
+    for line in ("n_draft   = up to 16, as it pays", "n_predict = 24", "n_drafted = ", "n_accept  = ", "accept    = "):
         assert line in speculative.err
     for words in ("encoded ", "decoded ", "acceptance rate alpha", "acceptance length tau", "verify", "p50", "p99"):
         assert words in speculative.err
@@ -301,9 +301,47 @@ def test_a_terminal_gets_colours_unless_no_color_is_set(no_color: str, coloured:
 
 def test_rejection_may_give_another_text_and_compare_says_so(invoke: Invoke) -> None:
     arguments = ("-p", "def f(x):", "-n", "24", "-t", "1", "--temp", "0.8", "--seed", "3", "--verify", "rejection")
-    outcome = invoke("run", *arguments, "--compare", "--repeats", "1")
+    outcome = invoke("run", *arguments, "--compare", "--repeats", "1", "--draft-max", "5")
     assert outcome.status == 0
     assert "texts                   = differ, as they may" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "n_draft"),
+    [
+        (["--policy", "auto"], "up to 16, as it pays"),
+        (["--policy", "fixed"], "5"),
+        (["--draft-max", "3"], "3"),
+        (["--policy", "fixed", "--draft-max", "3"], "3"),
+        (["--policy", "heuristic"], "as the policy says"),
+    ],
+)
+def test_a_policy_by_name_or_by_its_settings(invoke: Invoke, arguments: list[str], n_draft: str) -> None:
+    outcome = invoke("run", "-p", "def f(x):", *FAST, *arguments)
+    assert outcome.status == 0
+    assert f"n_draft   = {n_draft}\n" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "best"], "unknown policy 'best': choose from auto, fixed"),
+        (["--policy", "auto", "--draft-max", "3"], "--draft-max is of policy fixed, and auto finds"),
+        (["--policy", "auto", "--no-speculation"], "--policy has no effect without speculation"),
+    ],
+)
+def test_policies_that_do_not_go_together(invoke: Invoke, arguments: list[str], message: str) -> None:
+    outcome = invoke("run", "-p", "def f(x):", *FAST, *arguments)
+    assert outcome.status == 2
+    assert message in " ".join(outcome.err.split())
+
+
+def test_json_says_what_was_predicted_and_what_it_cost(invoke: Invoke) -> None:
+    told = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json").out)["planner"]
+    assert set(told["calibration"]) <= {"suffix", "draft"}
+    assert told["plain_ms"] > 0
+    fixed = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", "--draft-max", "3").out)
+    assert fixed["planner"] is None
 
 
 def test_draft_max_0_decodes_plainly(invoke: Invoke) -> None:

@@ -20,7 +20,7 @@ from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.fixed import FixedPolicy
 from paceline.planning.heuristic import HeuristicPolicy
 from paceline.planning.profile_ev import ProfileEvPolicy
-from paceline.planning.registry import POLICY_NAMES, build_policy
+from paceline.planning.registry import COST_POLICIES, POLICY_NAMES, build_policy
 from paceline.planning.replay import replay
 from tests.core.helpers import PLAIN_PARAMS, decode, request_of
 from tests.planning.helpers import MEASURED_MS, Curve, Skill, smooth, synthetic, table
@@ -199,10 +199,10 @@ def test_the_text_is_that_of_plain_decoding(name: str, temperature: float) -> No
         SuffixDrafter(1),
         DraftModelDrafter(ScriptedEngine(draft, vocabulary), target_vocab_size=8),
     ]
-    policy = build_policy(name, costs=smooth(0.02, 0.001) if name == "profile-ev" else None)
+    policy = build_policy(name, costs=smooth(0.02, 0.001) if name in COST_POLICIES else None)
     answer = decode(ScriptedEngine(model, vocabulary), [1, 2], params, StopRules(60), drafters=drafters, policy=policy)
     assert answer.token_ids == plain.token_ids
-    assert 0 < answer.request.stats.num_accepted < answer.request.stats.num_drafted
+    assert 0 < answer.request.stats.num_accepted <= answer.request.stats.num_drafted
 
 
 def seconds(policy: Policy, right: float, curve: Curve) -> float:

@@ -18,6 +18,7 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
+from paceline.planning.auto import AutoPolicy
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.recording import Recording, record
@@ -141,6 +142,8 @@ def test_policies_that_learn_replay_as_they_run(name: str) -> None:
     recordings = recorded(names, 0.8)
 
     def policy() -> Policy:
+        if name == "auto":
+            return AutoPolicy(COSTS, draft_max=DEPTH)
         built = build_policy(name, costs=COSTS if name == "profile-ev" else None)
         return dataclasses.replace(built, draft_max=DEPTH, **({"start": 3} if hasattr(built, "start") else {}))  # type: ignore[type-var]
 

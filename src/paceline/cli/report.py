@@ -10,11 +10,14 @@ from rich.console import Console
 from paceline.api import Generation, Model
 from paceline.comparison import Comparison
 from paceline.core.stats import RequestStats, percentile
+from paceline.planning.auto import AutoPolicy, PlannerReport
+from paceline.planning.base import Policy
+from paceline.planning.fixed import FixedPolicy
 
 PERCENTILES = (0.5, 0.9, 0.99)
 
 
-def generation_report(console: Console, model: Model, generation: Generation, draft_max: int) -> None:
+def generation_report(console: Console, model: Model, generation: Generation) -> None:
     """Print the closing block: llama.cpp's figures first, then what they leave out."""
     stats = generation.stats
     decoded = max(stats.predicted_tokens - 1, 0)
@@ -29,7 +32,7 @@ def generation_report(console: Console, model: Model, generation: Generation, dr
     if model.drafters:
         share = stats.accept_share
         lines += [
-            f"n_draft   = {draft_max}",
+            f"n_draft   = {_draft_length(model.policy)}",
             f"n_predict = {stats.predicted_tokens}",
             f"n_drafted = {stats.num_drafted}",
             f"n_accept  = {stats.num_accepted}",
@@ -74,6 +77,7 @@ def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
         "seed": generation.seed,
         "target": model.target.description,
         "drafters": [drafter.name for drafter in model.drafters],
+        "planner": planner_json(model.policy.report()) if isinstance(model.policy, AutoPolicy) else None,
         "stats": {
             "prompt_n": stats.prompt_tokens,
             "prompt_ms": stats.prompt_s * 1e3,
@@ -98,6 +102,34 @@ def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
             else None,
         },
     }
+
+
+def planner_json(report: PlannerReport) -> dict[str, Any]:
+    """Return what the planner learned as plain data; times in milliseconds."""
+    return {
+        "calibration": {
+            name: {
+                "error": reliability.error,
+                "verdicts": reliability.trials,
+                "bins": [
+                    {"predicted": predicted, "actual": actual, "verdicts": count}
+                    for predicted, actual, count in reliability.rows()
+                ],
+            }
+            for name, reliability in report.reliability.items()
+        },
+        "debt_ms": report.debt_s * 1e3,
+        "plain_ms": report.plain_s * 1e3,
+        "drift": report.drift,
+    }
+
+
+def _draft_length(policy: Policy) -> str:
+    if isinstance(policy, FixedPolicy):
+        return str(policy.draft_max)
+    if isinstance(policy, AutoPolicy):
+        return f"up to {policy.draft_max}, as it pays"
+    return "as the policy says"
 
 
 def comparison_report(console: Console, model: Model, comparison: Comparison) -> None:

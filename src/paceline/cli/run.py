@@ -7,10 +7,13 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.status import Status
 
 from paceline.api import GenerateOptions, Generation, Model, load
 from paceline.cli import exits
@@ -42,7 +45,10 @@ from paceline.core.verify import VerifierName
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
+from paceline.planning.base import Policy
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.profiling import Report
+from paceline.planning.registry import POLICY_NAMES, check_policy_name
 
 DEMO_SAMPLE = "code:1"
 
@@ -71,6 +77,10 @@ def _complete_drafters(incomplete: str) -> list[str]:
     done, _, last = incomplete.rpartition(",")
     taken = done.split(",") if done else []
     return [",".join([*taken, name]) for name in DRAFTER_NAMES if name not in taken and name.startswith(last)]
+
+
+def _complete_policies(incomplete: str) -> list[str]:
+    return [name for name in POLICY_NAMES if name.startswith(incomplete)]
 
 
 def run(
@@ -172,9 +182,20 @@ def run(
         typer.Option(
             "--drafters",
             help=f"Among {', '.join(DRAFTER_NAMES)}, in the order to ask. "
-            "[dim]\\[draft if there is a draft model, else suffix][/dim]",
+            "[dim]\\[suffix, and draft if there is a draft model; of policy fixed, draft alone if there is one][/dim]",
             metavar="NAME[,...]",
             autocompletion=_complete_drafters,
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            help=f"What decides how much is drafted: {', '.join(POLICY_NAMES)}. "
+            "[dim]\\[auto; fixed where a draft length is given][/dim]",
+            metavar="NAME",
+            autocompletion=_complete_policies,
             rich_help_panel=_SPECULATION,
         ),
     ] = None,
@@ -184,7 +205,7 @@ def run(
             "--draft-max",
             "--draft",
             "--spec-draft-n-max",
-            help="Most tokens to draft along one path; 0 decodes plainly.",
+            help="Most tokens to draft along one path; 0 decodes plainly. This and what follows are of policy fixed.",
             rich_help_panel=_SPECULATION,
         ),
     ] = _POLICY_DEFAULTS.draft_max,
@@ -272,7 +293,7 @@ def run(
     }
     text = _read_prompt(prompt, file, sample, escape, embedded=model is None)
     plain = no_speculation or draft_max == 0
-    policy = NO_SPECULATION if plain else FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings)
+    chosen = _policy(context, policy, plain, FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings))
     target_options = ModelOptions(
         embedded_target() if model is None else model,
         engine=engine,
@@ -300,7 +321,10 @@ def run(
     with (
         # Loading calls back from native code, where an interrupt would be lost: it waits for the next safe moment.
         interrupts_held() as interrupted,
-        load(target_options, draft=draft_options, drafters=names, policy=policy, verify=verify) as loaded,
+        _measuring() as report,
+        load(
+            target_options, draft=draft_options, drafters=names, policy=chosen, verify=verify, report=report
+        ) as loaded,
     ):
         if interrupted.is_set():
             raise typer.Exit(exits.INTERRUPTED)
@@ -309,12 +333,10 @@ def run(
         if compare:
             _compare(loaded, text, options, repeats, as_json, interrupted)
         else:
-            _generate(loaded, text, options, draft_max, as_json, interrupted)
+            _generate(loaded, text, options, as_json, interrupted)
 
 
-def _generate(
-    model: Model, prompt: str, options: GenerateOptions, draft_max: int, as_json: bool, interrupted: threading.Event
-) -> None:
+def _generate(model: Model, prompt: str, options: GenerateOptions, as_json: bool, interrupted: threading.Event) -> None:
     stream = model.stream(prompt, **options)
     writer = AnswerWriter(prompt, [drafter.name for drafter in model.drafters], silent=as_json)
     for segments in stream.rounds():
@@ -327,7 +349,7 @@ def _generate(
     if as_json:
         print(json.dumps(generation_json(model, generation), ensure_ascii=False))
     else:
-        generation_report(error_console(), model, generation, draft_max)
+        generation_report(error_console(), model, generation)
     if interrupted.is_set():
         raise typer.Exit(exits.INTERRUPTED)
 
@@ -358,8 +380,47 @@ def _compare(
         raise typer.Exit(exits.FAILURE)
 
 
-_OF_SPECULATION = ("drafters", "draft_min", "draft_p_min", "draft_siblings", "verify", "compare")
+_OF_A_FIXED_POLICY = ("draft_max", "draft_min", "draft_p_min", "draft_siblings")
+_OF_SPECULATION = ("drafters", "policy", "draft_min", "draft_p_min", "draft_siblings", "verify", "compare")
 _OF_THE_DRAFT_MODEL = ("model_draft", "ctx_size_draft", "gpu_layers_draft", "device_draft", "draft_siblings")
+
+
+def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedPolicy) -> Policy | str:
+    """Return the policy that was asked for: draft lengths set by hand ask for a fixed one."""
+    by_hand = [option for option in _OF_A_FIXED_POLICY if _is_given(context, option)]
+    if plain:
+        return NO_SPECULATION
+    if name is None:
+        return fixed if by_hand else "auto"
+    check_policy_name(name)
+    if name != "fixed" and by_hand:
+        option = f"--{by_hand[0].replace('_', '-')}"
+        raise InputError(
+            f"{option} is of policy fixed, and {name} finds draft lengths by itself: leave out one of them"
+        )
+    return fixed if name == "fixed" else name
+
+
+def _is_given(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+@contextmanager
+def _measuring() -> Iterator[Report]:
+    """Show on a terminal how far measuring has come, the first time a model is loaded."""
+    with ExitStack() as stack:
+        status: Status | None = None
+
+        def report(share: float) -> None:
+            nonlocal status
+            if status is None:
+                status = stack.enter_context(error_console().status(""))
+            status.update(f"measuring what passes cost here, once for this model: {share:.0%}")
+            if share >= 1:
+                stack.close()
+
+        yield report
 
 
 def _refuse_without_effect(context: typer.Context, *, plain: bool, compares: bool, uses_draft_model: bool) -> None:
@@ -373,8 +434,7 @@ def _refuse_without_effect(context: typer.Context, *, plain: bool, compares: boo
     if not compares:
         without_effect["repeats"] = "has no effect without --compare"
     for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in without_effect and source is not None and source.name == "COMMANDLINE":
+        if parameter.name in without_effect and _is_given(context, parameter.name):
             raise InputError(f"{parameter.opts[0]} {without_effect[parameter.name]}")
 
 

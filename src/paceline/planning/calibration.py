@@ -12,8 +12,9 @@ Labels come only from drafts whose predecessors were all accepted: an estimate i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from paceline.core.tree import Evidence
@@ -117,6 +118,28 @@ class MarginFeatures:
 
 
 @dataclass(frozen=True, slots=True)
+class SiblingFeatures:
+    """Of a draft model's runners-up: how far they are behind its first choice, and the depth.
+
+    Attributes:
+        intercept: log-odds of one that is level with the first choice.
+        slope: of the log-odds over how far it is behind.
+    """
+
+    intercept: Prior = Prior(-1.0, 0.5, 0.002)
+    slope: Prior = Prior(-0.7, 0.1, 0.0002)
+
+    def priors(self) -> list[Prior]:
+        """Return intercept, slope and depth offsets."""
+        return [self.intercept, self.slope, *_depth_priors()]
+
+    def inputs(self, evidence: Evidence, depth: int) -> list[tuple[int, float]]:
+        """Return the inputs; an unknown margin counts as being behind by 2."""
+        behind = -evidence.margin if evidence.margin is not None else 2.0
+        return [(0, 1.0), (1, min(max(behind, 0.0), 6.0)), (1 + min(depth, MAX_DEPTH_OFFSET), 1.0)]
+
+
+@dataclass(frozen=True, slots=True)
 class MatchFeatures:
     """Of a text lookup: buckets of match length and of count, each twice as wide as the one before, and the depth.
 
@@ -143,6 +166,20 @@ class MatchFeatures:
         ]
 
 
+class Company(Enum):
+    """What other drafters propose where one proposes its first choice."""
+
+    NONE = "none"
+    AGREES = "agrees"
+    DIFFERS = "differs"
+
+
+_COMPANY_PRIORS: Mapping[Company, Prior] = {
+    Company.AGREES: Prior(0.5, 0.5, 0.001),
+    Company.DIFFERS: Prior(-0.5, 0.5, 0.001),
+}
+
+
 class Calibration:
     """One drafter's chances, shared by all requests, with an offset for each.
 
@@ -154,6 +191,7 @@ class Calibration:
     def __init__(self, features: Features, offset: Prior = Prior(0.0, 0.5, 0.003)) -> None:
         self._features = features
         self._weights = [_Weight(prior) for prior in features.priors()]
+        self._company = {company: _Weight(prior) for company, prior in _COMPANY_PRIORS.items()}
         self._offset_prior = offset
         self._offsets: dict[int, _Weight] = {}
         self.reliability = Reliability()
@@ -166,18 +204,20 @@ class Calibration:
         """Forget a request; what it taught about all requests stays."""
         self._offsets.pop(request_id, None)
 
-    def belief(self, request_id: int, evidence: Evidence, depth: int) -> Belief:
+    def belief(self, request_id: int, evidence: Evidence, depth: int, company: Company = Company.NONE) -> Belief:
         """Return what is believed of a draft at ``depth``, given that everything above it is accepted."""
         mean = variance = 0.0
-        for weight, value in self._active(request_id, evidence, depth):
+        for weight, value in self._active(request_id, evidence, depth, company):
             mean += weight.mean * value
             variance += weight.variance * value * value
         return Belief(min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance)
 
-    def observe(self, request_id: int, evidence: Evidence, depth: int, accepted: bool) -> None:
+    def observe(
+        self, request_id: int, evidence: Evidence, depth: int, accepted: bool, company: Company = Company.NONE
+    ) -> None:
         """Learn from one verdict, of a draft whose predecessors were all accepted."""
-        active = list(self._active(request_id, evidence, depth))
-        belief = self.belief(request_id, evidence, depth)
+        active = list(self._active(request_id, evidence, depth, company))
+        belief = self.belief(request_id, evidence, depth, company)
         chance = belief.probability
         self.reliability.add(chance, accepted)
         # The filter's step: the verdict's own noise in log-odds has variance 1 / (p (1 - p)).
@@ -190,9 +230,13 @@ class Calibration:
             shrunk = weight.variance - step * value * weight.variance
             weight.variance = min(shrunk + weight.prior.drift, weight.prior.variance)
 
-    def _active(self, request_id: int, evidence: Evidence, depth: int) -> Iterator[tuple[_Weight, float]]:
+    def _active(
+        self, request_id: int, evidence: Evidence, depth: int, company: Company
+    ) -> Iterator[tuple[_Weight, float]]:
         for index, value in self._features.inputs(evidence, depth):
             yield self._weights[index], value
+        if company is not Company.NONE:
+            yield self._company[company], 1.0
         offset = self._offsets.get(request_id)
         if offset is not None:
             yield offset, 1.0

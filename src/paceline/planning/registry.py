@@ -6,13 +6,26 @@ from typing import Literal, TypeAlias, get_args
 
 from paceline.core.errors import InputError
 from paceline.planning.accept_ratio import AcceptRatioPolicy
+from paceline.planning.auto import AutoPolicy
 from paceline.planning.base import Policy, RoundCosts
 from paceline.planning.fixed import FixedPolicy
 from paceline.planning.heuristic import HeuristicPolicy
 from paceline.planning.profile_ev import ProfileEvPolicy
 
-PolicyName: TypeAlias = Literal["fixed", "accept-ratio", "profile-ev", "heuristic"]
+PolicyName: TypeAlias = Literal["auto", "fixed", "accept-ratio", "profile-ev", "heuristic"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+COST_POLICIES: tuple[PolicyName, ...] = ("auto", "profile-ev")
+"""Those that plan by what passes cost."""
+
+
+def check_policy_name(name: str) -> None:
+    """Raise unless there is such a policy.
+
+    Raises:
+        InputError: with the name and the choices.
+    """
+    if name not in POLICY_NAMES:
+        raise InputError(f"unknown policy {name!r}: choose from {', '.join(POLICY_NAMES)}")
 
 
 def build_policy(name: str, *, fixed: FixedPolicy | None = None, costs: RoundCosts | None = None) -> Policy:
@@ -26,8 +39,7 @@ def build_policy(name: str, *, fixed: FixedPolicy | None = None, costs: RoundCos
     Raises:
         InputError: an unknown name, settings that the policy does not have, or no costs where they are needed.
     """
-    if name not in POLICY_NAMES:
-        raise InputError(f"unknown policy {name!r}: choose from {', '.join(POLICY_NAMES)}")
+    check_policy_name(name)
     if name == "fixed":
         return fixed or FixedPolicy()
     if fixed is not None:
@@ -38,4 +50,4 @@ def build_policy(name: str, *, fixed: FixedPolicy | None = None, costs: RoundCos
         return HeuristicPolicy()
     if costs is None:
         raise InputError(f"policy {name!r} needs to know what passes cost: measure it with paceline profile")
-    return ProfileEvPolicy(costs)
+    return AutoPolicy(costs) if name == "auto" else ProfileEvPolicy(costs)

@@ -1,0 +1,808 @@
+"""The planner: decides round by round what is worth drafting and verifying, so that nobody has to set a draft length.
+
+A round of ``R`` rows that is expected to emit ``E`` tokens is worth ``E - pace * seconds(R)``, where the pace is the
+tokens a second of the long run (Dinkelbach's method for the largest ratio of tokens to time). Everything is decided by
+that one figure, for all requests of a round together::
+
+    free drafters            asked first: they propose all they have, with evidence
+    model drafters           another level while some number of further levels is worth its passes and its rows,
+                             the chances of tokens not drafted yet taken as they were on average
+    rows                     all proposals in order of their survival, cut where the staircase says: the best cut of
+                             all, not the first that gets worse
+
+Where that says no, nothing is drafted, and what is drafted now and then all the same is compared with what the target
+says next without being verified: looking costs a pass of the draft, not a wide pass of the target. What may be lost on
+the way to knowing is bounded by a ledger.
+
+Under rejection sampling what is verified must not depend on what was drawn, so there the length of a draft is decided
+beforehand, by past rounds alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.errors import InputError
+from paceline.core.request import Request
+from paceline.core.tree import ROOT, DraftTree
+from paceline.drafters.base import DraftBudget, Drafter, DraftJob
+from paceline.planning.base import RoundCosts, RoundRecord
+from paceline.planning.calibration import Reliability
+from paceline.planning.fixed import MAX_DRAFT, MAX_SIBLINGS
+from paceline.planning.ledger import ALLOWED_SHARE_OF_ONE, Ledger, LedgerEntry
+from paceline.planning.online_costs import OnlineCosts
+from paceline.planning.paper import PaperRound, PaperTrading
+from paceline.planning.survival import GrownTree, Outlook, SurvivalModel
+
+START_ROUNDS = 4.0
+"""Plain rounds that a request may lose before it has won any, and"""
+START_SHARE = 0.02
+"""share of the longest answer that it may have, if that is less."""
+
+RISKED_SHARE = 0.7
+"""Of what may be lost, in one round."""
+
+LOOKING_SHARE = 0.003
+"""Of plain time that is spent on drafts which nothing speaks for, to see whether that is still so."""
+
+PAPER_ROUNDS = 2.0
+"""Plain rounds that drafts have to win on paper before more may be lost than was allowed, and"""
+PAPER_GRANTS = 1
+"""times that this is done for a request."""
+
+INVESTED_SHARE = 0.03
+"""Of the time a prompt took the target that a draft model may take to catch up with it."""
+
+FIRST_PLAIN_ROUNDS = 2
+"""Plain rounds at the start, and"""
+PLAIN_EVERY = 64
+"""rounds after which another is made: speculation is compared with what they take."""
+
+_PACE_MEMORY = 64.0
+_GAIN_MEMORY = 25
+_TRIALS = 3
+_WIDEST = 64
+_OF_NOTE = 0.3
+_CAUGHT_UP = 8
+_HISTORY = 4096
+
+
+@dataclass(slots=True)
+class _Gain:
+    """What asking a drafter adds to a round, in tokens, its own time paid for.
+
+    Attributes:
+        mean: over the latest rounds in which it was asked.
+        variance: likewise.
+        rounds: asked so far, up to :data:`_GAIN_MEMORY`.
+    """
+
+    mean: float = 0.0
+    variance: float = 0.0
+    rounds: int = 0
+
+    def add(self, gain: float) -> None:
+        """Count a round."""
+        self.rounds = min(self.rounds + 1, _GAIN_MEMORY)
+        share = 1.0 / self.rounds
+        surprise = gain - self.mean
+        self.mean += share * surprise
+        self.variance += share * ((1.0 - share) * surprise * surprise - self.variance)
+
+    @property
+    def hoped(self) -> float:
+        """The mean, and one standard error more: rare large gains look like none for a long time."""
+        return self.mean + math.sqrt(self.variance / self.rounds) if self.rounds else 0.0
+
+
+@dataclass(slots=True)
+class _Gains:
+    """Of one drafter: where nothing of note was drafted before it was asked, and beside something."""
+
+    alone: _Gain = field(default_factory=_Gain)
+    beside: _Gain = field(default_factory=_Gain)
+
+    def copy(self) -> _Gains:
+        """Return gains that go on from here by themselves."""
+        return _Gains(dataclasses.replace(self.alone), dataclasses.replace(self.beside))
+
+
+@dataclass(slots=True)
+class _Source:
+    """What is known of one drafter, over all requests.
+
+    Attributes:
+        is_model: whether asking costs passes.
+        outlook: how likely its next proposals are to be right.
+        ask_s: seconds that asking it for one request takes; of a model, beyond its passes nothing is counted.
+        last_asked: requests it was asked for when it was last considered.
+        gains: of all requests.
+    """
+
+    is_model: bool
+    outlook: Outlook
+    ask_s: float = 0.0
+    last_asked: int = 0
+    gains: _Gains = field(default_factory=_Gains)
+
+
+@dataclass(slots=True)
+class _State:
+    """One request's own.
+
+    Attributes:
+        outlooks: by drafter; they start from the drafter's over all requests.
+        gains: by drafter.
+        ledger: its own.
+        looking_s: by drafter, seconds that may be spent on asking it although nothing speaks for it.
+        tried: models that were asked.
+        paper: drafts that could not be afforded.
+        looks_left: by drafter, times it may be asked all the same, because it was right of late.
+    """
+
+    ledger: Ledger
+    outlooks: dict[str, Outlook] = field(default_factory=dict)
+    gains: dict[str, _Gains] = field(default_factory=dict)
+    looking_s: dict[str, float] = field(default_factory=dict)
+    looks_left: dict[str, int] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
+    paper: PaperTrading = field(default_factory=PaperTrading)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """One request in the round that is being planned.
+
+    Attributes:
+        request: whose.
+        state: its state.
+        blind: whether nothing may depend on what is drawn; its tree is verified as it is.
+        num_output: tokens of the answer before the round.
+        tree: its survivals, as the tree was grown; ``None`` before anything was drafted.
+        size: nodes of the tree when ``tree`` was made.
+        frontier: deepest node of the chain that the drafter being asked is growing.
+        reached: survival of the frontier.
+        other: ``other[d]`` is the best survival at depth ``d`` of what is not on that chain.
+        asked: drafters asked, with the value of the round before.
+    """
+
+    request: Request
+    state: _State
+    blind: bool
+    num_output: int
+    tree: GrownTree | None = None
+    size: int = 1
+    beside: dict[str, bool] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Round:
+    """The round that is being planned.
+
+    Attributes:
+        plans: by request id.
+        requests: that take part, with a plan or without.
+        pace: tokens a second that a second must be worth.
+        context: tokens in the target's cache.
+        plain_s: seconds of the round without drafts.
+        headroom_s: what the round may lose at worst.
+        seconds: ``seconds[k]`` of a round with ``k`` rows more than requests.
+        most_rows: drafted rows that can be verified within the headroom.
+        blocked: whether there are none.
+        predicted_draft_s: by drafter, what its passes should take.
+        asked: by drafter, the requests it was asked for.
+        value_before: by drafter, what the round was worth before it was asked.
+    """
+
+    plans: dict[int, _Plan]
+    requests: int
+    pace: float
+    context: int
+    plain_s: float
+    headroom_s: float
+    seconds: list[float]
+    most_rows: float = math.inf
+    blocked: bool = False
+    predicted_draft_s: dict[str, float] = field(default_factory=dict)
+    asked: dict[str, list[int]] = field(default_factory=dict)
+    value_before: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """The end of a chain that a model could extend.
+
+    Attributes:
+        job: whose; ``None`` where it does not matter.
+        survival: of the last token of the chain.
+        ahead: chances of the next ones.
+        others: best survivals, at the depths below, of what is drafted already.
+    """
+
+    job: DraftJob | None
+    survival: float
+    ahead: Sequence[float]
+    others: Sequence[float]
+
+    def alone(self) -> _Front:
+        """Return it as if nothing else were drafted."""
+        return dataclasses.replace(self, others=())
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerReport:
+    """What the planner has learned.
+
+    Attributes:
+        reliability: by drafter, predicted against actual acceptance.
+        ledger: debt after every round, over all requests; the latest rounds only.
+        debt_s: seconds lost so far against plain decoding; negative is a gain.
+        plain_s: seconds that plain decoding would have taken.
+        pace: tokens a second of plain decoding over those of late.
+        drift: how many times as long plain rounds take as when they were measured.
+    """
+
+    reliability: Mapping[str, Reliability]
+    ledger: Sequence[LedgerEntry]
+    debt_s: float
+    plain_s: float
+    pace: float
+    drift: float
+
+
+class AutoPolicy:
+    """Plans by measured costs and calibrated acceptance.
+
+    Args:
+        costs: what passes take, such as a :class:`~paceline.planning.cost.CostProfile`.
+        draft_max: deepest draft.
+        siblings: proposals a draft model makes for a position.
+        branches: most branches of all trees of a round together; what the engine was loaded for.
+    """
+
+    def __init__(self, costs: RoundCosts, *, draft_max: int = 16, siblings: int = 2, branches: int = 8) -> None:
+        if not 1 <= draft_max <= MAX_DRAFT:
+            raise InputError(f"drafts of up to {draft_max} tokens: give 1 to {MAX_DRAFT}")
+        if not 1 <= siblings <= MAX_SIBLINGS:
+            raise InputError(f"{siblings} draft siblings are out of range: give 1 (a chain) to {MAX_SIBLINGS}")
+        if branches < 0:
+            raise InputError(f"{branches} branches: give 0 (chains only) or more")
+        self.draft_max = draft_max
+        self.siblings = siblings if branches else 1
+        self.branches = branches
+        self._costs = OnlineCosts(costs)
+        self._survival = SurvivalModel()
+        self._sources: dict[str, _Source] = {}
+        self._states: dict[int, _State] = {}
+        self._ledger: Ledger | None = None
+        # Plain and actual seconds of late, of all requests.
+        self._late_plain_s = self._late_actual_s = 0.0
+        self._round: _Round | None = None
+        self._rounds = 0
+        self._since_plain = 0
+        self._overhead_s = 0.0
+
+    def check(self, request: Request) -> None:
+        """Lossless everywhere: under rejection nothing is decided by what was drawn."""
+
+    def begin(self, request: Request) -> None:
+        """Start with what is known of all requests."""
+        start_rounds = min(START_ROUNDS, START_SHARE * request.rules.max_tokens)
+        start_s = start_rounds * self._costs.round_s(1, len(request.token_ids))
+        state = _State(Ledger(start_s, share=ALLOWED_SHARE_OF_ONE))
+        for name, source in self._sources.items():
+            self._greet(state, name, source)
+        self._states[request.id] = state
+        self._survival.begin(request.id)
+
+    def end(self, request: Request) -> None:
+        """Forget the request; what it taught about all requests stays."""
+        del self._states[request.id]
+        self._survival.end(request.id)
+
+    def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
+        """Open the round: every request may draft, unless it is a round of plain decoding for all."""
+        self._rounds += 1
+        count = len(requests)
+        context = sum(len(request.token_ids) - 1 for request in requests)
+        plain_s = self._costs.round_s(count, context, count)
+        if self._ledger is None:
+            self._ledger = Ledger(START_ROUNDS * plain_s, history=_HISTORY)
+        self._round = None
+        self._since_plain += 1
+        if self._rounds <= FIRST_PLAIN_ROUNDS or self._since_plain > PLAIN_EVERY:
+            return [None] * count
+        headroom_s = self._ledger.headroom_s
+        if count == 1:
+            headroom_s = min(headroom_s, self._states[requests[0].id].ledger.headroom_s)
+        # All of it at once would be one gamble where several smaller ones tell more.
+        headroom_s *= RISKED_SHARE
+        planned = _Round({}, count, count / plain_s * self._speedup, context, plain_s, headroom_s, [plain_s])
+        widest = min(self.draft_max * count, _WIDEST)
+        if self._seconds(planned, widest) - plain_s > headroom_s:
+            # The best round may be out of reach: then a second is worth what it brings within reach.
+            planned.pace = count / plain_s
+            within = (rows for rows in range(widest, 0, -1) if self._seconds(planned, rows) - plain_s <= headroom_s)
+            most_rows = next(within, 0)
+            planned.blocked = not most_rows
+            # Where nothing is within reach, what is looked at is followed as far as it goes, on paper.
+            planned.most_rows = most_rows or math.inf
+        budgets: list[DraftBudget | None] = []
+        for request in requests:
+            state = self._states[request.id]
+            blind = request.verifier.name == "rejection" and not request.params.greedy
+            for name in state.looking_s:
+                earned_s = LOOKING_SHARE * plain_s / count / len(state.looking_s)
+                state.looking_s[name] = min(state.looking_s[name] + earned_s, plain_s)
+            depth = self.draft_max if not blind else self._blind_depth(state, planned)
+            if depth == 0 or not self._worth_asking_any(state, planned):
+                budgets.append(None)
+                continue
+            planned.plans[request.id] = _Plan(request, state, blind, request.num_output)
+            budgets.append(DraftBudget(depth, 1 if blind else self.siblings, margin=not blind))
+        if planned.plans:
+            self._round = planned
+        return budgets
+
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        """Choose the trees for which a further level of this drafter is worth its time."""
+        planned = self._round
+        assert planned is not None
+        name = drafter.name
+        if name not in planned.asked:
+            chosen = self._first_choice(planned, drafter, jobs)
+            planned.asked[name] = [job.request.id for job in chosen]
+            return chosen
+        return self._go_on(planned, name, jobs)
+
+    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+        """Keep the proposals that are worth their rows."""
+        planned = self._round
+        assert planned is not None
+        owners = {}
+        for request, tree in zip(requests, trees, strict=True):
+            plan = planned.plans.get(request.id)
+            if plan is not None and tree.num_drafted:
+                self._look(plan, tree)
+                owners[request.id] = tree
+        ranked = self._ranked(planned)
+        # What drafts are worth does not depend on whether they can be afforded now.
+        wanted, value = self._cut(planned, ranked, math.inf)
+        self._credit(planned, value)
+        count, _ = self._cut(planned, ranked, planned.headroom_s)
+        if wanted and not count and planned.requests == 1:
+            self._trade_on_paper(planned, ranked[:wanted])
+        kept: dict[int, list[int]] = {request_id: [] for request_id in owners}
+        for _, request_id, node in ranked[:count]:
+            kept[request_id].append(node)
+        for request_id, tree in owners.items():
+            if not planned.plans[request_id].blind and len(kept[request_id]) < tree.num_drafted:
+                tree.keep(kept[request_id])
+
+    def observe(self, record: RoundRecord) -> None:
+        """Learn what was accepted and what it cost, and enter it in the ledgers."""
+        planned, self._round = self._round, None
+        count = len(record.requests)
+        if not count:
+            return
+        rows = sum(len(tree) for tree in record.trees)
+        context = sum(len(request.token_ids) - 1 for request in record.requests)
+        emitted = [len(path) + 1 for path in record.paths]
+        if rows == count:
+            self._since_plain = 0
+        if planned is not None:
+            self._learn(planned, record)
+        if record.prefill_rows:
+            # Prompts shared the pass: its time says nothing about drafts.
+            return
+        plain_s = self._costs.round_s(count, context, count)
+        self._costs.observe_round(rows, context, count, record.round_s - record.draft_s)
+        tokens = sum(emitted)
+        would_be_s = tokens / count * plain_s
+        keep = 1.0 - 1.0 / _PACE_MEMORY
+        self._late_plain_s = self._late_plain_s * keep + would_be_s
+        self._late_actual_s = self._late_actual_s * keep + record.round_s
+        if self._ledger is not None:
+            self._ledger.book(tokens, record.round_s, would_be_s)
+        for request, own in zip(record.requests, emitted, strict=True):
+            state = self._states[request.id]
+            state.ledger.book(own, record.round_s / count, own / count * plain_s)
+            state.paper.follow(request.token_ids[-own:], plain_s)
+            if state.paper.grants < PAPER_GRANTS and state.paper.grant(PAPER_ROUNDS * plain_s):
+                state.ledger.grant(START_ROUNDS * plain_s)
+                if self._ledger is not None:
+                    self._ledger.grant(START_ROUNDS * plain_s)
+
+    def report(self) -> PlannerReport:
+        """Return what was learned so far."""
+        ledger = self._ledger or Ledger(0.0)
+        return PlannerReport(
+            {name: calibration.reliability for name, calibration in self._survival.calibrations.items()},
+            list(ledger.history),
+            ledger.debt_s,
+            ledger.plain_s,
+            self._speedup,
+            self._costs.drift,
+        )
+
+    @property
+    def _speedup(self) -> float:
+        """Pace of late over that of plain decoding; at least 1."""
+        if self._late_actual_s <= 0:
+            return 1.0
+        return max(self._late_plain_s / self._late_actual_s, 1.0)
+
+    def _source(self, drafter: Drafter, request: Request) -> _Source:
+        source = self._sources.get(drafter.name)
+        if source is None:
+            is_model = drafter.unread(request) is not None
+            source = self._sources[drafter.name] = _Source(is_model, Outlook(memory=400.0))
+            self._survival.know(drafter.name, is_model=is_model)
+            for state in self._states.values():
+                self._greet(state, drafter.name, source)
+        return source
+
+    @staticmethod
+    def _greet(state: _State, name: str, source: _Source) -> None:
+        state.outlooks[name] = Outlook(memory=40.0, shared=source.outlook)
+        state.looking_s[name] = 0.0
+        state.gains[name] = source.gains.copy()
+
+    def _worth_asking_any(self, state: _State, planned: _Round) -> bool:
+        """Return whether some drafter is worth asking, or worth a look: the quick way to plain decoding."""
+        if not self._sources or any(state.looks_left.values()):
+            return True
+        return any(
+            state.gains[name].alone.rounds == 0
+            or max(state.gains[name].alone.hoped, state.gains[name].beside.hoped)
+            > planned.pace * (self._overhead_s + (0.0 if source.is_model else source.ask_s))
+            or state.looking_s[name] >= source.ask_s + self._overhead_s
+            for name, source in self._sources.items()
+        )
+
+    def _blind_depth(self, state: _State, planned: _Round) -> int:
+        """Return the length of chain that is worth most, by what was accepted on average."""
+        models = [name for name, source in self._sources.items() if source.is_model]
+        if not models:
+            names = list(self._sources)
+            if not names:
+                return 1
+        else:
+            names = models
+        outlooks = [state.outlooks[name].ahead(None, self.draft_max) for name in names]
+        level_s = self._costs.draft_s(1, planned.context) if models else 0.0
+        best, best_depth, gained, survival = 0.0, 0, 0.0, 1.0
+        for depth in range(1, self.draft_max + 1):
+            survival *= max(chances[depth - 1] for chances in outlooks)
+            gained += survival
+            extra_s = self._seconds(planned, depth) - planned.plain_s + depth * level_s
+            if extra_s > planned.headroom_s:
+                continue
+            value = gained - planned.pace * extra_s
+            if value > best:
+                best, best_depth = value, depth
+        if not best_depth:
+            name = names[0]
+            look_s = self._seconds(planned, 1) - planned.plain_s + level_s
+            if state.looking_s[name] >= look_s:
+                state.looking_s[name] -= look_s
+                return 1
+        return best_depth
+
+    def _first_choice(self, planned: _Round, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        """Choose the trees that this drafter is asked for at all."""
+        source = self._source(drafter, jobs[0].request)
+        name = drafter.name
+        for job in jobs:
+            plan = planned.plans[job.request.id]
+            plan.beside[name] = max(self._look(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
+        ranked = self._ranked(planned)
+        planned.value_before[name] = self._cut(planned, ranked, math.inf)[1]
+        if not source.is_model:
+            return [job for job in jobs if self._ask_free(planned, planned.plans[job.request.id], name, source)]
+        # A draft is tried on a few requests, and then on twice as many, before all of them have it read their prompts.
+        most = max(1, len(jobs) // 16, 2 * source.last_asked)
+        chosen: list[DraftJob] = []
+        for job in jobs:
+            plan = planned.plans[job.request.id]
+            if len(chosen) == most and not plan.blind:
+                continue
+            unread = drafter.unread(job.request) or 0
+            catch_up_s = 0.0
+            if unread > _CAUGHT_UP:
+                catch_up_s = self._costs.draft_s(unread, len(job.request.token_ids)) - self._costs.draft_s(
+                    1, planned.context
+                )
+            if plan.blind or self._ask_model(planned, plan, name, catch_up_s):
+                chosen.append(job)
+                plan.state.tried.add(name)
+                predicted = planned.predicted_draft_s
+                predicted[name] = predicted.get(name, 0.0) + catch_up_s
+        source.last_asked = len(chosen)
+        if chosen:
+            planned.predicted_draft_s[name] += self._costs.draft_s(len(chosen), planned.context)
+        return chosen
+
+    def _ask_free(self, planned: _Round, plan: _Plan, name: str, source: _Source) -> bool:
+        state = plan.state
+        gain = self._gain(state.gains[name], plan, name)
+        if plan.blind or gain.rounds == 0 or gain.hoped > planned.pace * source.ask_s:
+            return True
+        return self._may_look(state, name, source.ask_s)
+
+    def _may_look(self, state: _State, name: str, cost_s: float) -> bool:
+        """Take what a look costs from what there is for looking, if there is enough."""
+        cost_s += self._overhead_s
+        if state.looking_s[name] < cost_s:
+            return False
+        state.looking_s[name] -= cost_s
+        return True
+
+    @staticmethod
+    def _gain(gains: _Gains, plan: _Plan, name: str) -> _Gain:
+        return gains.beside if plan.beside[name] else gains.alone
+
+    def _ask_model(self, planned: _Round, plan: _Plan, name: str, catch_up_s: float) -> bool:
+        """Return whether a model is worth asking for one request, or worth a look."""
+        state, request = plan.state, plan.request
+        level_s = self._costs.draft_s(1, planned.context)
+        front = _Front(None, 1.0, state.outlooks[name].ahead(None, self.draft_max), _others(plan, ROOT))
+        ranked = self._ranked(planned)
+        count, before = self._cut(planned, ranked, math.inf)
+        gained = sum(survival for survival, _, _ in ranked[:count])
+        ahead = max(
+            self._value_ahead(planned, [front], gained, count, 1),
+            self._value_ahead(planned, [front.alone()], 0.0, 0, 1),
+        )
+        ahead -= before
+        gain = self._gain(state.gains[name], plan, name)
+        if gain.rounds < _TRIALS:
+            gain = self._gain(self._sources[name].gains, plan, name)
+        # What asking brought counts for more than what was expected of it; a few tries are worth a level each.
+        expected = max(ahead, gain.hoped if gain.rounds >= _TRIALS else level_s * planned.pace)
+        if expected > 0 and not planned.blocked:
+            if catch_up_s == 0:
+                return True
+            # An investment: it has to come back over what is left of the answer, and may cost so much at most.
+            left = request.rules.max_tokens - request.num_output
+            limit_s = INVESTED_SHARE * request.stats.prompt_s + max(planned.headroom_s, 0.0)
+            if catch_up_s <= limit_s and 0.25 * expected * left > planned.pace * catch_up_s:
+                state.ledger.grant(catch_up_s)
+                if self._ledger is not None:
+                    self._ledger.grant(catch_up_s)
+                return True
+            return False
+        if state.looks_left.get(name, 0) > 0 and level_s + catch_up_s <= planned.plain_s / 8:
+            state.looks_left[name] -= 1
+            return True
+        if name not in state.tried:
+            # Nothing can be known of a draft that has not read the prompt: reading it is paid by what the prompt cost.
+            known = self._sources[name].gains.alone
+            share = LOOKING_SHARE if known.rounds == _GAIN_MEMORY and known.hoped <= 0 else INVESTED_SHARE
+            if catch_up_s <= share * request.stats.prompt_s:
+                return True
+        return self._may_look(state, name, level_s + catch_up_s)
+
+    def _go_on(self, planned: _Round, name: str, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        """Choose the trees to which a model should add a level beyond the first."""
+        fronts: list[tuple[float, DraftJob, int]] = []
+        blind: list[DraftJob] = []
+        for job in jobs:
+            plan = planned.plans[job.request.id]
+            if plan.blind:
+                blind.append(job)
+                continue
+            tree = self._look(plan, job.tree)
+            node = _front(job.tree, name)
+            fronts.append((tree.survivals[node], job, node))
+        ranked = self._ranked(planned)
+        count, value = self._cut(planned, ranked, math.inf)
+        rows = count
+        gained = sum(survival for survival, _, _ in ranked[:count])
+        # A front can only be extended if what leads to it is verified: beside what is worth it by itself, or instead.
+        kept = {(request_id, node) for _, request_id, node in ranked[:count]}
+        own_rows, own_gained = 0, 0.0
+        outlook = []
+        for survival, job, node in fronts:
+            plan = planned.plans[job.request.id]
+            tree = self._look(plan, job.tree)
+            ahead = plan.state.outlooks[name].ahead(tree.chance(node), self.draft_max)
+            outlook.append(_Front(job, survival, ahead, _others(plan, node)))
+            while node != ROOT:
+                own_rows += 1
+                own_gained += tree.survivals[node]
+                if (job.request.id, node) not in kept:
+                    rows += 1
+                    gained += tree.survivals[node]
+                node = tree.parents[node]
+        outlook.sort(key=lambda front: -front.survival)
+        alone = [front.alone() for front in outlook]
+        best, best_count = value, 0
+        step = max(1, len(outlook) // 8)
+        for number in range(len(outlook), 0, -step):
+            level_rows = len(blind) + number
+            ahead_of = max(
+                self._value_ahead(planned, outlook[:number], gained, rows, level_rows),
+                self._value_ahead(planned, alone[:number], own_gained, own_rows, level_rows),
+            )
+            if ahead_of > best:
+                best, best_count = ahead_of, number
+        chosen = [front.job for front in outlook[:best_count] if front.job is not None] + blind
+        if chosen:
+            planned.predicted_draft_s[name] += self._costs.draft_s(len(chosen), planned.context)
+            wanted = {job.request.id for job in chosen}
+            chosen = [job for job in jobs if job.request.id in wanted]
+        return chosen
+
+    def _value_ahead(
+        self,
+        planned: _Round,
+        fronts: Sequence[_Front],
+        gained: float,
+        rows: int,
+        level_rows: int,
+    ) -> float:
+        """Return what a round is worth if some number of further levels is drafted, the best number.
+
+        Args:
+            planned: the round.
+            fronts: the chains that grow.
+            gained: tokens expected of the rows there are.
+            rows: drafted rows there are.
+            level_rows: rows of a pass of the draft.
+        """
+        level_s = self._costs.draft_s(level_rows, planned.context)
+        best = -math.inf
+        survivals = [front.survival for front in fronts]
+        deepest = self.draft_max
+        for level in range(1, deepest + 1):
+            added = 0.0
+            for index, front in enumerate(fronts):
+                survivals[index] *= front.ahead[level - 1]
+                other = front.others[level - 1] if level <= len(front.others) else 0.0
+                if survivals[index] > other:
+                    added += survivals[index] - other
+            gained += added
+            rows += len(fronts)
+            if rows > planned.most_rows:
+                break
+            extra_s = self._seconds(planned, rows) - planned.plain_s
+            best = max(best, gained - planned.pace * (extra_s + level * level_s))
+            if added < 0.01 * len(fronts):
+                break
+        return best
+
+    def _look(self, plan: _Plan, tree: DraftTree) -> GrownTree:
+        """Return the survivals of a tree, made anew if it has grown."""
+        if plan.tree is None or plan.size != len(tree):
+            plan.tree = self._survival.grown(plan.request.id, tree)
+            plan.size = len(tree)
+        return plan.tree
+
+    def _ranked(self, planned: _Round) -> list[tuple[float, int, int]]:
+        """Return (survival, request, node) of what can be verified, best first and parents before children."""
+        nodes = [
+            (-survival, request_id, node)
+            for request_id, plan in planned.plans.items()
+            if plan.tree is not None
+            for node, survival in enumerate(plan.tree.survivals)
+            if node != ROOT
+        ]
+        nodes.sort()
+        branches = self.branches
+        taken: set[tuple[int, int]] = set()
+        has_child: set[tuple[int, int]] = set()
+        ranked = []
+        for negative, request_id, node in nodes:
+            tree = planned.plans[request_id].tree
+            assert tree is not None
+            parent = tree.parents[node]
+            if parent != ROOT and (request_id, parent) not in taken:
+                continue
+            if (request_id, parent) in has_child:
+                if branches == 0:
+                    continue
+                branches -= 1
+            has_child.add((request_id, parent))
+            taken.add((request_id, node))
+            ranked.append((-negative, request_id, node))
+        return ranked
+
+    def _cut(self, planned: _Round, ranked: Sequence[tuple[float, int, int]], allowed_s: float) -> tuple[int, float]:
+        """Return how many of the ranked proposals are worth most together, and what they are worth.
+
+        Args:
+            planned: the round.
+            ranked: what can be verified, best first.
+            allowed_s: seconds by which the round may be longer than a plain one.
+        """
+        best, best_count, gained = 0.0, 0, 0.0
+        spent_s = sum(planned.predicted_draft_s.values())
+        for count, (survival, _, _) in enumerate(ranked, start=1):
+            gained += survival
+            extra_s = self._seconds(planned, count) - planned.plain_s
+            value = gained - planned.pace * extra_s
+            if value > best and extra_s + spent_s <= allowed_s:
+                best, best_count = value, count
+        return best_count, best
+
+    def _trade_on_paper(self, planned: _Round, ranked: Sequence[tuple[float, int, int]]) -> None:
+        """Follow what would have been verified if it could have been afforded."""
+        (plan,) = planned.plans.values()
+        if plan.tree is not None and plan.state.paper.idle:
+            extra_s = self._seconds(planned, len(ranked)) - planned.plain_s + sum(planned.predicted_draft_s.values())
+            plan.state.paper.open(PaperRound(plan.tree, [node for _, _, node in ranked], extra_s))
+
+    def _seconds(self, planned: _Round, extra_rows: int) -> float:
+        seconds = planned.seconds
+        requests = planned.requests
+        while len(seconds) <= extra_rows:
+            seconds.append(self._costs.round_s(requests + len(seconds), planned.context, requests))
+        return seconds[extra_rows]
+
+    def _credit(self, planned: _Round, value: float) -> None:
+        """Remember what asking each drafter was worth, the last one first."""
+        for name in reversed(list(planned.value_before)):
+            asked = planned.asked.get(name, ())
+            if asked:
+                spent_s = planned.predicted_draft_s.get(name, 0.0)
+                gain = (value - planned.value_before[name]) / len(asked) - planned.pace * spent_s / len(asked)
+                for request_id in asked:
+                    plan = planned.plans[request_id]
+                    self._gain(plan.state.gains[name], plan, name).add(gain)
+                    self._gain(self._sources[name].gains, plan, name).add(gain)
+            value = planned.value_before[name]
+
+    def _learn(self, planned: _Round, record: RoundRecord) -> None:
+        """Compare what was drafted with what was said."""
+        for request in record.requests:
+            plan = planned.plans.get(request.id)
+            if plan is None or plan.tree is None:
+                continue
+            emitted = request.token_ids[request.num_prompt + plan.num_output :]
+            for verdict in self._survival.learn(request.id, plan.tree, emitted):
+                plan.state.outlooks[verdict.source].add(verdict.before, verdict.right)
+                if verdict.depth == 1 and self._sources[verdict.source].is_model:
+                    # A draft that was given up and is right after all is looked at more closely.
+                    plan.state.looks_left[verdict.source] = 3 if verdict.right and verdict.chance < 0.5 else 0
+        for name, spent_s in record.draft_seconds.items():
+            asked = len(planned.asked.get(name, ()))
+            if not asked:
+                continue
+            source = self._sources[name]
+            if source.is_model:
+                self._costs.observe_draft(planned.predicted_draft_s.get(name, 0.0), spent_s)
+                spent_s = self._costs.draft_s(1, planned.context) * asked
+            source.ask_s += 0.1 * (spent_s / asked - source.ask_s)
+        own_s = record.draft_s - sum(record.draft_seconds.values())
+        self._overhead_s += 0.05 * (max(own_s, 0.0) - self._overhead_s)
+
+
+def _front(tree: DraftTree, name: str) -> int:
+    """Return the end of a drafter's own chain: at every node its first proposal leads on."""
+    node = ROOT
+    while True:
+        for candidate in tree.candidates(node):
+            if candidate.source == name:
+                node = candidate.node
+                break
+        else:
+            return node
+
+
+def _others(plan: _Plan, front: int) -> list[float]:
+    """Return the best survivals of a tree at the depths below a node."""
+    tree = plan.tree
+    if tree is None:
+        return []
+    first = tree.depths[front] + 1
+    best: list[float] = []
+    for depth, survival in zip(tree.depths, tree.survivals, strict=True):
+        below = depth - first
+        if below >= 0:
+            best.extend([0.0] * (below + 1 - len(best)))
+            best[below] = max(best[below], survival)
+    return best

@@ -1,0 +1,84 @@
+"""The ledger: what speculation may cost before it has to have paid.
+
+Debt is the time decoding took less what plain decoding would have taken for the same tokens. A round that could lose
+runs only if debt plus its worst loss stays within an allowance: a few plain rounds to begin with, a small share of the
+plain time, and what was invested knowingly (a draft model that reads the prompt). So an answer is never slower than
+plain decoding by more than the allowance, whatever the estimates say.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+ALLOWED_SHARE = 0.005
+"""Of plain time that may be lost in the long run, over all requests."""
+
+ALLOWED_SHARE_OF_ONE = 0.008
+"""Of plain time that one request may lose."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """The ledger after a round.
+
+    Attributes:
+        tokens: emitted so far.
+        debt_s: decoding time less plain time; negative is a gain.
+        allowance_s: the most it may be.
+    """
+
+    tokens: int
+    debt_s: float
+    allowance_s: float
+
+
+class Ledger:
+    """Of one request, or of all together.
+
+    Args:
+        start_s: allowance before anything was decoded.
+        share: of plain time that is allowed besides.
+        history: entries kept for reports.
+    """
+
+    def __init__(self, start_s: float, *, share: float = ALLOWED_SHARE, history: int = 0) -> None:
+        self.tokens = 0
+        self.plain_s = 0.0
+        self.actual_s = 0.0
+        self.history: deque[LedgerEntry] = deque(maxlen=history)
+        self._granted_s = start_s
+        self._share = share
+
+    @property
+    def debt_s(self) -> float:
+        """Seconds lost so far against plain decoding."""
+        return self.actual_s - self.plain_s
+
+    @property
+    def allowance_s(self) -> float:
+        """Seconds that may be lost by now."""
+        return self._granted_s + self._share * self.plain_s
+
+    @property
+    def headroom_s(self) -> float:
+        """Seconds that the next round may lose at worst."""
+        return self.allowance_s - self.debt_s
+
+    def grant(self, seconds: float) -> None:
+        """Allow an investment that was decided by itself."""
+        self._granted_s += seconds
+
+    def book(self, tokens: int, actual_s: float, plain_s: float) -> None:
+        """Enter a round.
+
+        Args:
+            tokens: emitted by it.
+            actual_s: what it took.
+            plain_s: what plain decoding would have taken for as many tokens.
+        """
+        self.tokens += tokens
+        self.actual_s += actual_s
+        self.plain_s += plain_s
+        if self.history.maxlen:
+            self.history.append(LedgerEntry(self.tokens, self.debt_s, self.allowance_s))

@@ -1,0 +1,82 @@
+"""Costs as measured beforehand, corrected by the rounds as they go by."""
+
+from __future__ import annotations
+
+import math
+
+from paceline.planning.base import RoundCosts
+from paceline.planning.cost import DriftTracker
+
+_SLOWEST_STEP = 0.15
+_LARGEST_SURPRISE = 0.5
+_DRAFT_STEP = 0.1
+_LARGEST_DRAFT_SURPRISE = 4.0
+
+
+class OnlineCosts:
+    """A cost profile that follows the machine.
+
+    Plain rounds say how fast the machine is now, and move the whole staircase. A wide round tells only what *its*
+    width adds to that. If the machine slows down while nothing but wide rounds are made, these seem dear at first; then
+    plain rounds are made, and they put it right. The other way round, rounds whose width was measured too cheap would
+    make plain decoding look slow, which is what speculation is judged by.
+
+    The draft model has a factor of its own: its passes are made in Python's company, which the profile times less of.
+
+    Args:
+        measured: such as a :class:`~paceline.planning.cost.CostProfile`.
+    """
+
+    def __init__(self, measured: RoundCosts) -> None:
+        self._measured = measured
+        self._drift = DriftTracker(window=5)
+        self._factor = 1.0
+        # Logarithm of what a width costs over drift and profile, and rounds it was learned from, by (rows, requests).
+        self._widths: dict[tuple[int, int], tuple[float, int]] = {}
+        self._draft_factor = 1.0
+
+    @property
+    def drift(self) -> float:
+        """How many times as long plain rounds take now as when they were measured."""
+        return self._factor
+
+    def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
+        """Return the seconds of a round of the target; see :meth:`RoundCosts.round_s`."""
+        seconds = self._measured.round_s(rows, context, requests) * self._factor
+        learned = self._widths.get((rows, requests))
+        if learned is None:
+            return seconds
+        surplus, rounds = learned
+        return seconds * math.exp(surplus * rounds / (rounds + 1))
+
+    def draft_s(self, rows: int = 1, context: int = 0) -> float:
+        """Return the seconds of feeding ``rows`` tokens to the draft model; see :meth:`RoundCosts.draft_s`."""
+        return self._measured.draft_s(rows, context) * self._draft_factor
+
+    def observe_round(self, rows: int, context: int, requests: int, actual_s: float) -> None:
+        """Learn from a round of the target that took ``actual_s``, drafting left out."""
+        predicted_s = self._measured.round_s(rows, context, requests)
+        if actual_s <= 0 or predicted_s <= 0:
+            return
+        if rows == requests:
+            self._drift.observe(predicted_s, actual_s)
+            self._factor = self._drift.factor
+            return
+        surplus, rounds = self._widths.get((rows, requests), (0.0, 0))
+        surprise = math.log(actual_s / (predicted_s * self._factor)) - surplus
+        # One round may have been disturbed: it moves a width by no more than this.
+        surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
+        surplus += surprise * max(1.0 / (rounds + 1), _SLOWEST_STEP)
+        self._widths[rows, requests] = (surplus, rounds + 1)
+
+    def observe_draft(self, predicted_s: float, actual_s: float) -> None:
+        """Learn from passes of the draft model.
+
+        Args:
+            predicted_s: what :meth:`draft_s` said of them.
+            actual_s: what they took.
+        """
+        if predicted_s <= 0 or actual_s <= 0:
+            return
+        ratio = min(max(actual_s / predicted_s, 1 / _LARGEST_DRAFT_SURPRISE), _LARGEST_DRAFT_SURPRISE)
+        self._draft_factor *= ratio**_DRAFT_STEP

@@ -1,0 +1,289 @@
+"""How far a drafted tree is expected to be accepted: calibrated chances of every proposal, multiplied down the tree.
+
+A tree holds proposals of several drafters; each drafter has its own calibration, and another for its runners-up. A
+token that several propose is as likely as the most confident of them says.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.core.tree import ROOT, DraftTree, Evidence
+from paceline.planning.calibration import Calibration, Company, MarginFeatures, MatchFeatures, SiblingFeatures
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a drafter's first choice.
+
+    Attributes:
+        source: the drafter.
+        depth: 1 for the first token.
+        before: chance of the token before it, in the tree; ``None`` at depth 1.
+        chance: what it was given.
+        right: whether the target said it.
+    """
+
+    source: str
+    depth: int
+    before: float | None
+    chance: float
+    right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """One drafter's proposal, kept for when it is known what the target said.
+
+    Attributes:
+        parent: tree node it follows.
+        node: tree node it is.
+        first: whether it is that drafter's first choice there.
+        source: the drafter.
+        evidence: what the drafter knew.
+        company: what the others' first choices are there.
+    """
+
+    parent: int
+    node: int
+    first: bool
+    source: str
+    evidence: Evidence
+    company: Company
+
+
+@dataclass(frozen=True, slots=True)
+class GrownTree:
+    """A tree as the drafters left it, before anything was dropped.
+
+    Attributes:
+        parents: ``[nodes]``.
+        token_ids: ``[nodes]``.
+        depths: ``[nodes]``.
+        proposals: of all drafters; those below a node come after those above.
+        survivals: ``[nodes]`` chance that the node is accepted; 1 for the root.
+    """
+
+    parents: Sequence[int]
+    token_ids: Sequence[int]
+    depths: Sequence[int]
+    proposals: Sequence[_Proposal]
+    survivals: Sequence[float]
+
+    def chance(self, node: int) -> float | None:
+        """Return the chance of a node given that its parent is right; ``None`` for the root."""
+        if node == ROOT:
+            return None
+        above = self.survivals[self.parents[node]]
+        return self.survivals[node] / above if above > 0 else 0.0
+
+
+@dataclass(slots=True)
+class AcceptanceRate:
+    """A decayed mean of verdicts, whatever the evidence was: the chance of tokens that were not drafted yet.
+
+    Attributes:
+        memory: verdicts until one counts ``1/e`` of a new one.
+        prior_weight: verdicts that the prior counts for.
+        prior: share accepted before anything was seen.
+    """
+
+    memory: float
+    prior_weight: float
+    prior: float
+    accepted: float = 0.0
+    seen: float = 0.0
+
+    def add(self, accepted: bool) -> None:
+        """Count one verdict."""
+        keep = 1.0 - 1.0 / self.memory
+        self.accepted = self.accepted * keep + accepted
+        self.seen = self.seen * keep + 1.0
+
+    @property
+    def mean(self) -> float:
+        """Expected share accepted."""
+        return (self.accepted + self.prior_weight * self.prior) / (self.seen + self.prior_weight)
+
+
+_CHANCES = (0.5, 0.7, 0.85, 0.95)
+"""Upper ends of the bins of a drafted token's chance."""
+
+_OUTLOOK_PRIOR = (0.45, 0.65, 0.45, 0.6, 0.75, 0.88, 0.96)
+_AFTER_WRONG, _AFTER_RIGHT, _FIRST_BIN = 0, 1, 2
+
+
+class Outlook:
+    """How likely a draft model's next token is to be right before it is drafted, by how it was doing up to there.
+
+    Text has stretches that are easy and stretches that are not, so a chain that was certain goes on being nearly
+    certain, and the chance at depth 8 is not that of depth 1 to the eighth power. Known of a token not drafted yet is
+    the chance of the one before it, or at the start of a chain, whether the latest verdict was in favour.
+
+    Args:
+        memory: see :class:`AcceptanceRate`.
+        shared: what is known of all requests, which a new one starts with.
+    """
+
+    def __init__(self, memory: float, shared: Outlook | None = None) -> None:
+        self._shared = shared
+        self._bins = [AcceptanceRate(memory, 8.0, prior) for prior in _OUTLOOK_PRIOR]
+        self._start = _AFTER_RIGHT
+
+    def add(self, before: float | None, right: bool) -> None:
+        """Count a verdict.
+
+        Args:
+            before: chance of the token before it on the chain; ``None`` for the first.
+            right: whether it was accepted.
+        """
+        self._bins[self._start if before is None else _bin(before)].add(right)
+        if self._shared is not None:
+            # Where this request's chains start from is its own; what that means is learned from all.
+            self._shared._start = self._start
+            self._shared.add(before, right)
+        self._start = _AFTER_RIGHT if right else _AFTER_WRONG
+
+    def ahead(self, last: float | None, levels: int) -> list[float]:
+        """Return the chances of the next tokens of a chain, each given that those before are right.
+
+        Args:
+            last: chance of the last token drafted; ``None`` if none was.
+            levels: how many.
+        """
+        index = self._start if last is None else _bin(last)
+        chances = []
+        for _ in range(levels):
+            chance = self._mean(index)
+            chances.append(chance)
+            index = _bin(chance)
+        return chances
+
+    def _mean(self, index: int) -> float:
+        own = self._bins[index]
+        if self._shared is None:
+            return own.mean
+        return (own.accepted + own.prior_weight * self._shared._bins[index].mean) / (own.seen + own.prior_weight)
+
+
+def _bin(chance: float) -> int:
+    return _FIRST_BIN + bisect.bisect_right(_CHANCES, chance)
+
+
+class SurvivalModel:
+    """What is known about the acceptance of each drafter's proposals."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Calibration] = {}
+        self._siblings: dict[str, Calibration] = {}
+        self._requests: set[int] = set()
+
+    @property
+    def calibrations(self) -> Mapping[str, Calibration]:
+        """First choices' calibrations, by drafter."""
+        return self._first
+
+    def know(self, source: str, *, is_model: bool) -> None:
+        """Take note of a drafter before its first proposal."""
+        if source in self._first:
+            return
+        self._first[source] = Calibration(MarginFeatures() if is_model else MatchFeatures())
+        if is_model:
+            self._siblings[source] = Calibration(SiblingFeatures())
+        for request_id in self._requests:
+            self._begin(request_id, source)
+
+    def begin(self, request_id: int) -> None:
+        """Give a new request offsets of its own."""
+        self._requests.add(request_id)
+        for source in self._first:
+            self._begin(request_id, source)
+
+    def end(self, request_id: int) -> None:
+        """Forget a request."""
+        self._requests.discard(request_id)
+        for calibrations in (self._first, self._siblings):
+            for calibration in calibrations.values():
+                calibration.end(request_id)
+
+    def grown(self, request_id: int, tree: DraftTree) -> GrownTree:
+        """Return a tree with the survival of every node."""
+        num_nodes, depths = len(tree), tree.depths
+        survivals = [0.0] * num_nodes
+        survivals[ROOT] = 1.0
+        proposals: list[_Proposal] = []
+        for parent in range(num_nodes):
+            candidates = tree.candidates(parent)
+            if not candidates:
+                continue
+            above, depth = survivals[parent], depths[parent] + 1
+            # Every drafter's first choice; what it proposed after that are its runners-up.
+            firsts: dict[str, int] = {}
+            for candidate in candidates:
+                firsts.setdefault(candidate.source, candidate.node)
+            first_choices: dict[int, float] = {}
+            runners_up: dict[int, float] = {}
+            for candidate in candidates:
+                source, node = candidate.source, candidate.node
+                first = firsts[source] == node
+                company = _company(firsts, source) if first else Company.NONE
+                proposals.append(_Proposal(parent, node, first, source, candidate.evidence, company))
+                calibration = (self._first if first else self._siblings).get(source)
+                if calibration is None:
+                    continue
+                chance = calibration.belief(request_id, candidate.evidence, depth, company).probability
+                chances = first_choices if first else runners_up
+                chances[node] = max(chance, chances.get(node, 0.0))
+            # One of them at most is what the target says.
+            total = sum(first_choices.values())
+            scale = above / max(total, 1.0)
+            for node, chance in first_choices.items():
+                survivals[node] = scale * chance
+            left = max(1.0 - total, 0.0)
+            for node, chance in runners_up.items():
+                if node not in first_choices:
+                    survivals[node] = above * min(chance, left)
+                    left -= min(chance, left)
+        return GrownTree(tuple(tree.parents), tuple(tree.token_ids), tuple(depths), proposals, survivals)
+
+    def learn(self, request_id: int, tree: GrownTree, emitted: Sequence[int]) -> list[Verdict]:
+        """Learn from what the target said in place of a tree, whether its nodes were verified or not.
+
+        Args:
+            request_id: whose tree.
+            tree: as it was grown.
+            emitted: tokens after the root.
+
+        Returns:
+            Of every drafter's first choices, those whose fate is known.
+        """
+        said = [False] * len(tree.parents)
+        said[ROOT] = True
+        verdicts = []
+        for proposal in tree.proposals:
+            depth = tree.depths[proposal.parent]
+            if not said[proposal.parent] or depth >= len(emitted):
+                continue
+            right = tree.token_ids[proposal.node] == emitted[depth]
+            said[proposal.node] = right
+            calibration = (self._first if proposal.first else self._siblings).get(proposal.source)
+            if calibration is not None:
+                calibration.observe(request_id, proposal.evidence, depth + 1, right, proposal.company)
+            if proposal.first:
+                chance = tree.chance(proposal.node) or 0.0
+                verdicts.append(Verdict(proposal.source, depth + 1, tree.chance(proposal.parent), chance, right))
+        return verdicts
+
+    def _begin(self, request_id: int, source: str) -> None:
+        self._first[source].begin(request_id)
+        if source in self._siblings:
+            self._siblings[source].begin(request_id)
+
+
+def _company(firsts: Mapping[str, int], source: str) -> Company:
+    if len(firsts) == 1:
+        return Company.NONE
+    others = [node for name, node in firsts.items() if name != source]
+    return Company.AGREES if firsts[source] in others else Company.DIFFERS

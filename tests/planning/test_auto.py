@@ -1,0 +1,207 @@
+"""The planner in virtual time: what it may lose, what it must gain, and how fast it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from paceline.core.clock import VirtualClock
+from paceline.core.errors import InputError
+from paceline.core.loop import DecodingLoop
+from paceline.core.params import StopRules
+from paceline.core.request import Request
+from paceline.core.tree import ROOT
+from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model, table_model
+from paceline.planning.auto import START_ROUNDS, AutoPolicy
+from paceline.planning.base import RoundRecord
+from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.oracle import oracle_s
+from paceline.planning.recording import Recording
+from paceline.planning.replay import replay
+from tests.core.helpers import PLAIN_PARAMS
+from tests.core.test_rejection import DRAFT_3, TARGET_3, draft_of, markov_text, text_distribution, total_variation
+from tests.planning.helpers import MEASURED_MS, Curve, Skill, smooth, synthetic, table
+
+
+def line(fixed_s: float, row_s: float) -> Curve:
+    """Return a straight line, with a draft model that takes a millisecond and reads fifty tokens in another."""
+    return Curve(lambda rows: fixed_s + row_s * rows, lambda rows: 0.001 * (0.98 + 0.02 * rows))
+
+
+CURVES = {name: table(milliseconds, draft_ms=1.0) for name, milliseconds in MEASURED_MS.items()} | {
+    "line": line(0.02, 0.002),
+    "steep line": line(0.01, 0.01),
+}
+
+
+def texts(
+    right: float | Callable[[int], float], num_tokens: int = 256, count: int = 4, **skill: float
+) -> list[Recording]:
+    skills = {"draft": Skill(right)}
+    return [synthetic(seed, skills, num_tokens=num_tokens, num_prompt=100, depth=16) for seed in range(count)]
+
+
+def plain_s(recordings: list[Recording], curve: Curve, **options: object) -> float:
+    return replay(recordings, NO_SPECULATION, curve, **options).decode_s  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_useless_draft_costs_at_most_a_hundredth(name: str) -> None:
+    recordings = texts(right=0.02)
+    curve = CURVES[name]
+    assert replay(recordings, AutoPolicy(curve), curve).decode_s <= 1.01 * plain_s(recordings, curve)
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_a_useless_draft_on_a_machine_that_drifts(factor: float) -> None:
+    recordings, curve = texts(right=0.02), CURVES["Q4_0"]
+
+    def drift(now_s: float) -> float:
+        return 1.0 if now_s < 5.0 else factor
+
+    assert replay(recordings, AutoPolicy(curve), curve, drift=drift).decode_s <= 1.01 * plain_s(
+        recordings, curve, drift=drift
+    )
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_perfect_draft_reaches_what_an_oracle_does(name: str) -> None:
+    recordings, curve = texts(right=1.0, num_tokens=400), CURVES[name]
+    oracle = sum(oracle_s(recording, curve) for recording in recordings)
+    assert oracle >= 0.95 * replay(recordings, AutoPolicy(curve), curve).decode_s
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("right", [0.3, 0.6, 0.8, 0.9])
+def test_no_answer_is_slower_than_plain_by_more_than_was_allowed(name: str, right: float) -> None:
+    recordings, curve = texts(right, count=8), CURVES[name]
+    result = replay(recordings, AutoPolicy(curve), curve)
+    for recording, request in zip(recordings, result.requests, strict=True):
+        assert request.decode_s <= plain_s([recording], curve) / 0.97
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("right", [0.6, 0.8, 0.9])
+def test_it_is_as_good_as_the_best_length_set_by_hand(name: str, right: float) -> None:
+    recordings, curve = texts(right, count=8), CURVES[name]
+    best = min(replay(recordings, FixedPolicy(length), curve).decode_s for length in (0, 1, 2, 3, 4, 6, 8, 12, 16))
+    assert best >= 0.95 * replay(recordings, AutoPolicy(curve), curve).decode_s
+
+
+@pytest.mark.parametrize("name", ["F16", "Q4_0", "line"])
+@pytest.mark.parametrize(("before", "after"), [(0.95, 0.05), (0.05, 0.95)])
+def test_a_draft_that_changes_is_followed_within_50_tokens(name: str, before: float, after: float) -> None:
+    """From 50 tokens after the change, the rest goes as fast as where the draft was like that all along."""
+    curve = CURVES[name]
+
+    def changing(position: int) -> float:
+        return before if position < 300 else after
+
+    def seconds_of_the_end(right: Callable[[int], float]) -> float:
+        whole, start = (texts(right, num_tokens=number, count=6) for number in (600, 350))
+        return sum(
+            replay([one], AutoPolicy(curve), curve).decode_s - replay([other], AutoPolicy(curve), curve).decode_s
+            for one, other in zip(whole, start, strict=True)
+        )
+
+    steady = seconds_of_the_end(lambda position: after)
+    assert seconds_of_the_end(changing) <= 1.1 * steady
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("right", [0.02, 0.5, 0.8, 0.98])
+def test_many_requests_at_once_are_never_slower_than_plain(name: str, right: float) -> None:
+    recordings = texts(right, num_tokens=128, count=64)
+    curve = CURVES[name]
+    auto = replay(recordings, AutoPolicy(curve), curve, concurrent=64).decode_s
+    assert auto <= 1.01 * plain_s(recordings, curve, concurrent=64)
+
+
+def test_few_requests_at_once_gain_where_one_does() -> None:
+    recordings, curve = texts(0.9, num_tokens=128, count=16), CURVES["F16"]
+    for concurrent in (1, 2, 4):
+        auto = replay(recordings, AutoPolicy(curve), curve, concurrent=concurrent).decode_s
+        assert auto <= plain_s(recordings, curve, concurrent=concurrent) / 1.15
+
+
+def test_nothing_is_asked_of_a_draft_that_costs_as_much_as_the_target() -> None:
+    recordings = texts(0.9)
+    curve = Curve(lambda rows: 0.001 + 0.0005 * rows, lambda rows: 0.001)
+    assert replay(recordings, AutoPolicy(curve), curve).decode_s <= 1.01 * plain_s(recordings, curve)
+
+
+def test_the_report_says_what_was_predicted_and_what_it_cost() -> None:
+    recordings, curve = texts(0.8), CURVES["F16"]
+    policy = AutoPolicy(curve)
+    result = replay(recordings, policy, curve)
+    report = policy.report()
+    assert report.reliability["draft"].error < 0.1
+    assert report.debt_s == pytest.approx(result.decode_s - plain_s(recordings, curve), rel=0.02)
+    assert report.ledger[-1].tokens == sum(request.num_tokens - 1 for request in result.requests)
+    assert report.ledger[0].allowance_s == pytest.approx(START_ROUNDS * 0.05, rel=0.05)
+
+
+class AnewEachTime(AutoPolicy):
+    """Learns nothing from one request to the next, so that every way the dice can fall meets the same policy."""
+
+    def __init__(self) -> None:
+        super().__init__(smooth(0.02, 0.0001, 0.0001))
+        self.drafted = 0
+
+    def begin(self, request: Request) -> None:
+        super().__init__(smooth(0.02, 0.0001, 0.0001))
+        super().begin(request)
+
+    def budgets(self, requests):  # type: ignore[no-untyped-def]
+        self._rounds += 10  # without the plain rounds that a session starts with
+        return super().budgets(requests)
+
+    def observe(self, record: RoundRecord) -> None:
+        self.drafted += sum(tree.num_drafted for tree in record.trees)
+        super().observe(record)
+
+
+def test_rejection_keeps_the_distribution() -> None:
+    """By enumeration: nothing that is verified may depend on what was drawn."""
+    policy = AnewEachTime()
+    spoken = text_distribution(table_model(TARGET_3), 3, lambda: [draft_of(DRAFT_3)], policy, num_tokens=3)
+    assert policy.drafted > 0
+    assert total_variation(spoken, markov_text(TARGET_3, 3)) < 1e-12
+
+
+def test_trees_have_no_more_branches_than_the_engine_can_hold() -> None:
+    model = random_model(12, seed=1)
+    vocabulary = ScriptedVocabulary.of_size(12)
+    clock = VirtualClock()
+    target = ScriptedEngine(model, vocabulary, clock=clock, cost=lambda rows, context: 1.0)
+    draft = ScriptedEngine(blended_model(model, random_model(12, seed=2), 0.5), vocabulary, clock=clock)
+    most = 0
+
+    class Watching(AutoPolicy):
+        def observe(self, record: RoundRecord) -> None:
+            nonlocal most
+            leaves = sum(
+                max(len({candidate.node for candidate in tree.candidates(node)}) - 1, 0)
+                for tree in record.trees
+                for node in range(ROOT, len(tree))
+            )
+            most = max(most, leaves)
+            super().observe(record)
+
+    policy = Watching(Curve(lambda rows: 1.0, lambda rows: 0.01), siblings=4, branches=2)
+    loop = DecodingLoop(target, [DraftModelDrafter(draft, target_vocab_size=12)], policy, clock=clock)
+    loop.add([1, 2], PLAIN_PARAMS, StopRules(200))
+    while loop.active:
+        loop.step()
+    assert most == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"draft_max": 0}, "up to 0 tokens"), ({"siblings": 0}, "0 draft siblings"), ({"branches": -1}, "-1 branches")],
+)
+def test_bad_settings(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        AutoPolicy(CURVES["line"], **settings)
