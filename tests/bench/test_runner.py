@@ -13,6 +13,7 @@ from paceline.bench.runner import Runner, _snapshot
 from paceline.bench.sessions import Engines, Session
 from paceline.bench.settings import BenchSettings
 from paceline.bench.variants import VARIANT_NAMES, drafter_sets, replay_all, static_variants
+from paceline.core.clock import VirtualClock
 from paceline.core.errors import EngineError, InputError
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.recording import record
@@ -314,3 +315,35 @@ def test_an_engine_that_fails_leaves_a_report_if_there_is_anything_in_it(
     assert result.ended_by == "error"
     assert result.notes == ["EngineError: the device is gone"]
     assert result.measured
+
+
+def test_what_a_policy_does_between_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = engines()
+    assert isinstance(loaded.clock, VirtualClock)
+    clock = loaded.clock
+
+    class Pondering:
+        def __init__(self, inner: FixedPolicy) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def observe(self, record: Any) -> None:
+            clock.advance(0.5)
+
+    def build(name: str, *, fixed: FixedPolicy, costs: Any) -> Any:
+        return Pondering(fixed) if fixed.draft_max else fixed
+
+    monkeypatch.setattr("paceline.bench.variants.build_policy", build)
+    (workload,) = run(loaded, settings(num_static=1)).workloads
+    plain, static = workload.variants
+    fixed, ratio = static.variant.fixed, static.ratio()
+    assert fixed is not None
+    assert ratio is not None
+    rounds = static.pairs[0].rounds
+    # After the prompt's round and all others but the last.
+    seconds = 32 / speed_of_perfect_drafts(fixed.draft_max, 32) + 0.5 * rounds
+    assert ratio.median == pytest.approx(32 * PASS_S / seconds)
+    assert static.own_share == pytest.approx(0.5 * rounds / seconds)
+    assert plain.own_share == pytest.approx(0.0)

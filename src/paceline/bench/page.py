@@ -11,7 +11,18 @@ from paceline.bench import charts
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
 from paceline.bench.table import caption, interval, texts
 
-_COLUMNS = ("t/s", "of plain", "95%", "lowest prompt", "by replay", "accepted", "tokens/round", "pairs", "texts")
+_COLUMNS = (
+    "t/s",
+    "of plain",
+    "95%",
+    "lowest prompt",
+    "by replay",
+    "accepted",
+    "tokens/round",
+    "own time",
+    "pairs",
+    "texts",
+)
 
 
 def render(result: BenchResult) -> str:
@@ -193,6 +204,7 @@ def _row(workload: WorkloadResult, each: VariantResult) -> str:
         "" if each.replayed is None else f"{each.replayed.ratio:.2f}",
         "" if share is None else f"{share:.0%}",
         "" if length is None else f"{length:.2f}",
+        "" if each.own_share is None else f"{each.own_share:.1%}",
         str(ratio.count),
         texts(workload, each),
     )

@@ -31,10 +31,10 @@ class Pair:
         num_accepted: draft tokens kept.
         tested_by_depth: see :class:`~paceline.core.stats.RequestStats`.
         accepted_by_depth: likewise.
-        draft_s: seconds of rounds spent drafting and planning.
-        verify_s: in the target's passes.
+        seconds: from the first token to the last, as a reader sees it: all rounds, and what policies do between them.
+        verify_s: of these in the target's passes.
         sampling_s: turning rows into tokens.
-        rest_s: what these leave over.
+        drafters_s: in the drafters.
         differs_at: index of the first token that is not plain's; ``None`` if all are.
     """
 
@@ -48,10 +48,10 @@ class Pair:
     num_accepted: int
     tested_by_depth: Mapping[int, int]
     accepted_by_depth: Mapping[int, int]
-    draft_s: float
+    seconds: float
     verify_s: float
     sampling_s: float
-    rest_s: float
+    drafters_s: float
     differs_at: int | None
 
 
@@ -169,6 +169,13 @@ class VariantResult:
             tested.update(pair.tested_by_depth)
             accepted.update(pair.accepted_by_depth)
         return [(accepted[depth], tested[depth]) for depth in range(max(tested, default=-1) + 1)]
+
+    @property
+    def own_share(self) -> float | None:
+        """Share of the time that was paceline's own: planning, calibration, bookkeeping; ``None`` without pairs."""
+        seconds = sum(pair.seconds for pair in self.pairs)
+        spent = sum(pair.verify_s + pair.sampling_s + pair.drafters_s for pair in self.pairs)
+        return max(seconds - spent, 0.0) / seconds if seconds else None
 
     @property
     def num_equal(self) -> int:
@@ -315,6 +322,7 @@ def _variant_json(result: VariantResult, best_static: VariantResult | None) -> d
         "against_best_static": None if best_static is None else _estimate_json(result.against(best_static)),
         "ratio_by_prompt": result.by_task(),
         "accept_share": result.accept_share,
+        "own_share": result.own_share,
         "acceptance_length": result.acceptance_length,
         "accepted_and_tested_by_depth": result.by_depth(),
         "by_replay": None

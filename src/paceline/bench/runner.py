@@ -311,9 +311,16 @@ class Runner:
                 each = contest.result.variants[index]
                 doing = f"{contest.result.name}: pair {lap + 1} of {settings.laps}, {each.variant.name}"
                 self._progress(doing)
-                answer = self._answer(contest.sessions[index], task, speculate=True)
+                session = contest.sessions[index]
+                drafters_s = session.drafters_s
+                answer = self._answer(session, task, speculate=True)
+                drafters_s = session.drafters_s - drafters_s
                 after = self._answer(self._plain, task, speculate=False)
-                pair = _pair(lap, task, before, answer, after)
+                if min(len(one.token_ids) for one in (before, answer, after)) < 2:
+                    # Near-ties may end an answer at once; then there is nothing to time.
+                    before = after
+                    continue
+                pair = _pair(lap, task, before, answer, after, drafters_s)
                 each.pairs.append(pair)
                 if pair.differs_at is not None:
                     key = (index, f"{task.workload} {task.name}")
@@ -346,7 +353,7 @@ class Runner:
         return "not judged" if divergence is None else divergence.verdict
 
 
-def _pair(lap: int, task: Task, before: Generation, answer: Generation, after: Generation) -> Pair:
+def _pair(lap: int, task: Task, before: Generation, answer: Generation, after: Generation, drafters_s: float) -> Pair:
     stats = answer.stats
     return Pair(
         lap=lap,
@@ -359,19 +366,23 @@ def _pair(lap: int, task: Task, before: Generation, answer: Generation, after: G
         num_accepted=stats.num_accepted,
         tested_by_depth=dict(stats.tested_by_depth),
         accepted_by_depth=dict(stats.accepted_by_depth),
-        draft_s=stats.phases.draft_s,
+        seconds=_seconds(answer),
         verify_s=stats.phases.verify_s,
         sampling_s=stats.phases.sampling_s,
-        rest_s=stats.phases.rest_s,
+        drafters_s=drafters_s,
         differs_at=first_difference(after.token_ids, answer.token_ids),
     )
 
 
+def _seconds(generation: Generation) -> float:
+    """Return the time from the first token to the last: what a policy does between rounds is part of it."""
+    arrivals_s = generation.stats.arrivals_s
+    return arrivals_s[-1] - arrivals_s[0]
+
+
 def _speed(generation: Generation) -> float:
-    speed = generation.stats.predicted_per_second
     # Tasks whose answers are of a token or so were left out, and the same seed answers the same.
-    assert speed is not None
-    return speed
+    return (generation.stats.predicted_tokens - 1) / _seconds(generation)
 
 
 def _snapshot(session: Session) -> Mapping[str, Any] | None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.bench.forcing import ForcedVerifier
 from paceline.bench.workloads import Task
 from paceline.core.clock import Clock, WallClock
+from paceline.core.loop import DecodingLoop
 from paceline.drafters.registry import build_drafters
 from paceline.engines.base import Engine
-from paceline.planning.base import Policy
+from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.fixed import NO_SPECULATION
 
 if TYPE_CHECKING:
@@ -34,6 +35,22 @@ class Engines:
     clock: Clock
 
 
+class _Metered:
+    """A policy, and the seconds that drafters took under it; the loop tells them to policies alone."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.drafters_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def observe(self, record: RoundRecord) -> None:
+        """Add up, and pass on."""
+        self.drafters_s += sum(record.draft_seconds.values())
+        self._policy.observe(record)
+
+
 class Session(Model):
     """What a user has after loading a model: drafters, and a policy that keeps what it learns from prompt to prompt.
 
@@ -48,10 +65,17 @@ class Session(Model):
         draft = engines.draft if "draft" in drafters else None
         built = build_drafters(drafters, target=engines.target, draft=draft)
         super().__init__(engines.target, built, policy, clock=engines.clock)
+        self._metered = _Metered(policy)
+        self.loop = DecodingLoop(engines.target, built, cast(Policy, self._metered), clock=engines.clock)
         self.reference_ids: Sequence[int] | None = None
 
     def __enter__(self) -> Session:
         return self
+
+    @property
+    def drafters_s(self) -> float:
+        """Seconds that drafters took so far, planning aside."""
+        return self._metered.drafters_s
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
         """Start an answer, forced if there is a reference."""

@@ -84,7 +84,17 @@ def _print_workload(console: Console, workload: WorkloadResult) -> None:
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("variant", overflow="fold")
-    for column in ("t/s", "of plain", "95%", "lowest prompt", "by replay", "accepted", "tokens/round", "pairs"):
+    for column in (
+        "t/s",
+        "of plain",
+        "95%",
+        "lowest prompt",
+        "by replay",
+        "accepted",
+        "tokens/round",
+        "own time",
+        "pairs",
+    ):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("texts", overflow="fold")
     ratios = {id(each): each.ratio() for each in workload.variants}
@@ -105,6 +115,7 @@ def _print_workload(console: Console, workload: WorkloadResult) -> None:
             _NONE if each.replayed is None else f"{each.replayed.ratio:.2f}",
             _NONE if share is None else f"{share:.0%}",
             _NONE if each.acceptance_length is None else f"{each.acceptance_length:.2f}",
+            _NONE if each.own_share is None else f"{each.own_share:.1%}",
             str(len(each.laps())),
             texts(workload, each),
             style=style,
