@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from paceline.bench.results import BenchResult, VariantResult
-from paceline.bench.runner import Runner, _snapshot
+from paceline.bench.runner import Runner
 from paceline.bench.sessions import Engines, Session
 from paceline.bench.settings import BenchSettings
-from paceline.bench.variants import VARIANT_NAMES, drafter_sets, replay_all, static_variants
+from paceline.bench.variants import drafter_sets, replay_all, static_variants
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import EngineError, InputError
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
@@ -271,17 +270,6 @@ def test_settings_out_of_range_are_refused(change: dict[str, int]) -> None:
         settings(**change)
 
 
-def test_what_a_planning_policy_says_of_itself_is_kept_as_plain_data() -> None:
-    reliability = SimpleNamespace(rows=lambda: [(0.9, 0.8, 10)])
-    entry = SimpleNamespace(tokens=3, debt_s=0.1, allowance_s=0.2)
-    told = SimpleNamespace(reliability={"draft": reliability}, ledger=[entry])
-    planning: Any = SimpleNamespace(policy=SimpleNamespace(report=lambda: told))
-    assert _snapshot(planning) == {"calibration": {"draft": [(0.9, 0.8, 10)]}, "ledger": [(3, 0.1, 0.2)]}
-    with Session(engines(), [], FixedPolicy(2)) as session:
-        assert _snapshot(session) is None
-
-
-@pytest.mark.skipif("auto" not in VARIANT_NAMES, reason="there is no policy that plans")
 def test_a_planning_policy_is_reported_after_its_last_pair() -> None:
     (workload,) = run(engines(), settings(variants=("auto",), workloads=("structured-forced",))).workloads
     auto = workload.variants[-1]
@@ -289,6 +277,11 @@ def test_a_planning_policy_is_reported_after_its_last_pair() -> None:
     assert auto.snapshot is not None
     assert len(auto.snapshot["ledger"]) >= auto.pairs[0].rounds
     assert auto.replayed is not None
+    predicted, accepted, count = auto.snapshot["calibration"]["draft"][0]
+    assert 0 <= predicted <= 1
+    assert 0 <= accepted <= 1
+    assert count > 0
+    assert workload.variants[0].snapshot is None
     json.dumps(auto.snapshot)
 
 

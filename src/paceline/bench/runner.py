@@ -37,6 +37,7 @@ from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Sizes, Task
 from paceline.comparison import Trial, explain
 from paceline.core.divergence import first_difference
 from paceline.core.errors import PacelineError
+from paceline.planning.auto import AutoPolicy
 from paceline.planning.cost import CostProfile
 from paceline.planning.recording import RECORDED_DEPTH, Recording, record
 
@@ -387,10 +388,9 @@ def _speed(generation: Generation) -> float:
 
 def _snapshot(session: Session) -> Mapping[str, Any] | None:
     """Return what a policy that plans says of its predictions and its ledger, as plain data; ``None`` of others."""
-    tell = getattr(session.policy, "report", None)
-    if not callable(tell):
+    if not isinstance(session.policy, AutoPolicy):
         return None
-    told = tell()
+    told = session.policy.report()
     return {
         "calibration": {name: found.rows() for name, found in told.reliability.items()},
         "ledger": [(entry.tokens, entry.debt_s, entry.allowance_s) for entry in told.ledger],
