@@ -9,9 +9,10 @@ from training import corpus, paths, tokenizer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
-TARGET_TOKENS = 9e6
-DRAFT_TOKENS = 3e6
-NUM_SAMPLES = 240
+TARGET_TOKENS = 14e6
+REPEATS_AFTER_TOKENS = 5.63e6  # the target reads plain text first, then text that repeats itself
+DRAFT_TOKENS = 4.5e6
+NUM_SAMPLES = 400
 
 Seed = Annotated[int, typer.Option(help="Fixes the corpus order, the initial weights, the batches and the samples.")]
 TokenCount = Annotated[float, typer.Option("--tokens", help="Millions of tokens of the whole run, resumed or not.")]
@@ -58,7 +59,17 @@ def target_command(
 
     if restart:
         paths.checkpoint("target").unlink(missing_ok=True)
-    train_target(TrainConfig("target", seed, 1e6 * tokens, 1.5e-3, compile=compiled, num_threads=threads))
+    train_target(
+        TrainConfig(
+            "target",
+            seed,
+            1e6 * tokens,
+            peak_lr=1.5e-3,
+            repeats_after_tokens=REPEATS_AFTER_TOKENS,
+            compile=compiled,
+            num_threads=threads,
+        )
+    )
 
 
 @app.command("samples")

@@ -21,6 +21,7 @@ from training.train import (
     load_trained,
     make_forward,
     run,
+    with_repeats,
 )
 
 PROMPT_LENGTH = 64
@@ -83,9 +84,8 @@ def lk_loss(draft_logits: torch.Tensor, target_logits: torch.Tensor) -> torch.Te
     return (weight * divergence + (1 - weight) * variation).mean()
 
 
-def mixed_batches(tokens: Tokens, samples: Tokens, seed: int) -> Batches:
+def mixed_batches(from_corpus: Batches, samples: Tokens, seed: int) -> Batches:
     """Text of the corpus and of the target in turn; only the corpus has sequences longer than `LENGTH`."""
-    from_corpus = corpus_batches(tokens, seed)
 
     def batch(step: int, number: int, length: int) -> torch.Tensor:
         if step % 2 == 0 or length > LENGTH:
@@ -108,4 +108,5 @@ def train_draft(config: TrainConfig) -> None:
             target_logits = target(batch[:, :-1])
         return lk_loss(draft(batch[:, :-1]), target_logits)
 
-    run(config, mixed_batches(tokens, samples, config.seed), loss_of)
+    from_corpus = with_repeats(corpus_batches(tokens, config.seed), config)
+    run(config, mixed_batches(from_corpus, samples, config.seed), loss_of)

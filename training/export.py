@@ -15,7 +15,7 @@ from paceline.engines.llama_cpp.quantize import quantize_gguf
 from paceline.models.convert import folder_to_gguf
 from training import corpus, paths, sources, tokenizer
 from training.shapes import CONTEXT, HEAD_SIZE, NORM_EPSILON, ROPE_THETA, SHAPES
-from training.train import LENGTH, LONG_LENGTH, load_trained
+from training.train import LENGTH, LONG_LENGTH, REPEAT_SHARE, load_trained
 
 FILE_TYPES = ("f32", "f16", "q8_0")
 SHIPPED = "q8_0"
@@ -109,6 +109,8 @@ def write_model_card() -> None:
         long_length=LONG_LENGTH,
         long_share=runs["target"]["config"]["long_share"],
         decay_share=runs["target"]["config"]["decay_share"],
+        repeats_after=runs["target"]["config"]["repeats_after_tokens"] / 1e6,
+        repeat_share=REPEAT_SHARE,
         batch_tokens=runs["target"]["config"]["batch_tokens"],
         seed=runs["target"]["config"]["seed"],
         vocab_size=tokenizer.VOCAB_SIZE,

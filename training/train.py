@@ -26,6 +26,7 @@ from training.shapes import SHAPES, build_model, num_parameters
 
 LENGTH = 512  # of a training sequence
 LONG_LENGTH = 2048  # of one in the last part of the run, which teaches the model to look that far back
+REPEAT_SHARE = 0.3  # of sequences hold a passage of their own once more
 LOG_EVERY_S = 30.0  # without a terminal (a log file), one line this often instead of the progress bar
 # Settings a run may be resumed with other values of: how long and how it runs, not what it learns from.
 CHANGEABLE = {"tokens", "num_threads", "compile", "checkpoint_every_s"}
@@ -48,6 +49,7 @@ class TrainConfig:
     warmup_tokens: float = 0.5e6
     decay_share: float = 0.3  # the last share of the run, in which the learning rate falls linearly to zero
     long_share: float = 0.08  # the last share of the run, in sequences of LONG_LENGTH
+    repeats_after_tokens: float = 0.0  # from then on some sequences repeat a passage of their own
     weight_decay: float = 0.1
     checkpoint_every_s: float = 180.0
     num_threads: int = 2
@@ -73,6 +75,29 @@ def corpus_batches(tokens: Tokens, seed: int) -> Batches:
         chosen = rng.permutation(pieces_per_epoch)[step_in_epoch * number : (step_in_epoch + 1) * number]
         rows = [tokens[start : start + length + 1] for start in offset + chosen * length]
         return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+    return batch
+
+
+def with_repeats(batches: Batches, config: TrainConfig) -> Batches:
+    """From `repeats_after_tokens` on, write a passage of some of the sequences once more, further on in them.
+
+    A model learns to copy from its context only if what it copies is within one training sequence. Files that repeat
+    themselves do so over longer stretches, and few do so closely.
+    """
+
+    def batch(step: int, number: int, length: int) -> torch.Tensor:
+        rows = batches(step, number, length)
+        if step * config.batch_tokens < config.repeats_after_tokens:
+            return rows
+        rng = np.random.default_rng((config.seed, step))
+        for row in rows:
+            if rng.random() < REPEAT_SHARE:
+                size = int(rng.integers(length // 16, length // 3))
+                source = int(rng.integers(length + 1 - 2 * size))
+                copy = int(rng.integers(source + size, length + 2 - size))
+                row[copy : copy + size] = row[source : source + size].clone()
+        return rows
 
     return batch
 
@@ -235,4 +260,5 @@ def write_record(config: TrainConfig, model: LlamaForCausalLM, step: int, elapse
 
 def train_target(config: TrainConfig) -> None:
     tokens: Tokens = np.load(paths.TRAIN_TOKENS, mmap_mode="r")
-    run(config, corpus_batches(tokens, config.seed), cross_entropy)
+    batches = with_repeats(corpus_batches(tokens, config.seed), config)
+    run(config, batches, cross_entropy)
