@@ -90,6 +90,11 @@ class DraftTree:
         """Number of drafted tokens."""
         return len(self.token_ids) - 1
 
+    @property
+    def num_proposals(self) -> int:
+        """Number of proposals; several may be of one node."""
+        return sum(map(len, self._candidates.values()))
+
     def add(
         self,
         parent: int,

@@ -45,7 +45,7 @@ START_SHARE = 0.02
 RISKED_SHARE = 0.7
 """Of what may be lost, in one round."""
 
-LOOKING_SHARE = 0.003
+LOOKING_SHARE = 0.005
 """Of plain time that is spent on drafts which nothing speaks for, to see whether that is still so."""
 
 PAPER_ROUNDS = 2.0
@@ -162,11 +162,9 @@ class _Plan:
         blind: whether nothing may depend on what is drawn; its tree is verified as it is.
         num_output: tokens of the answer before the round.
         tree: its survivals, as the tree was grown; ``None`` before anything was drafted.
-        size: nodes of the tree when ``tree`` was made.
-        frontier: deepest node of the chain that the drafter being asked is growing.
-        reached: survival of the frontier.
-        other: ``other[d]`` is the best survival at depth ``d`` of what is not on that chain.
-        asked: drafters asked, with the value of the round before.
+        num_proposals: in the tree when ``tree`` was made.
+        beside: by drafter asked, whether something of note had been drafted before.
+        looks: drafters that are asked only to see what they say.
     """
 
     request: Request
@@ -174,8 +172,9 @@ class _Plan:
     blind: bool
     num_output: int
     tree: GrownTree | None = None
-    size: int = 1
+    num_proposals: int = 0
     beside: dict[str, bool] = field(default_factory=dict)
+    looks: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -563,7 +562,7 @@ class AutoPolicy:
             gain = self._gain(self._sources[name].gains, plan, name)
         # What asking brought counts for more than what was expected of it; a few tries are worth a level each.
         expected = max(ahead, gain.hoped if gain.rounds >= _TRIALS else level_s * planned.pace)
-        if expected > 0 and not planned.blocked:
+        if expected > 0 and not planned.blocked and level_s <= planned.headroom_s:
             if catch_up_s == 0:
                 return True
             # An investment: it has to come back over what is left of the answer, and may cost so much at most.
@@ -575,6 +574,7 @@ class AutoPolicy:
                     self._ledger.grant(catch_up_s)
                 return True
             return False
+        plan.looks.add(name)
         if state.looks_left.get(name, 0) > 0 and level_s + catch_up_s <= planned.plain_s / 8:
             state.looks_left[name] -= 1
             return True
@@ -595,6 +595,11 @@ class AutoPolicy:
             if plan.blind:
                 blind.append(job)
                 continue
+            if name in plan.looks:
+                # A look may go deep where it finds something, and then the next ones have to wait.
+                if plan.state.looking_s[name] < -planned.plain_s / 4:
+                    continue
+                plan.state.looking_s[name] -= self._costs.draft_s(1, planned.context)
             tree = self._look(plan, job.tree)
             node = _front(job.tree, name)
             fronts.append((tree.survivals[node], job, node))
@@ -656,9 +661,9 @@ class AutoPolicy:
         """
         level_s = self._costs.draft_s(level_rows, planned.context)
         best = -math.inf
+        spent_s = sum(planned.predicted_draft_s.values())
         survivals = [front.survival for front in fronts]
-        deepest = self.draft_max
-        for level in range(1, deepest + 1):
+        for level in range(1, self.draft_max + 1):
             added = 0.0
             for index, front in enumerate(fronts):
                 survivals[index] *= front.ahead[level - 1]
@@ -670,16 +675,17 @@ class AutoPolicy:
             if rows > planned.most_rows:
                 break
             extra_s = self._seconds(planned, rows) - planned.plain_s
-            best = max(best, gained - planned.pace * (extra_s + level * level_s))
+            if spent_s + level * level_s + extra_s <= planned.headroom_s or planned.blocked:
+                best = max(best, gained - planned.pace * (extra_s + level * level_s))
             if added < 0.01 * len(fronts):
                 break
         return best
 
     def _look(self, plan: _Plan, tree: DraftTree) -> GrownTree:
         """Return the survivals of a tree, made anew if it has grown."""
-        if plan.tree is None or plan.size != len(tree):
-            plan.tree = self._survival.grown(plan.request.id, tree)
-            plan.size = len(tree)
+        if plan.tree is None or plan.num_proposals != tree.num_proposals:
+            plan.tree = self._survival.grown(plan.request.id, tree, plan.tree)
+            plan.num_proposals = tree.num_proposals
         return plan.tree
 
     def _ranked(self, planned: _Round) -> list[tuple[float, int, int]]:
@@ -725,7 +731,8 @@ class AutoPolicy:
             gained += survival
             extra_s = self._seconds(planned, count) - planned.plain_s
             value = gained - planned.pace * extra_s
-            if value > best and extra_s + spent_s <= allowed_s:
+            # What drafting took is gone either way: it leaves less to lose, but forbids nothing that is free.
+            if value > best and extra_s <= max(allowed_s - spent_s, 0.0):
                 best, best_count = value, count
         return best_count, best
 

@@ -7,6 +7,10 @@ shrunk towards what is common to all. Beliefs are Gaussians over the weights, up
 Kalman filter), so an estimate comes with its uncertainty and a change in the text is followed within tens of tokens.
 
 Labels come only from drafts whose predecessors were all accepted: an estimate is the chance given that.
+
+The priors' means are what the filters came to on recordings of an earlier embedded pair (its target had read 9 million
+tokens) over held-out code, prose, JSON and logs, between greedy decoding and temperature 0.8; their variances leave
+other models room to differ.
 """
 
 from __future__ import annotations
@@ -102,8 +106,8 @@ class MarginFeatures:
         slope: of the log-odds over the logarithm of the margin.
     """
 
-    intercept: Prior = Prior(1.0, 1.0, 0.004)
-    slope: Prior = Prior(1.0, 0.25, 0.0003)
+    intercept: Prior = Prior(1.3, 1.0, 0.004)
+    slope: Prior = Prior(0.85, 0.25, 0.0003)
 
     def priors(self) -> list[Prior]:
         """Return intercept, slope and depth offsets."""
@@ -126,8 +130,8 @@ class SiblingFeatures:
         slope: of the log-odds over how far it is behind.
     """
 
-    intercept: Prior = Prior(-1.0, 0.5, 0.002)
-    slope: Prior = Prior(-0.7, 0.1, 0.0002)
+    intercept: Prior = Prior(-1.2, 0.5, 0.002)
+    slope: Prior = Prior(-1.0, 0.1, 0.0002)
 
     def priors(self) -> list[Prior]:
         """Return intercept, slope and depth offsets."""
@@ -145,15 +149,17 @@ class MatchFeatures:
 
     Attributes:
         intercept: log-odds common to all.
-        bucket: of each bucket's offset.
+        lengths: of the offset of each bucket of match lengths.
+        count: of the offset of each bucket of counts.
     """
 
-    intercept: Prior = Prior(0.0, 1.0, 0.004)
-    bucket: Prior = Prior(0.0, 0.5, 0.001)
+    intercept: Prior = Prior(0.8, 1.0, 0.004)
+    lengths: Sequence[Prior] = tuple(Prior(mean, 0.5, 0.001) for mean in (-0.4, 0.4, 0.4, 1.0, 1.0, 1.0, 1.0, 1.0))
+    count: Prior = Prior(0.0, 0.5, 0.001)
 
     def priors(self) -> list[Prior]:
         """Return intercept, depth offsets, and offsets of match lengths and counts."""
-        return [self.intercept, *_depth_priors(), *[self.bucket] * (2 * _BUCKETS)]
+        return [self.intercept, *_depth_priors(), *self.lengths, *[self.count] * _BUCKETS]
 
     def inputs(self, evidence: Evidence, depth: int) -> list[tuple[int, float]]:
         """Return the inputs; what is unknown counts as 1."""
@@ -175,8 +181,8 @@ class Company(Enum):
 
 
 _COMPANY_PRIORS: Mapping[Company, Prior] = {
-    Company.AGREES: Prior(0.5, 0.5, 0.001),
-    Company.DIFFERS: Prior(-0.5, 0.5, 0.001),
+    Company.AGREES: Prior(1.5, 0.5, 0.001),
+    Company.DIFFERS: Prior(-1.0, 0.5, 0.001),
 }
 
 

@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.core.tree import ROOT, DraftTree, Evidence
+from paceline.core.tree import ROOT, Candidate, DraftTree, Evidence
 from paceline.planning.calibration import Calibration, Company, MarginFeatures, MatchFeatures, SiblingFeatures
 
 
@@ -38,7 +38,6 @@ class _Proposal:
     """One drafter's proposal, kept for when it is known what the target said.
 
     Attributes:
-        parent: tree node it follows.
         node: tree node it is.
         first: whether it is that drafter's first choice there.
         source: the drafter.
@@ -46,12 +45,26 @@ class _Proposal:
         company: what the others' first choices are there.
     """
 
-    parent: int
     node: int
     first: bool
     source: str
     evidence: Evidence
     company: Company
+
+
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """What was proposed after one node.
+
+    Attributes:
+        parent: the node.
+        proposals: of all drafters.
+        chances: (node, chance given that the parent is right) of every token proposed.
+    """
+
+    parent: int
+    proposals: Sequence[_Proposal]
+    chances: Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +75,14 @@ class GrownTree:
         parents: ``[nodes]``.
         token_ids: ``[nodes]``.
         depths: ``[nodes]``.
-        proposals: of all drafters; those below a node come after those above.
+        forks: nodes that something was proposed after; those below a node come after it.
         survivals: ``[nodes]`` chance that the node is accepted; 1 for the root.
     """
 
     parents: Sequence[int]
     token_ids: Sequence[int]
     depths: Sequence[int]
-    proposals: Sequence[_Proposal]
+    forks: Sequence[_Fork]
     survivals: Sequence[float]
 
     def chance(self, node: int) -> float | None:
@@ -111,7 +124,7 @@ class AcceptanceRate:
 _CHANCES = (0.5, 0.7, 0.85, 0.95)
 """Upper ends of the bins of a drafted token's chance."""
 
-_OUTLOOK_PRIOR = (0.45, 0.65, 0.45, 0.6, 0.75, 0.88, 0.96)
+_OUTLOOK_PRIOR = (0.6, 0.7, 0.5, 0.65, 0.72, 0.77, 0.9)
 _AFTER_WRONG, _AFTER_RIGHT, _FIRST_BIN = 0, 1, 2
 
 
@@ -208,45 +221,59 @@ class SurvivalModel:
             for calibration in calibrations.values():
                 calibration.end(request_id)
 
-    def grown(self, request_id: int, tree: DraftTree) -> GrownTree:
-        """Return a tree with the survival of every node."""
-        num_nodes, depths = len(tree), tree.depths
-        survivals = [0.0] * num_nodes
+    def grown(self, request_id: int, tree: DraftTree, before: GrownTree | None = None) -> GrownTree:
+        """Return a tree with the survival of every node.
+
+        Args:
+            request_id: whose tree.
+            tree: as it is now.
+            before: what was returned of it earlier in the round; only what was added since is judged.
+        """
+        survivals = [0.0] * len(tree)
         survivals[ROOT] = 1.0
-        proposals: list[_Proposal] = []
-        for parent in range(num_nodes):
+        forks: list[_Fork] = []
+        known = {fork.parent: fork for fork in before.forks} if before is not None else {}
+        for parent in range(len(tree)):
             candidates = tree.candidates(parent)
             if not candidates:
                 continue
-            above, depth = survivals[parent], depths[parent] + 1
-            # Every drafter's first choice; what it proposed after that are its runners-up.
-            firsts: dict[str, int] = {}
-            for candidate in candidates:
-                firsts.setdefault(candidate.source, candidate.node)
-            first_choices: dict[int, float] = {}
-            runners_up: dict[int, float] = {}
-            for candidate in candidates:
-                source, node = candidate.source, candidate.node
-                first = firsts[source] == node
-                company = _company(firsts, source) if first else Company.NONE
-                proposals.append(_Proposal(parent, node, first, source, candidate.evidence, company))
-                calibration = (self._first if first else self._siblings).get(source)
-                if calibration is None:
-                    continue
-                chance = calibration.belief(request_id, candidate.evidence, depth, company).probability
-                chances = first_choices if first else runners_up
-                chances[node] = max(chance, chances.get(node, 0.0))
-            # One of them at most is what the target says.
-            total = sum(first_choices.values())
-            scale = above / max(total, 1.0)
-            for node, chance in first_choices.items():
-                survivals[node] = scale * chance
-            left = max(1.0 - total, 0.0)
-            for node, chance in runners_up.items():
-                if node not in first_choices:
-                    survivals[node] = above * min(chance, left)
-                    left -= min(chance, left)
-        return GrownTree(tuple(tree.parents), tuple(tree.token_ids), tuple(depths), proposals, survivals)
+            fork = known.get(parent)
+            if fork is None or len(fork.proposals) != len(candidates):
+                fork = self._judge(request_id, parent, tree.depths[parent] + 1, candidates)
+            forks.append(fork)
+            above = survivals[parent]
+            for node, chance in fork.chances:
+                survivals[node] = above * chance
+        return GrownTree(tuple(tree.parents), tuple(tree.token_ids), tuple(tree.depths), forks, survivals)
+
+    def _judge(self, request_id: int, parent: int, depth: int, candidates: Sequence[Candidate]) -> _Fork:
+        # Every drafter's first choice; what it proposed after that are its runners-up.
+        firsts: dict[str, int] = {}
+        for candidate in candidates:
+            firsts.setdefault(candidate.source, candidate.node)
+        first_choices: dict[int, float] = {}
+        runners_up: dict[int, float] = {}
+        proposals = []
+        for candidate in candidates:
+            source, node = candidate.source, candidate.node
+            first = firsts[source] == node
+            company = _company(firsts, source) if first else Company.NONE
+            proposals.append(_Proposal(node, first, source, candidate.evidence, company))
+            calibration = (self._first if first else self._siblings).get(source)
+            if calibration is None:
+                continue
+            chance = calibration.belief(request_id, candidate.evidence, depth, company).probability
+            chances = first_choices if first else runners_up
+            chances[node] = max(chance, chances.get(node, 0.0))
+        # One of them at most is what the target says.
+        total = sum(first_choices.values())
+        judged = [(node, chance / max(total, 1.0)) for node, chance in first_choices.items()]
+        left = max(1.0 - total, 0.0)
+        for node, chance in runners_up.items():
+            if node not in first_choices:
+                judged.append((node, min(chance, left)))
+                left -= min(chance, left)
+        return _Fork(parent, proposals, judged)
 
     def learn(self, request_id: int, tree: GrownTree, emitted: Sequence[int]) -> list[Verdict]:
         """Learn from what the target said in place of a tree, whether its nodes were verified or not.
@@ -262,18 +289,20 @@ class SurvivalModel:
         said = [False] * len(tree.parents)
         said[ROOT] = True
         verdicts = []
-        for proposal in tree.proposals:
-            depth = tree.depths[proposal.parent]
-            if not said[proposal.parent] or depth >= len(emitted):
+        for fork in tree.forks:
+            depth = tree.depths[fork.parent]
+            if not said[fork.parent] or depth >= len(emitted):
                 continue
-            right = tree.token_ids[proposal.node] == emitted[depth]
-            said[proposal.node] = right
-            calibration = (self._first if proposal.first else self._siblings).get(proposal.source)
-            if calibration is not None:
-                calibration.observe(request_id, proposal.evidence, depth + 1, right, proposal.company)
-            if proposal.first:
-                chance = tree.chance(proposal.node) or 0.0
-                verdicts.append(Verdict(proposal.source, depth + 1, tree.chance(proposal.parent), chance, right))
+            before = tree.chance(fork.parent)
+            for proposal in fork.proposals:
+                right = tree.token_ids[proposal.node] == emitted[depth]
+                said[proposal.node] = right
+                calibration = (self._first if proposal.first else self._siblings).get(proposal.source)
+                if calibration is not None:
+                    calibration.observe(request_id, proposal.evidence, depth + 1, right, proposal.company)
+                if proposal.first:
+                    chance = tree.chance(proposal.node) or 0.0
+                    verdicts.append(Verdict(proposal.source, depth + 1, before, chance, right))
         return verdicts
 
     def _begin(self, request_id: int, source: str) -> None:
