@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 
 # Text the pair was not trained on; see `paceline run --help`.
-SAMPLE := code:1
+SAMPLE := code:4
 
 .PHONY: demo test lint types unit bench train clean
 
@@ -20,7 +20,7 @@ demo: $(VENV)/.installed
 	$(BIN)/paceline run --sample $(SAMPLE) --temp 0 -n 200
 	$(BIN)/paceline run --sample $(SAMPLE) --temp 0 -n 200 --compare
 	$(BIN)/paceline inflate 1b --type Q4_0
-	$(BIN)/paceline run -m target-1b-q4_0 -md draft --sample $(SAMPLE) --temp 0 -n 200 --draft-max 3 --compare
+	$(BIN)/paceline run -m target-1b-q4_0 -md draft --sample $(SAMPLE) --temp 0 -n 200 --compare
 
 test: lint types unit
 

@@ -50,7 +50,7 @@ from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.profiling import Report
 from paceline.planning.registry import POLICY_NAMES, check_policy_name
 
-DEMO_SAMPLE = "code:1"
+DEMO_SAMPLE = "code:4"
 
 _SAMPLING, _SPECULATION, _OUTPUT = "Sampling", "Speculation", "Prompt and output"
 _SAMPLING_DEFAULTS = SamplingParams()

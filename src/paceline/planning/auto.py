@@ -39,7 +39,7 @@ from paceline.planning.survival import GrownTree, Outlook, SurvivalModel
 
 START_ROUNDS = 4.0
 """Plain rounds that a request may lose before it has won any, and"""
-START_SHARE = 0.02
+START_SHARE = 0.06
 """share of the longest answer that it may have, if that is less."""
 
 RISKED_SHARE = 0.7
@@ -64,6 +64,7 @@ PLAIN_EVERY = 64
 _PACE_MEMORY = 64.0
 _GAIN_MEMORY = 25
 _TRIALS = 3
+_FIRST_ROUNDS = 8
 _WIDEST = 64
 _OF_NOTE = 0.3
 _CAUGHT_UP = 8
@@ -138,6 +139,7 @@ class _State:
         gains: by drafter.
         ledger: its own.
         looking_s: by drafter, seconds that may be spent on asking it although nothing speaks for it.
+        rounds: begun.
         tried: models that were asked.
         paper: drafts that could not be afforded.
         looks_left: by drafter, times it may be asked all the same, because it was right of late.
@@ -148,6 +150,7 @@ class _State:
     gains: dict[str, _Gains] = field(default_factory=dict)
     looking_s: dict[str, float] = field(default_factory=dict)
     looks_left: dict[str, int] = field(default_factory=dict)
+    rounds: int = 0
     tried: set[str] = field(default_factory=set)
     paper: PaperTrading = field(default_factory=PaperTrading)
 
@@ -283,6 +286,8 @@ class AutoPolicy:
         self._rounds = 0
         self._since_plain = 0
         self._overhead_s = 0.0
+        # By how much the cheapest round with drafts was longer than a plain one when it was last looked up.
+        self._cheapest_s = 0.0
 
     def check(self, request: Request) -> None:
         """Lossless everywhere: under rejection nothing is decided by what was drawn."""
@@ -319,8 +324,22 @@ class AutoPolicy:
             headroom_s = min(headroom_s, self._states[requests[0].id].ledger.headroom_s)
         # All of it at once would be one gamble where several smaller ones tell more.
         headroom_s *= RISKED_SHARE
-        planned = _Round({}, count, count / plain_s * self._speedup, context, plain_s, headroom_s, [plain_s])
+        pace = count / plain_s * self._speedup
+        states = [self._states[request.id] for request in requests]
+        for state in states:
+            state.rounds += 1
+            for name in state.looking_s:
+                earned_s = LOOKING_SHARE * plain_s / count / len(state.looking_s)
+                state.looking_s[name] = min(state.looking_s[name] + earned_s, plain_s)
+        wanted = [
+            _is_blind(request) or self._worth_asking_any(state, pace, blocked=headroom_s < self._cheapest_s)
+            for request, state in zip(requests, states, strict=True)
+        ]
+        if not any(wanted):
+            return [None] * count
+        planned = _Round({}, count, pace, context, plain_s, headroom_s, [plain_s])
         widest = min(self.draft_max * count, _WIDEST)
+        self._cheapest_s = min(self._seconds(planned, rows) for rows in range(1, widest + 1)) - plain_s
         if self._seconds(planned, widest) - plain_s > headroom_s:
             # The best round may be out of reach: then a second is worth what it brings within reach.
             planned.pace = count / plain_s
@@ -330,14 +349,10 @@ class AutoPolicy:
             # Where nothing is within reach, what is looked at is followed as far as it goes, on paper.
             planned.most_rows = most_rows or math.inf
         budgets: list[DraftBudget | None] = []
-        for request in requests:
-            state = self._states[request.id]
-            blind = request.verifier.name == "rejection" and not request.params.greedy
-            for name in state.looking_s:
-                earned_s = LOOKING_SHARE * plain_s / count / len(state.looking_s)
-                state.looking_s[name] = min(state.looking_s[name] + earned_s, plain_s)
-            depth = self.draft_max if not blind else self._blind_depth(state, planned)
-            if depth == 0 or not self._worth_asking_any(state, planned):
+        for request, state, is_wanted in zip(requests, states, wanted, strict=True):
+            blind = _is_blind(request)
+            depth = self._blind_depth(state, planned) if blind else self.draft_max
+            if depth == 0 or not is_wanted:
                 budgets.append(None)
                 continue
             planned.plans[request.id] = _Plan(request, state, blind, request.num_output)
@@ -400,6 +415,9 @@ class AutoPolicy:
         plain_s = self._costs.round_s(count, context, count)
         self._costs.observe_round(rows, context, count, record.round_s - record.draft_s)
         tokens = sum(emitted)
+        if rows == count:
+            # This is what plain decoding takes, whatever was measured before; deciding came on top.
+            plain_s = record.round_s - record.draft_s
         would_be_s = tokens / count * plain_s
         keep = 1.0 - 1.0 / _PACE_MEMORY
         self._late_plain_s = self._late_plain_s * keep + would_be_s
@@ -450,15 +468,20 @@ class AutoPolicy:
         state.looking_s[name] = 0.0
         state.gains[name] = source.gains.copy()
 
-    def _worth_asking_any(self, state: _State, planned: _Round) -> bool:
+    def _worth_asking_any(self, state: _State, pace: float, *, blocked: bool) -> bool:
         """Return whether some drafter is worth asking, or worth a look: the quick way to plain decoding."""
-        if not self._sources or any(state.looks_left.values()):
+        if any(state.looking_s[name] >= source.ask_s + self._overhead_s for name, source in self._sources.items()):
+            return True
+        if any(state.looks_left.values()):
+            return True
+        if blocked:
+            # Asking costs time too, and there is none to lose.
+            return False
+        if not self._sources or state.rounds <= _FIRST_ROUNDS:
             return True
         return any(
-            state.gains[name].alone.rounds == 0
-            or max(state.gains[name].alone.hoped, state.gains[name].beside.hoped)
-            > planned.pace * (self._overhead_s + (0.0 if source.is_model else source.ask_s))
-            or state.looking_s[name] >= source.ask_s + self._overhead_s
+            max(state.gains[name].alone.hoped, state.gains[name].beside.hoped)
+            > pace * (self._overhead_s + (0.0 if source.is_model else source.ask_s))
             for name, source in self._sources.items()
         )
 
@@ -528,13 +551,14 @@ class AutoPolicy:
     def _ask_free(self, planned: _Round, plan: _Plan, name: str, source: _Source) -> bool:
         state = plan.state
         gain = self._gain(state.gains[name], plan, name)
-        if plan.blind or gain.rounds == 0 or gain.hoped > planned.pace * source.ask_s:
+        if plan.blind or (not planned.blocked and (gain.rounds == 0 or gain.hoped > planned.pace * source.ask_s)):
             return True
         return self._may_look(state, name, source.ask_s)
 
     def _may_look(self, state: _State, name: str, cost_s: float) -> bool:
         """Take what a look costs from what there is for looking, if there is enough."""
-        cost_s += self._overhead_s
+        # To have considered it took its time, even if nothing comes of it.
+        state.looking_s[name] -= self._overhead_s
         if state.looking_s[name] < cost_s:
             return False
         state.looking_s[name] -= cost_s
@@ -786,6 +810,11 @@ class AutoPolicy:
             source.ask_s += 0.1 * (spent_s / asked - source.ask_s)
         own_s = record.draft_s - sum(record.draft_seconds.values())
         self._overhead_s += 0.05 * (max(own_s, 0.0) - self._overhead_s)
+
+
+def _is_blind(request: Request) -> bool:
+    """Return whether nothing may depend on what is drawn for a request."""
+    return request.verifier.name == "rejection" and not request.params.greedy
 
 
 def _front(tree: DraftTree, name: str) -> int:
