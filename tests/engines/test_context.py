@@ -61,7 +61,7 @@ def test_a_draft_made_for_less_than_the_target_s_context_still_drafts(tmp_path: 
     data[value : value + 4] = struct.pack("<I", 64)
     short = tmp_path / "short.gguf"
     short.write_bytes(data)
-    with paceline.load(embedded_target(), draft=short, context_length=192) as model:
+    with paceline.load(embedded_target(), draft=short, context_length=192, policy="fixed") as model:
         answer = model.generate("def f(x):\n", max_tokens=150, ignore_end=True, seed=1)
         drafter = model.drafters[0]
         assert isinstance(drafter, DraftModelDrafter)
