@@ -184,6 +184,8 @@ def test_control_c_keeps_what_is_done_on_the_embedded_pair(tmp_path: Path) -> No
         *("--tokens", "24", "--prompts", "1", "--repeats", "100000", "--json", str(path)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Tests that run in the background of a shell would hand down that interrupts are ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     for line in process.stderr:
