@@ -9,20 +9,9 @@ from string import Template
 
 from paceline.bench import charts
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
-from paceline.bench.table import caption, interval, texts
+from paceline.bench.table import FIGURES, caption, interval, texts
 
-_COLUMNS = (
-    "t/s",
-    "of plain",
-    "95%",
-    "lowest prompt",
-    "by replay",
-    "accepted",
-    "tokens/round",
-    "own time",
-    "pairs",
-    "texts",
-)
+_COLUMNS = (*FIGURES, "texts")
 
 
 def render(result: BenchResult) -> str:

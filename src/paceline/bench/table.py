@@ -14,6 +14,20 @@ from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
 _NONE = "-"
 
 
+FIGURES = (
+    "t/s",
+    "of plain",
+    "95%",
+    "lowest prompt",
+    "by replay",
+    "accepted",
+    "tokens/round",
+    "own time",
+    "pairs",
+)
+"""Columns of a workload's table, between the variant's name and the verdict on its texts."""
+
+
 def print_result(console: Console, result: BenchResult) -> None:
     """Print everything a person wants to know at once; the JSON has the rest."""
     console.print(f"target: {result.target}", style="bold", markup=False)
@@ -84,17 +98,7 @@ def _print_workload(console: Console, workload: WorkloadResult) -> None:
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("variant", overflow="fold")
-    for column in (
-        "t/s",
-        "of plain",
-        "95%",
-        "lowest prompt",
-        "by replay",
-        "accepted",
-        "tokens/round",
-        "own time",
-        "pairs",
-    ):
+    for column in FIGURES:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("texts", overflow="fold")
     ratios = {id(each): each.ratio() for each in workload.variants}
