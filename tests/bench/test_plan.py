@@ -6,6 +6,7 @@ import pytest
 
 from paceline.bench.plan import Forecast, fitted
 from paceline.bench.settings import BenchSettings
+from paceline.bench.variants import SERVER_NGRAM_VARIANTS
 from paceline.bench.workloads import WORKLOAD_NAMES, WORKLOADS
 from paceline.planning.cost import CostProfile, PassCost, WidthCost
 
@@ -27,7 +28,7 @@ def test_a_run_is_its_prompt_and_its_answer() -> None:
     assert forecast.run_s("long-prompt") == pytest.approx(4032 * 0.03 / 4 + 64 * 0.03)
     assert forecast.run_s("mixed") == pytest.approx(sum(forecast.run_s(name) for name in WORKLOADS))
     # Plain, three static settings: each between two plain runs that it shares with its neighbours.
-    assert forecast.num_variants == 4
+    assert forecast.num_variants("new-code") == 4
     assert forecast.lap_s("hard") == pytest.approx(9 * forecast.run_s("hard"))
 
 
@@ -53,3 +54,14 @@ def test_what_the_user_set_stays() -> None:
     assert (tuple(chosen.workloads), chosen.tokens, chosen.prompts) == (WORKLOAD_NAMES, 200, 4)
     smallest = fitted(wanted, profile(0.5), 4096, 1.0, given={"workloads"})
     assert (list(smallest.workloads), smallest.tokens, smallest.prompts) == (list(WORKLOAD_NAMES), 32, 2)
+
+
+def test_another_server_takes_its_time_where_it_can_run() -> None:
+    alone, beside = (Forecast(settings(with_server=asked), profile(0.03), 4096) for asked in (False, True))
+    # Plain, n-grams, three settings with the draft model, and both together.
+    assert beside.num_variants("new-code") == alone.num_variants("new-code") + 6
+    tries = len(SERVER_NGRAM_VARIANTS)
+    assert beside.prepare_s("new-code") - alone.prepare_s("new-code") == pytest.approx(tries * alone.run_s("new-code"))
+    for name in ("mixed", "editing-forced"):
+        assert beside.num_variants(name) == alone.num_variants(name)
+        assert beside.prepare_s(name) == alone.prepare_s(name)

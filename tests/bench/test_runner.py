@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from paceline.bench.page import render
 from paceline.bench.results import BenchResult, VariantResult
 from paceline.bench.runner import Runner
-from paceline.bench.sessions import Engines, Session
+from paceline.bench.sessions import Answer, Contestant, Engines, Session, Stop
 from paceline.bench.settings import BenchSettings
-from paceline.bench.variants import drafter_sets, replay_all, static_variants
+from paceline.bench.variants import Variant, drafter_sets, replay_all, static_variants
+from paceline.bench.workloads import Task
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import EngineError, InputError
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
@@ -340,3 +343,46 @@ def test_what_a_policy_does_between_rounds_counts(monkeypatch: pytest.MonkeyPatc
     assert ratio.median == pytest.approx(32 * PASS_S / seconds)
     assert static.own_share == pytest.approx(0.5 * rounds / seconds)
     assert plain.own_share == pytest.approx(0.0)
+
+
+class SimulatedServers:
+    """Servers that take a given time for an answer, and say what they were asked."""
+
+    def __init__(self, seconds: Mapping[str, float]) -> None:
+        self._seconds = seconds
+        self.asked: list[tuple[str, str]] = []
+
+    def contestant(self, variant: Variant) -> Contestant:
+        servers = self
+
+        class Simulated:
+            def answer(self, task: Task, temperature: float, stopped: Stop) -> Answer:
+                servers.asked.append((variant.name, task.workload))
+                named = (seconds for name, seconds in servers._seconds.items() if variant.name.endswith(name))
+                return Answer(range(33), next(named, 64.0), 16, 32, 16)
+
+        return Simulated()
+
+
+def test_a_server_runs_its_best_settings_between_the_same_plain_runs() -> None:
+    servers = SimulatedServers({"ngram-mod": 16.0, "plain": 32.0})
+    result = run(engines(), settings(workloads=FORCED_AND_FREE), servers=servers)
+    free, forced = result.workloads
+    ran = [each for each in free.variants if each.variant.kind == "server"]
+    names = [each.variant.name for each in ran]
+    assert names[:2] == ["llama-server, plain", "llama-server, ngram-mod"]
+    # The best two static settings with the draft model, and the better of them with n-grams first.
+    assert len(names) == 5
+    assert names[4] == f"{names[2]}, ngram-mod"
+    ratios = [each.ratio() for each in ran]
+    assert [ratio.median for ratio in ratios if ratio] == pytest.approx([1.0, 2.0, 0.5, 0.5, 2.0])
+    assert all(len(each.pairs) == 3 and each.own_share is None and not each.judgements for each in ran)
+    assert ran[0].acceptance_length == 2.0
+    # Every n-gram setting was tried once, on the first prompt only.
+    tried = [name for name, _ in servers.asked if name == "llama-server, ngram-cache"]
+    assert len(tried) == 1
+    assert {workload for _, workload in servers.asked} == {"new-code"}
+    assert not [each for each in forced.variants if each.variant.kind == "server"]
+    assert result.notes == ["structured-forced: no server ran, as none can be made to follow a text"]
+    json.dumps(result.to_json())
+    assert "llama-server, ngram-mod" in render(result)

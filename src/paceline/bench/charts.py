@@ -107,6 +107,8 @@ def _marker(kind: str, x: float, y: float) -> str:
     """Return a kind's mark: kinds differ in shape too, not in colour alone."""
     if kind == "auto":
         return diamond(x, y, 6.5, class_="mark auto")
+    if kind == "server":
+        return path([(x - 5, y + 4), (x, y - 5), (x + 5, y + 4), (x - 5, y + 4)], class_="mark server")
     if kind == "policy":
         return tag("rect", x=x - 4, y=y - 4, width=8, height=8, class_="mark policy")
     return tag("circle", cx=x, cy=y, r=4.5 if kind == "static" else 3.5, class_=f"mark {kind}")
@@ -117,6 +119,7 @@ def legend(result: BenchResult) -> str:
     kinds = {each.variant.kind for workload in result.workloads for each in workload.variants}
     names = {
         "plain": "plain against plain",
+        "server": "llama-server",
         "static": "static settings",
         "policy": "other policies",
         "auto": "auto",

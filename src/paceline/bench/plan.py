@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Collection
 
 from paceline.bench.settings import BenchSettings
-from paceline.bench.variants import AUTO, STATIC, drafter_sets, static_variants
+from paceline.bench.variants import AUTO, SERVER_NGRAM_VARIANTS, STATIC, drafter_sets, static_variants
 from paceline.bench.workloads import (
     LONG_PROMPT_ANSWER,
     LONG_PROMPT_TOKENS,
@@ -67,14 +67,20 @@ class Forecast:
             prompt = PASSAGE_TOKENS
         return prompt * self._prompt_row_s + tokens * self._profile.round_s(1, prompt)
 
-    @property
-    def num_variants(self) -> int:
-        """Variants that run live, plain among them."""
-        return 1 + sum(self._settings.num_static if name == STATIC else 1 for name in self._settings.variants)
+    def num_variants(self, workload: str) -> int:
+        """Return how many variants run live, plain among them."""
+        settings = self._settings
+        count = 1 + sum(settings.num_static if name == STATIC else 1 for name in settings.variants)
+        if self._asks_server(workload):
+            count += 2 + (settings.num_static + 1 if "draft" in settings.drafters else 0)
+        return count
 
     def lap_s(self, workload: str) -> float:
         """Return the seconds of one lap."""
-        return (2 * self.num_variants + 1) * self.run_s(workload)
+        return (2 * self.num_variants(workload) + 1) * self.run_s(workload)
+
+    def _asks_server(self, workload: str) -> bool:
+        return self._settings.with_server and workload != MIXED and not WORKLOADS[workload].forced
 
     def prepare_s(self, workload: str) -> float:
         """Return the seconds of looking for tasks, recording and replaying."""
@@ -83,7 +89,8 @@ class Forecast:
             # The other workloads' tasks, replayed once more; those that are not measured by themselves come first.
             others = [name for name in WORKLOADS if name not in settings.workloads]
             return sum(self.tasks_s(name) for name in others) + len(WORKLOADS) * self.replays_s
-        return self.tasks_s(workload) + self.replays_s
+        trying_s = len(SERVER_NGRAM_VARIANTS) * self.run_s(workload) if self._asks_server(workload) else 0.0
+        return self.tasks_s(workload) + trying_s + self.replays_s
 
     def tasks_s(self, workload: str) -> float:
         """Return the seconds of looking for one workload's tasks and recording them."""

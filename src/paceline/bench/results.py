@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.bench.intervals import Estimate, estimate
+from paceline.bench.sessions import Spent
 from paceline.bench.variants import Replayed, Variant
 from paceline.comparison import Trial
 from paceline.planning.cost import CostProfile
@@ -32,9 +33,7 @@ class Pair:
         tested_by_depth: see :class:`~paceline.core.stats.RequestStats`.
         accepted_by_depth: likewise.
         seconds: from the first token to the last, as a reader sees it: all rounds, and what policies do between them.
-        verify_s: of these in the target's passes.
-        sampling_s: turning rows into tokens.
-        drafters_s: in the drafters.
+        spent: where they went; ``None`` if whoever answered does not say.
         differs_at: index of the first token that is not plain's; ``None`` if all are.
     """
 
@@ -49,9 +48,7 @@ class Pair:
     tested_by_depth: Mapping[int, int]
     accepted_by_depth: Mapping[int, int]
     seconds: float
-    verify_s: float
-    sampling_s: float
-    drafters_s: float
+    spent: Spent | None
     differs_at: int | None
 
 
@@ -172,10 +169,10 @@ class VariantResult:
 
     @property
     def own_share(self) -> float | None:
-        """Share of the time that was paceline's own: planning, calibration, bookkeeping; ``None`` without pairs."""
-        seconds = sum(pair.seconds for pair in self.pairs)
-        spent = sum(pair.verify_s + pair.sampling_s + pair.drafters_s for pair in self.pairs)
-        return max(seconds - spent, 0.0) / seconds if seconds else None
+        """Share of the time that was paceline's own: planning, calibration, bookkeeping; ``None`` if nobody says."""
+        told = [(pair.seconds, pair.spent.total_s) for pair in self.pairs if pair.spent is not None]
+        seconds = sum(each for each, _ in told)
+        return max(seconds - sum(spent for _, spent in told), 0.0) / seconds if seconds else None
 
     @property
     def num_equal(self) -> int:

@@ -15,22 +15,27 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from paceline.api import Generation
 from paceline.bench.looping import loops
 from paceline.bench.plan import Forecast
 from paceline.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
-from paceline.bench.sessions import Answered, Engines, Session, Stopped, finish, start
+from paceline.bench.sessions import Answer, Answered, Contestant, Engines, Session, Stopped, finish, start
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.variants import (
     PLAIN,
+    SERVER_NGRAM_VARIANTS,
+    SERVER_PLAIN,
     STATIC,
     Kind,
+    Replayed,
     Variant,
     best,
     policy_variants,
     replay_all,
+    server_draft_and_ngram,
+    server_draft_variants,
     static_variants,
 )
 from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Sizes, Task
@@ -44,7 +49,7 @@ from paceline.planning.recording import RECORDED_DEPTH, Recording, record
 _PREPARING_SHARE = 0.45
 """Of a time limit, that looking for prompts and recording them may take at most."""
 
-_ORDER: Sequence[Kind] = ("plain", "static", "policy", "auto")
+_ORDER: Sequence[Kind] = ("plain", "server", "static", "policy", "auto")
 
 _CAUTION = 1.1
 """Of the time that runs took before, which must be left for more of them."""
@@ -55,6 +60,14 @@ _TRIES_PER_TASK = 6
 
 Progress: TypeAlias = Callable[[str, float, float], None]
 """Told what is being done, and how much is done of how much there is to do, in seconds as they were forecast."""
+
+
+class Servers(Protocol):
+    """Servers of one program that answer over HTTP, each with a setting of its own."""
+
+    def contestant(self, variant: Variant) -> Contestant:
+        """Return who answers under a variant of kind ``"server"``."""
+        ...
 
 
 @dataclass(slots=True)
@@ -73,9 +86,9 @@ class _Contest:
     result: WorkloadResult
     tasks: list[_Prepared]
     lap_tasks: int
-    sessions: list[Session] = field(default_factory=list)
+    contestants: list[Contestant] = field(default_factory=list)
     # The first answers that differed from plain's, to be judged in the end, by variant and task.
-    differing: dict[tuple[int, str], tuple[Task, int, Generation, Generation]] = field(default_factory=dict)
+    differing: dict[tuple[int, str], tuple[Task, int, Answer, Answer]] = field(default_factory=dict)
 
     def lap(self, index: int) -> list[_Prepared]:
         """Return the tasks of a lap."""
@@ -96,6 +109,7 @@ class Runner:
         engines: loaded models.
         profile: what passes cost on them.
         settings: what is to be measured.
+        servers: another program to compare with; ``None`` for none.
         machine: versions and system, for the report.
         remaining_s: seconds that are left; infinite without a limit.
         stopped: whether the user wants no more.
@@ -108,6 +122,7 @@ class Runner:
         profile: CostProfile,
         settings: BenchSettings,
         *,
+        servers: Servers | None = None,
         machine: Mapping[str, str] | None = None,
         remaining_s: Callable[[], float] = lambda: float("inf"),
         stopped: Callable[[], bool] = lambda: False,
@@ -116,6 +131,7 @@ class Runner:
         self._engines = engines
         self._profile = profile
         self._settings = settings
+        self._servers = servers
         self._remaining_s = remaining_s
         self._stopped = stopped
         self._tell = progress
@@ -162,9 +178,9 @@ class Runner:
             self.result.ended_by = "error"
             self.result.notes.append(f"{type(error).__name__}: {error}")
         for contest in contests:
-            for each, session in zip(contest.result.variants, contest.sessions, strict=True):
+            for each, contestant in zip(contest.result.variants, contest.contestants, strict=True):
                 # Now, as explaining differences asks some of them to answer once more.
-                each.snapshot = _snapshot(session)
+                each.snapshot = _snapshot(contestant)
         self._judge(contests)
         self.result.took_s = self._engines.clock.now_s() - started_s
         return self.result
@@ -194,11 +210,16 @@ class Runner:
         result.prompt_tokens = sorted(len(each.task.prompt_ids) for each in tasks)
         result.answer_tokens = sorted(len(each.recording.token_ids) for each in tasks)
         contest = _Contest(result, tasks, lap_tasks)
-        recordings = [each.recording for each in tasks]
-        for variant, replayed in self._choose(result, recordings, lap_tasks):
+        for variant, replayed in self._choose(result, tasks, lap_tasks):
             result.variants.append(VariantResult(variant, lap_tasks, replayed))
-            contest.sessions.append(Session(self._engines, variant.drafters, variant.build(self._profile)))
+            contest.contestants.append(self._contestant(variant))
         return contest
+
+    def _contestant(self, variant: Variant) -> Contestant:
+        if variant.kind == "server":
+            assert self._servers is not None
+            return self._servers.contestant(variant)
+        return Session(self._engines, variant.drafters, variant.build(self._profile))
 
     def _workload(self, name: str) -> WorkloadResult:
         if name not in self._found:
@@ -260,11 +281,12 @@ class Runner:
             )
 
     def _choose(
-        self, result: WorkloadResult, recordings: Sequence[Recording], lap_tasks: int
-    ) -> list[tuple[Variant, Any]]:
+        self, result: WorkloadResult, tasks: Sequence[_Prepared], lap_tasks: int
+    ) -> list[tuple[Variant, Replayed | None]]:
         """Replay all settings; return the variants to run, plain first, with what replay says of them."""
         settings = self._settings
-        chosen: list[tuple[Variant, Any]] = [(PLAIN, None)]
+        recordings = [each.recording for each in tasks]
+        chosen: list[tuple[Variant, Replayed | None]] = [(PLAIN, None)]
 
         def advance() -> None:
             if self._stopped():
@@ -280,9 +302,36 @@ class Runner:
                 replayed_all = replay_all(recordings, candidates, self._profile, lap_tasks=lap_tasks, advance=advance)
                 fastest = best(replayed_all, 1)
             chosen += [(replayed.variant, replayed) for replayed in fastest]
+        if self._servers is not None:
+            if result.forced:
+                self.result.notes.append(f"{result.name}: no server ran, as none can be made to follow a text")
+            else:
+                chosen += [(variant, None) for variant in self._server_variants(self._servers, tasks)]
         chosen.sort(key=lambda pair: _ORDER.index(pair[0].kind))
         self._progress(f"{result.name}: settings chosen", self._forecast.replays_s)
         return chosen
+
+    def _server_variants(self, servers: Servers, tasks: Sequence[_Prepared]) -> Iterator[Variant]:
+        """Yield the server's settings that run: plain, the best of those with a draft model, and without one.
+
+        A server drafts in chains of one length from one source, as static settings do, so those are replayed; nobody
+        has recorded what its n-gram drafters offer, so these answer a first task each.
+        """
+        settings, first = self._settings, tasks[0].task
+        yield SERVER_PLAIN
+        speeds = []
+        doing = f"{first.workload}: trying settings of llama-server"
+        self._progress(doing)
+        for variant in SERVER_NGRAM_VARIANTS:
+            speeds.append(self._answer(servers.contestant(variant), first).per_second)
+            self._progress(doing, self._forecast.run_s(first.workload))
+        ngram = SERVER_NGRAM_VARIANTS[speeds.index(max(speeds))]
+        yield ngram
+        if "draft" in settings.drafters:
+            sweep = list(server_draft_variants(coarse=settings.coarse))
+            fastest = best(replay_all([each.recording for each in tasks], sweep, self._profile), settings.num_static)
+            yield from (replayed.variant for replayed in fastest)
+            yield server_draft_and_ngram(fastest[0].variant, ngram)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -298,12 +347,12 @@ class Runner:
     def _run_lap(self, contest: _Contest, lap: int) -> None:
         """Run every variant on every task of a lap, between plain runs."""
         settings = self._settings
-        order = list(range(len(contest.sessions)))
+        order = list(range(len(contest.contestants)))
         # Not always in the same order, as what ran before leaves caches warm and a machine hot.
         random.Random(f"{settings.seed} {contest.result.name} {lap}").shuffle(order)
         for prepared in contest.lap(lap):
             task = prepared.task
-            before = self._answer(self._plain, task, speculate=False)
+            before = self._plain_answer(task)
             for index in order:
                 if self._remaining_s() < _CAUTION * 2 * prepared.run_s:
                     # The machine became slower than it was when the lap began.
@@ -312,37 +361,39 @@ class Runner:
                 each = contest.result.variants[index]
                 doing = f"{contest.result.name}: pair {lap + 1} of {settings.laps}, {each.variant.name}"
                 self._progress(doing)
-                session = contest.sessions[index]
-                drafters_s = session.drafters_s
-                answer = self._answer(session, task, speculate=True)
-                drafters_s = session.drafters_s - drafters_s
-                after = self._answer(self._plain, task, speculate=False)
+                answer = self._answer(contest.contestants[index], task)
+                after = self._plain_answer(task)
                 if min(len(one.token_ids) for one in (before, answer, after)) < 2:
                     # Near-ties may end an answer at once; then there is nothing to time.
                     before = after
                     continue
-                pair = _pair(lap, task, before, answer, after, drafters_s)
+                pair = _pair(lap, task, before, answer, after)
                 each.pairs.append(pair)
-                if pair.differs_at is not None:
+                if pair.differs_at is not None and answer.generation is not None:
                     key = (index, f"{task.workload} {task.name}")
                     contest.differing.setdefault(key, (task, pair.differs_at, after, answer))
                 before = after
                 self._progress(doing, 2 * self._forecast.run_s(task.workload))
 
-    def _answer(self, session: Session, task: Task, *, speculate: bool) -> Generation:
-        return finish(start(session, task, self._settings.temperature, speculate=speculate), self._stopped)
+    def _answer(self, contestant: Contestant, task: Task) -> Answer:
+        return contestant.answer(task, self._settings.temperature, self._stopped)
+
+    def _plain_answer(self, task: Task) -> Answer:
+        return self._plain.answer(task, self._settings.temperature, self._stopped, speculate=False)
 
     # --- afterwards ---------------------------------------------------------------------------------------------------
 
     def _judge(self, contests: Sequence[_Contest]) -> None:
         """Find out why texts differ from plain's, as far as there is time."""
         for contest in contests:
-            for (index, _), difference in contest.differing.items():
-                each, session = contest.result.variants[index], contest.sessions[index]
-                verdict = self._verdict(session, *difference)
-                each.judgements.append(Judgement(difference[0].name, difference[1], verdict))
+            for (index, _), (task, first, plain, answer) in contest.differing.items():
+                contestant = contest.contestants[index]
+                # A server samples by noise of its own, and does not show what it drew from.
+                if isinstance(contestant, Session) and plain.generation is not None and answer.generation is not None:
+                    verdict = self._verdict(contestant, task, plain.generation, answer.generation)
+                    contest.result.variants[index].judgements.append(Judgement(task.name, first, verdict))
 
-    def _verdict(self, session: Session, task: Task, index: int, plain: Generation, speculative: Generation) -> str:
+    def _verdict(self, session: Session, task: Task, plain: Generation, speculative: Generation) -> str:
         # Both are made again, and the text is read three times.
         needed_s = 5 * self._forecast.run_s(task.workload)
         if self.result.ended_by in ("interrupt", "error") or self._stopped() or self._remaining_s() < needed_s:
@@ -354,43 +405,29 @@ class Runner:
         return "not judged" if divergence is None else divergence.verdict
 
 
-def _pair(lap: int, task: Task, before: Generation, answer: Generation, after: Generation, drafters_s: float) -> Pair:
-    stats = answer.stats
+def _pair(lap: int, task: Task, before: Answer, answer: Answer, after: Answer) -> Pair:
     return Pair(
         lap=lap,
         task=task.name,
         workload=task.workload,
-        trial=Trial(_speed(before), _speed(answer), _speed(after)),
-        tokens=stats.predicted_tokens - 1,
-        rounds=stats.rounds,
-        num_drafted=stats.num_drafted,
-        num_accepted=stats.num_accepted,
-        tested_by_depth=dict(stats.tested_by_depth),
-        accepted_by_depth=dict(stats.accepted_by_depth),
-        seconds=_seconds(answer),
-        verify_s=stats.phases.verify_s,
-        sampling_s=stats.phases.sampling_s,
-        drafters_s=drafters_s,
+        trial=Trial(before.per_second, answer.per_second, after.per_second),
+        tokens=len(answer.token_ids) - 1,
+        rounds=answer.rounds,
+        num_drafted=answer.num_drafted,
+        num_accepted=answer.num_accepted,
+        tested_by_depth=answer.tested_by_depth,
+        accepted_by_depth=answer.accepted_by_depth,
+        seconds=answer.seconds,
+        spent=answer.spent,
         differs_at=first_difference(after.token_ids, answer.token_ids),
     )
 
 
-def _seconds(generation: Generation) -> float:
-    """Return the time from the first token to the last: what a policy does between rounds is part of it."""
-    arrivals_s = generation.stats.arrivals_s
-    return arrivals_s[-1] - arrivals_s[0]
-
-
-def _speed(generation: Generation) -> float:
-    # Tasks whose answers are of a token or so were left out, and the same seed answers the same.
-    return (generation.stats.predicted_tokens - 1) / _seconds(generation)
-
-
-def _snapshot(session: Session) -> Mapping[str, Any] | None:
+def _snapshot(contestant: Contestant) -> Mapping[str, Any] | None:
     """Return what a policy that plans says of its predictions and its ledger, as plain data; ``None`` of others."""
-    if not isinstance(session.policy, AutoPolicy):
+    if not isinstance(contestant, Session) or not isinstance(contestant.policy, AutoPolicy):
         return None
-    told = session.policy.report()
+    told = contestant.policy.report()
     return {
         "calibration": {name: found.rows() for name, found in told.reliability.items()},
         "ledger": [(entry.tokens, entry.debt_s, entry.allowance_s) for entry in told.ledger],

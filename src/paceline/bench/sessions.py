@@ -1,10 +1,13 @@
-"""Sessions over shared engines: weights are loaded once, and each variant has its own drafters and policy over them."""
+"""What answers in a bench: sessions over shared engines, and whoever else can be asked for the same texts.
+
+Weights are loaded once, and each variant of paceline's has its own drafters and policy over them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.bench.forcing import ForcedVerifier
@@ -33,6 +36,74 @@ class Engines:
     target: Engine
     draft: Engine | None
     clock: Clock
+
+
+Stop: TypeAlias = Callable[[], bool]
+"""Says whether the user wants no more runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Where a session's seconds went; what is left of the answer's is paceline's own.
+
+    Attributes:
+        verify_s: the target's passes.
+        sampling_s: turning rows into tokens.
+        drafters_s: the drafters.
+    """
+
+    verify_s: float
+    sampling_s: float
+    drafters_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all three."""
+        return self.verify_s + self.sampling_s + self.drafters_s
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is measured of an answer, whoever gave it.
+
+    Attributes:
+        token_ids: the answer.
+        seconds: from the first token to the last: what happens between rounds is part of it.
+        rounds: decoding rounds after the prompt.
+        num_drafted: draft tokens verified.
+        num_accepted: draft tokens kept.
+        tested_by_depth: see :class:`~paceline.core.stats.RequestStats`; empty if it is not known.
+        accepted_by_depth: likewise.
+        spent: where the seconds went; ``None`` if it is not known.
+        generation: the whole of it, where a session of paceline's gave it.
+    """
+
+    token_ids: Sequence[int]
+    seconds: float
+    rounds: int
+    num_drafted: int
+    num_accepted: int
+    tested_by_depth: Mapping[int, int] = field(default_factory=dict)
+    accepted_by_depth: Mapping[int, int] = field(default_factory=dict)
+    spent: Spent | None = None
+    generation: Generation | None = None
+
+    @property
+    def per_second(self) -> float:
+        """Tokens per second of decoding; the first comes with the prompt."""
+        return (len(self.token_ids) - 1) / self.seconds
+
+
+class Contestant(Protocol):
+    """Who answers a variant's tasks."""
+
+    def answer(self, task: Task, temperature: float, stopped: Stop) -> Answer:
+        """Return the answer to a task.
+
+        Raises:
+            Stopped: the user wants no more.
+        """
+        ...
 
 
 class _Metered:
@@ -72,10 +143,26 @@ class Session(Model):
     def __enter__(self) -> Session:
         return self
 
-    @property
-    def drafters_s(self) -> float:
-        """Seconds that drafters took so far, planning aside."""
-        return self._metered.drafters_s
+    def answer(self, task: Task, temperature: float, stopped: Stop, *, speculate: bool = True) -> Answer:
+        """Return the answer to a task.
+
+        Raises:
+            Stopped: the user wants no more; the request is cancelled.
+        """
+        drafters_s = self._metered.drafters_s
+        generation = finish(start(self, task, temperature, speculate=speculate), stopped)
+        stats = generation.stats
+        return Answer(
+            generation.token_ids,
+            stats.arrivals_s[-1] - stats.arrivals_s[0],
+            stats.rounds,
+            stats.num_drafted,
+            stats.num_accepted,
+            dict(stats.tested_by_depth),
+            dict(stats.accepted_by_depth),
+            Spent(stats.phases.verify_s, stats.phases.sampling_s, self._metered.drafters_s - drafters_s),
+            generation,
+        )
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
         """Start an answer, forced if there is a reference."""
@@ -115,7 +202,7 @@ def start(session: Session, task: Task, temperature: float, *, speculate: bool) 
     return session.stream(task.prompt_ids, **options)
 
 
-def finish(stream: Stream, stopped: Callable[[], bool]) -> Generation:
+def finish(stream: Stream, stopped: Stop) -> Generation:
     """Return a stream's answer.
 
     Raises:

@@ -25,6 +25,7 @@ class BenchSettings:
         prompts: texts of each workload; more laps go through them again.
         num_static: static settings that run live.
         coarse: replay fewer settings.
+        with_server: compare with another server too, where it can be: it cannot be made to follow a text.
         seed: of the order of texts, of edits and of sampling.
     """
 
@@ -37,6 +38,7 @@ class BenchSettings:
     prompts: int = 5
     num_static: int = 3
     coarse: bool = False
+    with_server: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

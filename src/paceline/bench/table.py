@@ -78,6 +78,8 @@ def texts(workload: WorkloadResult, each: VariantResult) -> str:
         return "equal (forced)"
     if each.num_equal == len(each.pairs):
         return "equal"
+    if each.variant.kind == "server":
+        return f"{each.num_equal} of {len(each.pairs)} equal: not judged"
     counts = Counter(judgement.verdict for judgement in each.judgements)
     reasons = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     return f"{each.num_equal} of {len(each.pairs)} equal" + (f": {reasons}" if reasons else "")
@@ -139,14 +141,15 @@ def _summary(workloads: Sequence[WorkloadResult]) -> Table:
     )
     table = Table(title="speed of decoding, of plain's", title_justify="left", box=None, pad_edge=False)
     table.add_column("workload", no_wrap=True)
-    for column in ("plain", "best static", *names):
+    has_server = any(workload.best("server") for workload in workloads)
+    for column in ("plain", *(["best server"] * has_server), "best static", *names):
         table.add_column(column, justify="right")
     has_auto = "auto" in names
     if has_auto:
         table.add_column("auto over best static", justify="right")
     for workload in workloads:
-        plain, static, auto = (workload.best(kind) for kind in ("plain", "static", "auto"))
-        cells = [_ratio(plain), _ratio(static)]
+        plain, server, static, auto = (workload.best(kind) for kind in ("plain", "server", "static", "auto"))
+        cells = [_ratio(plain), *([_ratio(server)] * has_server), _ratio(static)]
         for name in names:
             cells.append(_ratio(next((each for each in workload.variants if each.variant.policy == name), None)))
         if has_auto:

@@ -8,8 +8,9 @@ and runs live with the best, so that none is held back by a drafter that its rul
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -21,7 +22,7 @@ from paceline.planning.recording import Recording
 from paceline.planning.registry import POLICY_NAMES, build_policy
 from paceline.planning.replay import ReplayResult, replay
 
-Kind: TypeAlias = Literal["plain", "static", "policy", "auto"]
+Kind: TypeAlias = Literal["plain", "server", "static", "policy", "auto"]
 
 STATIC: Final = "static"
 AUTO: Final = "auto"
@@ -39,8 +40,8 @@ class Variant:
 
     Attributes:
         name: in tables.
-        kind: what sort of variant it is.
-        drafters: names of those that take part, in the order they are asked.
+        kind: what sort of variant it is; one of kind ``"server"`` another program runs.
+        drafters: names of those that take part, in the order they are asked; a server has names of its own for them.
         policy: a name among :data:`~paceline.planning.registry.POLICY_NAMES`.
         fixed: the settings of a static variant.
     """
@@ -58,6 +59,34 @@ class Variant:
 
 PLAIN: Final = Variant("plain", "plain")
 """As a variant, plain decoding is run between plain runs like the others, which shows how much of a ratio is noise."""
+
+
+SERVER_PLAIN: Final = Variant("llama-server, plain", "server")
+"""A server that drafts nothing: what paceline's own plain decoding is to be measured against."""
+
+SERVER_NGRAM_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "ngram-simple": ("ngram-simple",),
+    "ngram-simple 4/8": (
+        "ngram-simple",
+        *("--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m", "8"),
+    ),
+    "ngram-map-k 4/8": (
+        "ngram-map-k",
+        *("--spec-ngram-map-k-size-n", "4", "--spec-ngram-map-k-size-m", "8"),
+    ),
+    "ngram-mod": ("ngram-mod",),
+    "ngram-mod 6/2-16": (
+        "ngram-mod",
+        *("--spec-ngram-mod-n-match", "6", "--spec-ngram-mod-n-min", "2", "--spec-ngram-mod-n-max", "16"),
+    ),
+    "ngram-cache": ("ngram-cache",),
+}
+"""What llama-server drafts from without a draft model, as it comes and, as its long defaults hardly ever match in a
+short text, with short keys and drafts: the name in tables, then the type and its arguments."""
+
+SERVER_NGRAM_VARIANTS: Final = tuple(
+    Variant(f"llama-server, {name}", "server", (name,)) for name in SERVER_NGRAM_SETTINGS
+)
 
 
 def check_variant_names(names: Sequence[str]) -> None:
@@ -92,6 +121,19 @@ def static_variants(drafters: Sequence[str], *, coarse: bool = False) -> Iterato
                 threshold = f", p-min {p_min:g}" if p_min else ""
                 name = f"draft-max {length}{threshold}, {'+'.join(names)}"
                 yield Variant(name, "static", names, "fixed", FixedPolicy(length, p_min=p_min))
+
+
+def server_draft_variants(*, coarse: bool = False) -> Iterator[Variant]:
+    """Yield a server's settings with a draft model, as they are replayed."""
+    for variant in static_variants(["draft"], coarse=coarse):
+        name = variant.name.removesuffix(", draft")
+        yield dataclasses.replace(variant, name=f"llama-server, {name}", kind="server")
+
+
+def server_draft_and_ngram(draft: Variant, ngram: Variant) -> Variant:
+    """Return a server's setting in which both draft: where the n-grams have nothing to offer, the model does."""
+    (name,) = ngram.drafters
+    return dataclasses.replace(draft, name=f"{draft.name}, {name}", drafters=(name, *draft.drafters))
 
 
 def policy_variants(name: str, drafters: Sequence[str]) -> Iterator[Variant]:

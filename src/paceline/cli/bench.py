@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from paceline.bench.llama_server import LlamaServers, program_version
 from paceline.bench.machine import machine
 from paceline.bench.page import render
 from paceline.bench.plan import QUICK_S, QUICK_WORKLOADS, fitted
@@ -65,6 +66,8 @@ paceline bench --quick  [dim]# the embedded pair, two minutes[/dim]
 paceline bench -m big.gguf -md small.gguf --json bench.json --html bench.html
 
 paceline bench -m target-1b-q4_0 -md draft --workloads new-code,hard,mixed --temp 0.8
+
+paceline bench -m big.gguf -md small.gguf --against llama-server=./llama-server
 
 paceline bench -m big.gguf --time-limit 1800  [dim]# no draft model: suffix and lookup[/dim]
 """
@@ -141,6 +144,15 @@ def bench(
             rich_help_panel=_WHAT,
         ),
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            help="Run the same files through a llama-server too, tuned likewise; forced workloads are left out.",
+            metavar="llama-server=PATH",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     time_limit: Annotated[
         float | None,
         typer.Option(
@@ -194,6 +206,7 @@ def bench(
         prompts=min(prompts, repeats) if "prompts" not in given else prompts,
         num_static=1 if quick else _DEFAULTS.num_static,
         coarse=quick,
+        with_server=against is not None,
         seed=seed,
     )
     check_workload_names(settings.workloads)
@@ -209,6 +222,7 @@ def bench(
             raise InputError("a draft model is given but 'draft' is not among --drafters: add it, or leave out -md")
         if ctx_size_draft is not None or device_draft or gpu_layers_draft != -1:
             raise InputError("-cd, -ngld and -devd have no effect without a draft model: name one with -md")
+    server_program = None if against is None else _program(against)
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     for option, path in (("--json", json_file), ("--html", html)):
         if path is not None:
@@ -244,6 +258,7 @@ def bench(
         # Loading calls back from native code, where an interrupt would be lost; rounds are not torn either.
         interrupts_held() as interrupted,
         _loaded(target_options, draft_options) as engines,
+        _servers(server_program, target_options, draft_options, engines.target.capabilities.context_length) as servers,
         _Progress(remaining_s) as progress,
     ):
         profile = _profile(engines, target_options, draft_options, limit_s, interrupted, progress)
@@ -254,7 +269,8 @@ def bench(
             engines,
             profile,
             settings,
-            machine=machine(),
+            servers=servers,
+            machine=machine() | ({} if servers is None else {"llama-server": servers.version}),
             remaining_s=remaining_s,
             stopped=interrupted.is_set,
             progress=progress.tell,
@@ -329,6 +345,18 @@ def _loaded(target: ModelOptions, draft: ModelOptions | None) -> Iterator[Engine
         target_engine.close()
 
 
+@contextmanager
+def _servers(
+    program: Path | None, target: ModelOptions, draft: ModelOptions | None, context_length: int
+) -> Iterator[LlamaServers | None]:
+    """Yield what starts llama-server, if it is asked for, and end all of them afterwards."""
+    if program is None:
+        yield None
+        return
+    with LlamaServers(program, target, draft, context_length) as servers:
+        yield servers
+
+
 class _Progress:
     """A bar with the time left on a terminal; elsewhere a line for every new thing that is being done."""
 
@@ -385,6 +413,15 @@ def _duration(seconds: float) -> str:
 
 def _chosen(names: str | None, default: Sequence[str]) -> list[str]:
     return list(default) if names is None else [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _program(against: str) -> Path:
+    """Return the path in ``llama-server=PATH``, of a program that runs."""
+    name, _, path = against.partition("=")
+    if name != "llama-server" or not path:
+        raise InputError(f"--against {against}: write --against llama-server=PATH; no other server is known")
+    program_version(Path(path))
+    return Path(path)
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
