@@ -20,7 +20,6 @@ beforehand, by past rounds alone.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,9 +31,11 @@ from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import RoundCosts, RoundRecord
 from paceline.planning.calibration import Reliability
 from paceline.planning.fixed import MAX_DRAFT, MAX_SIBLINGS
+from paceline.planning.gains import GAIN_MEMORY, Gain, Gains
 from paceline.planning.ledger import ALLOWED_SHARE_OF_ONE, Ledger, LedgerEntry
 from paceline.planning.online_costs import OnlineCosts
 from paceline.planning.paper import PaperRound, PaperTrading
+from paceline.planning.round_plan import Cut, Front, Proposal, RequestPlan, RoundPlan, front_of, others
 from paceline.planning.survival import GrownTree, Outlook, SurvivalModel
 
 START_ROUNDS = 4.0
@@ -62,53 +63,12 @@ PLAIN_EVERY = 64
 """rounds after which another is made: speculation is compared with what they take."""
 
 _PACE_MEMORY = 64.0
-_GAIN_MEMORY = 25
 _TRIALS = 3
 _FIRST_ROUNDS = 8
 _WIDEST = 64
 _OF_NOTE = 0.3
 _CAUGHT_UP = 8
 _HISTORY = 4096
-
-
-@dataclass(slots=True)
-class _Gain:
-    """What asking a drafter adds to a round, in tokens, its own time paid for.
-
-    Attributes:
-        mean: over the latest rounds in which it was asked.
-        variance: likewise.
-        rounds: asked so far, up to :data:`_GAIN_MEMORY`.
-    """
-
-    mean: float = 0.0
-    variance: float = 0.0
-    rounds: int = 0
-
-    def add(self, gain: float) -> None:
-        """Count a round."""
-        self.rounds = min(self.rounds + 1, _GAIN_MEMORY)
-        share = 1.0 / self.rounds
-        surprise = gain - self.mean
-        self.mean += share * surprise
-        self.variance += share * ((1.0 - share) * surprise * surprise - self.variance)
-
-    @property
-    def hoped(self) -> float:
-        """The mean, and one standard error more: rare large gains look like none for a long time."""
-        return self.mean + math.sqrt(self.variance / self.rounds) if self.rounds else 0.0
-
-
-@dataclass(slots=True)
-class _Gains:
-    """Of one drafter: where nothing of note was drafted before it was asked, and beside something."""
-
-    alone: _Gain = field(default_factory=_Gain)
-    beside: _Gain = field(default_factory=_Gain)
-
-    def copy(self) -> _Gains:
-        """Return gains that go on from here by themselves."""
-        return _Gains(dataclasses.replace(self.alone), dataclasses.replace(self.beside))
 
 
 @dataclass(slots=True)
@@ -127,7 +87,7 @@ class _Source:
     outlook: Outlook
     ask_s: float = 0.0
     last_asked: int = 0
-    gains: _Gains = field(default_factory=_Gains)
+    gains: Gains = field(default_factory=Gains)
 
 
 @dataclass(slots=True)
@@ -147,91 +107,12 @@ class _State:
 
     ledger: Ledger
     outlooks: dict[str, Outlook] = field(default_factory=dict)
-    gains: dict[str, _Gains] = field(default_factory=dict)
+    gains: dict[str, Gains] = field(default_factory=dict)
     looking_s: dict[str, float] = field(default_factory=dict)
     looks_left: dict[str, int] = field(default_factory=dict)
     rounds: int = 0
     tried: set[str] = field(default_factory=set)
     paper: PaperTrading = field(default_factory=PaperTrading)
-
-
-@dataclass(slots=True)
-class _Plan:
-    """One request in the round that is being planned.
-
-    Attributes:
-        request: whose.
-        state: its state.
-        blind: whether nothing may depend on what is drawn; its tree is verified as it is.
-        num_output: tokens of the answer before the round.
-        tree: its survivals, as the tree was grown; ``None`` before anything was drafted.
-        num_proposals: in the tree when ``tree`` was made.
-        beside: by drafter asked, whether something of note had been drafted before.
-        looks: drafters that are asked only to see what they say.
-    """
-
-    request: Request
-    state: _State
-    blind: bool
-    num_output: int
-    tree: GrownTree | None = None
-    num_proposals: int = 0
-    beside: dict[str, bool] = field(default_factory=dict)
-    looks: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Round:
-    """The round that is being planned.
-
-    Attributes:
-        plans: by request id.
-        requests: that take part, with a plan or without.
-        pace: tokens a second that a second must be worth.
-        context: tokens in the target's cache.
-        plain_s: seconds of the round without drafts.
-        headroom_s: what the round may lose at worst.
-        seconds: ``seconds[k]`` of a round with ``k`` rows more than requests.
-        most_rows: drafted rows that can be verified within the headroom.
-        blocked: whether there are none.
-        predicted_draft_s: by drafter, what its passes should take.
-        asked: by drafter, the requests it was asked for.
-        value_before: by drafter, what the round was worth before it was asked.
-    """
-
-    plans: dict[int, _Plan]
-    requests: int
-    pace: float
-    context: int
-    plain_s: float
-    headroom_s: float
-    seconds: list[float]
-    most_rows: float = math.inf
-    blocked: bool = False
-    predicted_draft_s: dict[str, float] = field(default_factory=dict)
-    asked: dict[str, list[int]] = field(default_factory=dict)
-    value_before: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Front:
-    """The end of a chain that a model could extend.
-
-    Attributes:
-        job: whose; ``None`` where it does not matter.
-        survival: of the last token of the chain.
-        ahead: chances of the next ones.
-        others: best survivals, at the depths below, of what is drafted already.
-    """
-
-    job: DraftJob | None
-    survival: float
-    ahead: Sequence[float]
-    others: Sequence[float]
-
-    def alone(self) -> _Front:
-        """Return it as if nothing else were drafted."""
-        return dataclasses.replace(self, others=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +163,7 @@ class AutoPolicy:
         self._ledger: Ledger | None = None
         # Plain and actual seconds of late, of all requests.
         self._late_plain_s = self._late_actual_s = 0.0
-        self._round: _Round | None = None
+        self._round: RoundPlan | None = None
         self._rounds = 0
         self._since_plain = 0
         self._overhead_s = 0.0
@@ -337,13 +218,13 @@ class AutoPolicy:
         ]
         if not any(wanted):
             return [None] * count
-        planned = _Round({}, count, pace, context, plain_s, headroom_s, [plain_s])
+        planned = RoundPlan(self._costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
         widest = min(self.draft_max * count, _WIDEST)
-        self._cheapest_s = min(self._seconds(planned, rows) for rows in range(1, widest + 1)) - plain_s
-        if self._seconds(planned, widest) - plain_s > headroom_s:
+        self._cheapest_s = min(planned.seconds(rows) for rows in range(1, widest + 1)) - plain_s
+        if planned.seconds(widest) - plain_s > headroom_s:
             # The best round may be out of reach: then a second is worth what it brings within reach.
             planned.pace = count / plain_s
-            within = (rows for rows in range(widest, 0, -1) if self._seconds(planned, rows) - plain_s <= headroom_s)
+            within = (rows for rows in range(widest, 0, -1) if planned.seconds(rows) - plain_s <= headroom_s)
             most_rows = next(within, 0)
             planned.blocked = not most_rows
             # Where nothing is within reach, what is looked at is followed as far as it goes, on paper.
@@ -355,7 +236,7 @@ class AutoPolicy:
             if depth == 0 or not is_wanted:
                 budgets.append(None)
                 continue
-            planned.plans[request.id] = _Plan(request, state, blind, request.num_output)
+            planned.plans[request.id] = RequestPlan(request, blind, request.num_output)
             budgets.append(DraftBudget(depth, 1 if blind else self.siblings, margin=not blind))
         if planned.plans:
             self._round = planned
@@ -382,15 +263,14 @@ class AutoPolicy:
             if plan is not None and tree.num_drafted:
                 self._look(plan, tree)
                 owners[request.id] = tree
-        ranked = self._ranked(planned)
         # What drafts are worth does not depend on whether they can be afforded now.
-        wanted, value = self._cut(planned, ranked, math.inf)
-        self._credit(planned, value)
-        count, _ = self._cut(planned, ranked, planned.headroom_s)
-        if wanted and not count and planned.requests == 1:
-            self._trade_on_paper(planned, ranked[:wanted])
+        ranked = planned.ranked()
+        wanted, affordable = planned.cut(ranked), planned.cut(ranked, planned.headroom_s)
+        self._credit(planned, wanted.value)
+        if wanted.kept and not affordable.kept and planned.requests == 1:
+            self._trade_on_paper(planned, wanted.kept)
         kept: dict[int, list[int]] = {request_id: [] for request_id in owners}
-        for _, request_id, node in ranked[:count]:
+        for _, request_id, node in affordable.kept:
             kept[request_id].append(node)
         for request_id, tree in owners.items():
             if not planned.plans[request_id].blind and len(kept[request_id]) < tree.num_drafted:
@@ -485,7 +365,7 @@ class AutoPolicy:
             for name, source in self._sources.items()
         )
 
-    def _blind_depth(self, state: _State, planned: _Round) -> int:
+    def _blind_depth(self, state: _State, planned: RoundPlan) -> int:
         """Return the length of chain that is worth most, by what was accepted on average."""
         models = [name for name, source in self._sources.items() if source.is_model]
         if not models:
@@ -500,7 +380,7 @@ class AutoPolicy:
         for depth in range(1, self.draft_max + 1):
             survival *= max(chances[depth - 1] for chances in outlooks)
             gained += survival
-            extra_s = self._seconds(planned, depth) - planned.plain_s + depth * level_s
+            extra_s = planned.seconds(depth) - planned.plain_s + depth * level_s
             if extra_s > planned.headroom_s:
                 continue
             value = gained - planned.pace * extra_s
@@ -508,21 +388,21 @@ class AutoPolicy:
                 best, best_depth = value, depth
         if not best_depth:
             name = names[0]
-            look_s = self._seconds(planned, 1) - planned.plain_s + level_s
+            look_s = planned.seconds(1) - planned.plain_s + level_s
             if state.looking_s[name] >= look_s:
                 state.looking_s[name] -= look_s
                 return 1
         return best_depth
 
-    def _first_choice(self, planned: _Round, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+    def _first_choice(self, planned: RoundPlan, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Choose the trees that this drafter is asked for at all."""
         source = self._source(drafter, jobs[0].request)
         name = drafter.name
         for job in jobs:
             plan = planned.plans[job.request.id]
             plan.beside[name] = max(self._look(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
-        ranked = self._ranked(planned)
-        planned.value_before[name] = self._cut(planned, ranked, math.inf)[1]
+        standing = planned.cut(planned.ranked())
+        planned.value_before[name] = standing.value
         if not source.is_model:
             return [job for job in jobs if self._ask_free(planned, planned.plans[job.request.id], name, source)]
         # A draft is tried on a few requests, and then on twice as many, before all of them have it read their prompts.
@@ -538,9 +418,9 @@ class AutoPolicy:
                 catch_up_s = self._costs.draft_s(unread, len(job.request.token_ids)) - self._costs.draft_s(
                     1, planned.context
                 )
-            if plan.blind or self._ask_model(planned, plan, name, catch_up_s):
+            if plan.blind or self._ask_model(planned, plan, name, catch_up_s, standing):
                 chosen.append(job)
-                plan.state.tried.add(name)
+                self._states[job.request.id].tried.add(name)
                 predicted = planned.predicted_draft_s
                 predicted[name] = predicted.get(name, 0.0) + catch_up_s
         source.last_asked = len(chosen)
@@ -548,8 +428,8 @@ class AutoPolicy:
             planned.predicted_draft_s[name] += self._costs.draft_s(len(chosen), planned.context)
         return chosen
 
-    def _ask_free(self, planned: _Round, plan: _Plan, name: str, source: _Source) -> bool:
-        state = plan.state
+    def _ask_free(self, planned: RoundPlan, plan: RequestPlan, name: str, source: _Source) -> bool:
+        state = self._states[plan.request.id]
         gain = self._gain(state.gains[name], plan, name)
         if plan.blind or (not planned.blocked and (gain.rounds == 0 or gain.hoped > planned.pace * source.ask_s)):
             return True
@@ -565,22 +445,19 @@ class AutoPolicy:
         return True
 
     @staticmethod
-    def _gain(gains: _Gains, plan: _Plan, name: str) -> _Gain:
+    def _gain(gains: Gains, plan: RequestPlan, name: str) -> Gain:
         return gains.beside if plan.beside[name] else gains.alone
 
-    def _ask_model(self, planned: _Round, plan: _Plan, name: str, catch_up_s: float) -> bool:
+    def _ask_model(self, planned: RoundPlan, plan: RequestPlan, name: str, catch_up_s: float, standing: Cut) -> bool:
         """Return whether a model is worth asking for one request, or worth a look."""
-        state, request = plan.state, plan.request
+        state, request = self._states[plan.request.id], plan.request
         level_s = self._costs.draft_s(1, planned.context)
-        front = _Front(None, 1.0, state.outlooks[name].ahead(None, self.draft_max), _others(plan, ROOT))
-        ranked = self._ranked(planned)
-        count, before = self._cut(planned, ranked, math.inf)
-        gained = sum(survival for survival, _, _ in ranked[:count])
+        front = Front(None, 1.0, state.outlooks[name].ahead(None, self.draft_max), others(plan, ROOT))
         ahead = max(
-            self._value_ahead(planned, [front], gained, count, 1),
-            self._value_ahead(planned, [front.alone()], 0.0, 0, 1),
+            planned.value_ahead([front], standing.gained, len(standing.kept), 1),
+            planned.value_ahead([front.alone()], 0.0, 0, 1),
         )
-        ahead -= before
+        ahead -= standing.value
         gain = self._gain(state.gains[name], plan, name)
         if gain.rounds < _TRIALS:
             gain = self._gain(self._sources[name].gains, plan, name)
@@ -605,12 +482,12 @@ class AutoPolicy:
         if name not in state.tried:
             # Nothing can be known of a draft that has not read the prompt: reading it is paid by what the prompt cost.
             known = self._sources[name].gains.alone
-            share = LOOKING_SHARE if known.rounds == _GAIN_MEMORY and known.hoped <= 0 else INVESTED_SHARE
+            share = LOOKING_SHARE if known.rounds == GAIN_MEMORY and known.hoped <= 0 else INVESTED_SHARE
             if catch_up_s <= share * request.stats.prompt_s:
                 return True
         return self._may_look(state, name, level_s + catch_up_s)
 
-    def _go_on(self, planned: _Round, name: str, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+    def _go_on(self, planned: RoundPlan, name: str, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Choose the trees to which a model should add a level beyond the first."""
         fronts: list[tuple[float, DraftJob, int]] = []
         blind: list[DraftJob] = []
@@ -619,27 +496,26 @@ class AutoPolicy:
             if plan.blind:
                 blind.append(job)
                 continue
+            state = self._states[job.request.id]
             if name in plan.looks:
                 # A look may go deep where it finds something, and then the next ones have to wait.
-                if plan.state.looking_s[name] < -planned.plain_s / 4:
+                if state.looking_s[name] < -planned.plain_s / 4:
                     continue
-                plan.state.looking_s[name] -= self._costs.draft_s(1, planned.context)
+                state.looking_s[name] -= self._costs.draft_s(1, planned.context)
             tree = self._look(plan, job.tree)
-            node = _front(job.tree, name)
+            node = front_of(job.tree, name)
             fronts.append((tree.survivals[node], job, node))
-        ranked = self._ranked(planned)
-        count, value = self._cut(planned, ranked, math.inf)
-        rows = count
-        gained = sum(survival for survival, _, _ in ranked[:count])
+        standing = planned.cut(planned.ranked())
+        rows, gained, value = len(standing.kept), standing.gained, standing.value
         # A front can only be extended if what leads to it is verified: beside what is worth it by itself, or instead.
-        kept = {(request_id, node) for _, request_id, node in ranked[:count]}
+        kept = {(request_id, node) for _, request_id, node in standing.kept}
         own_rows, own_gained = 0, 0.0
         outlook = []
         for survival, job, node in fronts:
             plan = planned.plans[job.request.id]
             tree = self._look(plan, job.tree)
-            ahead = plan.state.outlooks[name].ahead(tree.chance(node), self.draft_max)
-            outlook.append(_Front(job, survival, ahead, _others(plan, node)))
+            ahead = self._states[job.request.id].outlooks[name].ahead(tree.chance(node), self.draft_max)
+            outlook.append(Front(job, survival, ahead, others(plan, node)))
             while node != ROOT:
                 own_rows += 1
                 own_gained += tree.survivals[node]
@@ -654,8 +530,8 @@ class AutoPolicy:
         for number in range(len(outlook), 0, -step):
             level_rows = len(blind) + number
             ahead_of = max(
-                self._value_ahead(planned, outlook[:number], gained, rows, level_rows),
-                self._value_ahead(planned, alone[:number], own_gained, own_rows, level_rows),
+                planned.value_ahead(outlook[:number], gained, rows, level_rows),
+                planned.value_ahead(alone[:number], own_gained, own_rows, level_rows),
             )
             if ahead_of > best:
                 best, best_count = ahead_of, number
@@ -666,115 +542,22 @@ class AutoPolicy:
             chosen = [job for job in jobs if job.request.id in wanted]
         return chosen
 
-    def _value_ahead(
-        self,
-        planned: _Round,
-        fronts: Sequence[_Front],
-        gained: float,
-        rows: int,
-        level_rows: int,
-    ) -> float:
-        """Return what a round is worth if some number of further levels is drafted, the best number.
-
-        Args:
-            planned: the round.
-            fronts: the chains that grow.
-            gained: tokens expected of the rows there are.
-            rows: drafted rows there are.
-            level_rows: rows of a pass of the draft.
-        """
-        level_s = self._costs.draft_s(level_rows, planned.context)
-        best = -math.inf
-        spent_s = sum(planned.predicted_draft_s.values())
-        survivals = [front.survival for front in fronts]
-        for level in range(1, self.draft_max + 1):
-            added = 0.0
-            for index, front in enumerate(fronts):
-                survivals[index] *= front.ahead[level - 1]
-                other = front.others[level - 1] if level <= len(front.others) else 0.0
-                if survivals[index] > other:
-                    added += survivals[index] - other
-            gained += added
-            rows += len(fronts)
-            if rows > planned.most_rows:
-                break
-            extra_s = self._seconds(planned, rows) - planned.plain_s
-            if spent_s + level * level_s + extra_s <= planned.headroom_s or planned.blocked:
-                best = max(best, gained - planned.pace * (extra_s + level * level_s))
-            if added < 0.01 * len(fronts):
-                break
-        return best
-
-    def _look(self, plan: _Plan, tree: DraftTree) -> GrownTree:
+    def _look(self, plan: RequestPlan, tree: DraftTree) -> GrownTree:
         """Return the survivals of a tree, made anew if it has grown."""
         if plan.tree is None or plan.num_proposals != tree.num_proposals:
             plan.tree = self._survival.grown(plan.request.id, tree, plan.tree)
             plan.num_proposals = tree.num_proposals
         return plan.tree
 
-    def _ranked(self, planned: _Round) -> list[tuple[float, int, int]]:
-        """Return (survival, request, node) of what can be verified, best first and parents before children."""
-        nodes = [
-            (-survival, request_id, node)
-            for request_id, plan in planned.plans.items()
-            if plan.tree is not None
-            for node, survival in enumerate(plan.tree.survivals)
-            if node != ROOT
-        ]
-        nodes.sort()
-        branches = self.branches
-        taken: set[tuple[int, int]] = set()
-        has_child: set[tuple[int, int]] = set()
-        ranked = []
-        for negative, request_id, node in nodes:
-            tree = planned.plans[request_id].tree
-            assert tree is not None
-            parent = tree.parents[node]
-            if parent != ROOT and (request_id, parent) not in taken:
-                continue
-            if (request_id, parent) in has_child:
-                if branches == 0:
-                    continue
-                branches -= 1
-            has_child.add((request_id, parent))
-            taken.add((request_id, node))
-            ranked.append((-negative, request_id, node))
-        return ranked
-
-    def _cut(self, planned: _Round, ranked: Sequence[tuple[float, int, int]], allowed_s: float) -> tuple[int, float]:
-        """Return how many of the ranked proposals are worth most together, and what they are worth.
-
-        Args:
-            planned: the round.
-            ranked: what can be verified, best first.
-            allowed_s: seconds by which the round may be longer than a plain one.
-        """
-        best, best_count, gained = 0.0, 0, 0.0
-        spent_s = sum(planned.predicted_draft_s.values())
-        for count, (survival, _, _) in enumerate(ranked, start=1):
-            gained += survival
-            extra_s = self._seconds(planned, count) - planned.plain_s
-            value = gained - planned.pace * extra_s
-            # What drafting took is gone either way: it leaves less to lose, but forbids nothing that is free.
-            if value > best and extra_s <= max(allowed_s - spent_s, 0.0):
-                best, best_count = value, count
-        return best_count, best
-
-    def _trade_on_paper(self, planned: _Round, ranked: Sequence[tuple[float, int, int]]) -> None:
+    def _trade_on_paper(self, planned: RoundPlan, ranked: Sequence[Proposal]) -> None:
         """Follow what would have been verified if it could have been afforded."""
         (plan,) = planned.plans.values()
-        if plan.tree is not None and plan.state.paper.idle:
-            extra_s = self._seconds(planned, len(ranked)) - planned.plain_s + sum(planned.predicted_draft_s.values())
-            plan.state.paper.open(PaperRound(plan.tree, [node for _, _, node in ranked], extra_s))
+        paper = self._states[plan.request.id].paper
+        if plan.tree is not None and paper.idle:
+            extra_s = planned.seconds(len(ranked)) - planned.plain_s + planned.draft_s
+            paper.open(PaperRound(plan.tree, [node for _, _, node in ranked], extra_s))
 
-    def _seconds(self, planned: _Round, extra_rows: int) -> float:
-        seconds = planned.seconds
-        requests = planned.requests
-        while len(seconds) <= extra_rows:
-            seconds.append(self._costs.round_s(requests + len(seconds), planned.context, requests))
-        return seconds[extra_rows]
-
-    def _credit(self, planned: _Round, value: float) -> None:
+    def _credit(self, planned: RoundPlan, value: float) -> None:
         """Remember what asking each drafter was worth, the last one first."""
         for name in reversed(list(planned.value_before)):
             asked = planned.asked.get(name, ())
@@ -783,22 +566,23 @@ class AutoPolicy:
                 gain = (value - planned.value_before[name]) / len(asked) - planned.pace * spent_s / len(asked)
                 for request_id in asked:
                     plan = planned.plans[request_id]
-                    self._gain(plan.state.gains[name], plan, name).add(gain)
+                    self._gain(self._states[request_id].gains[name], plan, name).add(gain)
                     self._gain(self._sources[name].gains, plan, name).add(gain)
             value = planned.value_before[name]
 
-    def _learn(self, planned: _Round, record: RoundRecord) -> None:
+    def _learn(self, planned: RoundPlan, record: RoundRecord) -> None:
         """Compare what was drafted with what was said."""
         for request in record.requests:
             plan = planned.plans.get(request.id)
             if plan is None or plan.tree is None:
                 continue
             emitted = request.token_ids[request.num_prompt + plan.num_output :]
+            state = self._states[request.id]
             for verdict in self._survival.learn(request.id, plan.tree, emitted):
-                plan.state.outlooks[verdict.source].add(verdict.before, verdict.right)
+                state.outlooks[verdict.source].add(verdict.before, verdict.right)
                 if verdict.depth == 1 and self._sources[verdict.source].is_model:
                     # A draft that was given up and is right after all is looked at more closely.
-                    plan.state.looks_left[verdict.source] = 3 if verdict.right and verdict.chance < 0.5 else 0
+                    state.looks_left[verdict.source] = 3 if verdict.right and verdict.chance < 0.5 else 0
         for name, spent_s in record.draft_seconds.items():
             asked = len(planned.asked.get(name, ()))
             if not asked:
@@ -815,30 +599,3 @@ class AutoPolicy:
 def _is_blind(request: Request) -> bool:
     """Return whether nothing may depend on what is drawn for a request."""
     return request.verifier.name == "rejection" and not request.params.greedy
-
-
-def _front(tree: DraftTree, name: str) -> int:
-    """Return the end of a drafter's own chain: at every node its first proposal leads on."""
-    node = ROOT
-    while True:
-        for candidate in tree.candidates(node):
-            if candidate.source == name:
-                node = candidate.node
-                break
-        else:
-            return node
-
-
-def _others(plan: _Plan, front: int) -> list[float]:
-    """Return the best survivals of a tree at the depths below a node."""
-    tree = plan.tree
-    if tree is None:
-        return []
-    first = tree.depths[front] + 1
-    best: list[float] = []
-    for depth, survival in zip(tree.depths, tree.survivals, strict=True):
-        below = depth - first
-        if below >= 0:
-            best.extend([0.0] * (below + 1 - len(best)))
-            best[below] = max(best[below], survival)
-    return best

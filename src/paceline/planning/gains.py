@@ -1,0 +1,51 @@
+"""What asking a drafter brings: tokens beyond what the round was worth without it, its own time paid for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+GAIN_MEMORY: Final = 25
+"""Latest rounds that count."""
+
+
+@dataclass(slots=True)
+class Gain:
+    """What asking a drafter adds to a round, in tokens, its own time paid for.
+
+    Attributes:
+        mean: over the latest rounds in which it was asked.
+        variance: likewise.
+        rounds: asked so far, up to :data:`GAIN_MEMORY`.
+    """
+
+    mean: float = 0.0
+    variance: float = 0.0
+    rounds: int = 0
+
+    def add(self, gain: float) -> None:
+        """Count a round."""
+        self.rounds = min(self.rounds + 1, GAIN_MEMORY)
+        share = 1.0 / self.rounds
+        surprise = gain - self.mean
+        self.mean += share * surprise
+        self.variance += share * ((1.0 - share) * surprise * surprise - self.variance)
+
+    @property
+    def hoped(self) -> float:
+        """The mean, and one standard error more: rare large gains look like none for a long time."""
+        return self.mean + math.sqrt(self.variance / self.rounds) if self.rounds else 0.0
+
+
+@dataclass(slots=True)
+class Gains:
+    """Of one drafter: where nothing of note was drafted before it was asked, and beside something."""
+
+    alone: Gain = field(default_factory=Gain)
+    beside: Gain = field(default_factory=Gain)
+
+    def copy(self) -> Gains:
+        """Return gains that go on from here by themselves."""
+        return Gains(dataclasses.replace(self.alone), dataclasses.replace(self.beside))
