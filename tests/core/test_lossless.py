@@ -34,6 +34,7 @@ from paceline.engines.scripted import (
     random_model,
     table_model,
 )
+from paceline.planning.auto import AutoPolicy
 from paceline.planning.base import Policy
 from paceline.planning.fixed import FixedPolicy
 from tests.conftest import SUMMARY_LINES
@@ -161,7 +162,7 @@ def setups(draw: st.DrawFn, calm: bool) -> Setup:
         seed=draw(st.integers(0, 2**32)),
         drafters=tuple(drafters[: draw(some((2, 3, 4) if calm else (1, 2, 3)))]),
         draft_distance=draw(some((0.3, 0.4, 0.2) if calm else (0.0, 0.1, 0.3, 1.0))),
-        policy=draw(some(("fixed", "moody", "picky"))),
+        policy=draw(some(("fixed", "moody", "picky", "fixed", "moody", "auto"))),
         siblings=draw(some((1, 1, 2, 3))),
         trees=draw(some((True, True, False))),
         max_rows=draw(some((60, 200) if calm else (5, 1, 2, 12, 30, 60))),
@@ -256,9 +257,26 @@ def build_drafters(
             yield DraftModelDrafter(engine, target_vocab_size=scene.vocab_size)
 
 
-def build_policy(scene: Scene, setup: Setup, rng: random.Random) -> Policy:
+@dataclass(frozen=True)
+class SteepCosts:
+    """Passes of a second and a share more for every further row and cached token; drafts cost a share of a row."""
+
+    row: float
+    token: float
+    draft: float
+
+    def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
+        return 1.0 + self.row * (rows - requests) + self.token * context
+
+    def draft_s(self, rows: int = 1, context: int = 0) -> float:
+        return self.draft * rows
+
+
+def build_policy(scene: Scene, setup: Setup, rng: random.Random, costs: SteepCosts) -> Policy:
     if setup.policy == "moody":
         return MoodyPolicy(rng)
+    if setup.policy == "auto":
+        return AutoPolicy(costs, draft_max=rng.choice((16, 4)), siblings=setup.siblings, branches=rng.choice((8, 2, 0)))
     most = rng.choice((4, 5, 8) if scene.calm else (1, 3, 5))
     if setup.policy == "fixed":
         return FixedPolicy(most, siblings=setup.siblings)
@@ -312,9 +330,12 @@ def compare(
         # Room for any one of them.
         "too few": max(lengths) + rng.randint(0, 3),
     }[setup.cells]
+    costs = SteepCosts(rng.choice((0.0, 0.01, 0.3)), rng.choice((0.0, 0.001)), rng.choice((0.0, 0.01, 0.2)))
+    drift = rng.choice((1.0, 1.0, 0.3, 4.0))
     engine = CountingEngine(
         model,
         vocabulary,
+        cost=lambda rows, context: drift * costs.round_s(rows, context),
         context_length=context_length,
         max_rows=setup.max_rows,
         max_outputs=min(setup.max_outputs, setup.max_rows),
@@ -323,7 +344,7 @@ def compare(
         cells=cells,
     )
     drafters = list(build_drafters(scene, setup, rng, model, plain))
-    policy = WatchingPolicy(build_policy(scene, setup, rng))
+    policy = WatchingPolicy(build_policy(scene, setup, rng, costs))
     loop = DecodingLoop(engine, drafters, policy, clock=engine.clock)
     joins = [0, *(rng.randint(0, 6) for _ in range(num_requests - 1))]
     cancels = {index: rng.randint(0, 8) for index in range(num_requests) if setup.cancels and rng.random() < 0.4}

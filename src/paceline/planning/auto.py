@@ -251,6 +251,9 @@ class AutoPolicy:
             chosen = self._first_choice(planned, drafter, jobs)
             planned.asked[name] = [job.request.id for job in chosen]
             return chosen
+        if not self._sources[name].is_model:
+            # Whether it has more to propose is for it to say: that takes no pass.
+            return list(jobs)
         return self._go_on(planned, name, jobs)
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
