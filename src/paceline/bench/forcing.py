@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.tree import ROOT, DraftTree
-from paceline.core.verify import RowLogits, Verifier, Walk
+from paceline.core.tree import DraftTree
+from paceline.core.verify import RowLogits, Verifier, Walk, follow
+from paceline.engines.base import FloatArray
 
 
 class ForcedVerifier:
@@ -37,18 +38,9 @@ class ForcedVerifier:
 
     def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
         """Follow the reference through the tree until it leaves the tree."""
-        path: list[int] = []
-        token_ids: list[int] = []
-        node, position = ROOT, len(history)
-        while True:
-            known = [*history, *token_ids] if self.sampler.reads_history else history
-            choice = self.sampler.emit(row_logits(node), position, known)
-            index = position - self._num_prompt
-            token_id = self._reference[index] if index < len(self._reference) else choice
-            token_ids.append(token_id)
-            child = tree.child(node, token_id)
-            if child is None:
-                return Walk(path, token_ids, reached_leaf=not tree.candidates(node))
-            path.append(child)
-            node = child
-            position += 1
+        return follow(tree, row_logits, history, self._choose, reads_history=self.sampler.reads_history)
+
+    def _choose(self, row: FloatArray, position: int, history: Sequence[int]) -> int:
+        choice = self.sampler.emit(row, position, history)
+        index = position - self._num_prompt
+        return self._reference[index] if index < len(self._reference) else choice

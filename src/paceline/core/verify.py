@@ -109,6 +109,33 @@ class Verifier(Protocol):
         ...
 
 
+Choose: TypeAlias = Callable[[FloatArray, int, Sequence[int]], int]
+"""Returns the token that follows, given the row, its position and, for those who read it, the history."""
+
+
+def follow(
+    tree: DraftTree, row_logits: RowLogits, history: Sequence[int], choose: Choose, *, reads_history: bool
+) -> Walk:
+    """Follow choices that do not depend on what was drafted through a tree, until one leaves it."""
+    path: list[int] = []
+    token_ids: list[int] = []
+    position = len(history)
+    if reads_history:
+        history = list(history)
+    node = ROOT
+    while True:
+        token_id = choose(row_logits(node), position, history)
+        token_ids.append(token_id)
+        child = tree.child(node, token_id)
+        if child is None:
+            return Walk(path, token_ids, reached_leaf=not tree.candidates(node))
+        path.append(child)
+        node = child
+        position += 1
+        if reads_history:
+            history = [*history, token_id]
+
+
 class CoupledVerifier:
     """Accepts a drafted token when it is the one the target emits with the same keyed noise (arXiv 2408.07978).
 
@@ -134,24 +161,7 @@ class CoupledVerifier:
 
     def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
         """Follow the target's own choices through the tree until it leaves the tree."""
-        sampler = self.sampler
-        path: list[int] = []
-        token_ids: list[int] = []
-        position = len(history)
-        if sampler.reads_history:
-            history = list(history)
-        node = ROOT
-        while True:
-            token_id = sampler.emit(row_logits(node), position, history)
-            token_ids.append(token_id)
-            child = tree.child(node, token_id)
-            if child is None:
-                return Walk(path, token_ids, reached_leaf=not tree.candidates(node))
-            path.append(child)
-            node = child
-            position += 1
-            if sampler.reads_history:
-                history = [*history, token_id]
+        return follow(tree, row_logits, history, self.sampler.emit, reads_history=self.sampler.reads_history)
 
 
 class RejectionVerifier:
