@@ -1,4 +1,4 @@
-"""Runs the measurements, all or by name. ``pair``, ``inflation``, ``record`` and ``replay`` have options."""
+"""Runs the measurements, all or by name; some have options."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import typer
 from benchmarks import acceptance, lossless, overhead, plain_speed, speed
 from benchmarks.inflation import EPILOG as INFLATION_EPILOG
 from benchmarks.inflation import inflation
+from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
+from benchmarks.llama_bench import llama_bench
 from benchmarks.machine import machine
 from benchmarks.pair.command import EPILOG, pair
 from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
@@ -51,6 +53,8 @@ for _name, _module in MEASUREMENTS.items():
     app.command(_name, help=(_module.__doc__ or "").partition("\n")[0])(_command(_name))
 app.command("pair", epilog=EPILOG)(pair)
 app.command("inflation", epilog=INFLATION_EPILOG)(inflation)
+# This needs a program that is not there everywhere.
+app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
 # These measure policies on what was recorded before, so they are not among all that runs by itself.
 app.command("record", epilog=RECORD_EPILOG)(record_command)
 app.command("replay", epilog=REPLAY_EPILOG)(replay_command)
