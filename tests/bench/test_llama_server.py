@@ -3,64 +3,63 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
+import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from paceline.bench.llama_server import LlamaServers, program_version
+from paceline.bench.llama_server import LlamaServers, check_llama_server
 from paceline.bench.sessions import Stopped
 from paceline.bench.variants import (
+    SERVER_DRAFT_VARIANTS,
     SERVER_NGRAM_VARIANTS,
     SERVER_PLAIN,
     server_draft_and_ngram,
-    server_draft_variants,
 )
 from paceline.bench.workloads import Task
 from paceline.core.errors import CapabilityError, EngineError, InputError, PacelineError
 from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target
 
-TASK = Task("new-code", "code:1", (5, 6, 7), 4, seed=3)
-
 _SPEAKS = """
-    import http.server, json, sys
+    import http.server, json, os, sys, time
 
-    if "--version" in sys.argv:
-        print("version: 1 (simulated)", file=sys.stderr)
+    if "--version" in sys.argv or "--help" in sys.argv:
+        print("version: 1 (simulated)\\n--spec-type", file=sys.stderr)
         sys.exit()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
+            self.say([{"speculative": "--spec-draft-n-max" in sys.argv}] if self.path == "/slots" else {})
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if body["seed"] == 13:
-                self.send_response(400)
-                self.end_headers()
-                self.wfile.write(b'{"error": {"message": "unlucky"}}')
+                self.say({"error": {"message": "unlucky"}}, status=400)
                 return
-            self.send_response(200)
-            self.end_headers()
-            for token_id in range(body["n_predict"]):
-                self.say({"tokens": [len(body["prompt"]) + token_id]})
-            timings = {"predicted_n": body["n_predict"], "predicted_ms": 1500.0, "draft_n": 6, "draft_n_accepted": 1}
-            self.say({"tokens": [], "stop": True, "timings": timings, "asked": [sys.argv[1:], body]})
+            if body["seed"] == 14:
+                os._exit(3)
+            if body["seed"] == 15:
+                time.sleep(600)
+            tokens = [len(body["prompt"]) + number for number in range(body["n_predict"])]
+            timings = {"predicted_ms": 1500.0, "draft_n": 6, "draft_n_accepted": 1}
+            self.say({"tokens": tokens, "timings": timings, "asked": body, "process": os.getpid()})
 
-        def say(self, event):
-            self.wfile.write(f"data: {json.dumps(event)}\\n\\n".encode())
+        def say(self, what, status=200):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(what).encode())
 
         def log_message(self, *what):
             pass
 
+    print("simulated model loaded", flush=True)
     port = int(sys.argv[sys.argv.index("--port") + 1])
-    http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
@@ -77,14 +76,34 @@ def target() -> ModelOptions:
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[LlamaServers]:
-    options = ModelOptions(embedded_draft())
-    with LlamaServers(program(tmp_path, _SPEAKS), target(), options, 512) as running:
-        yield running
+def servers(tmp_path: Path) -> LlamaServers:
+    return LlamaServers(program(tmp_path, _SPEAKS), target(), ModelOptions(embedded_draft()), 512)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """Every process that was started."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            processes.append(self)
+
+    monkeypatch.setattr("paceline.bench.llama_server.subprocess.Popen", Noted)
+    return processes
+
+
+def never() -> bool:
+    return False
+
+
+def task(seed: int = 3) -> Task:
+    return Task("new-code", "code:1", (5, 6, 7), 4, seed=seed)
 
 
 def test_an_answer_has_the_servers_own_time_and_counts(servers: LlamaServers) -> None:
-    answer = servers.contestant(SERVER_PLAIN).answer(TASK, 0.0, lambda: False)
+    answer = servers.contestant(SERVER_PLAIN).answer(task(), 0.0, never)
     assert answer.token_ids == [3, 4, 5, 6]
     assert answer.seconds == 1.5
     assert answer.per_second == 2.0
@@ -93,24 +112,25 @@ def test_an_answer_has_the_servers_own_time_and_counts(servers: LlamaServers) ->
     assert answer.generation is None
 
 
-def test_one_setting_has_one_process_and_closing_ends_all(servers: LlamaServers) -> None:
-    first = servers.contestant(SERVER_PLAIN)
-    assert servers.contestant(SERVER_PLAIN) is first
-    other = servers.contestant(SERVER_NGRAM_VARIANTS[0])
-    assert other is not first
-    for each in (first, other):
-        each.answer(TASK, 0.0, lambda: False)
-    processes = [each.process_id for each in (first, other)]
-    assert len(set(processes)) == 2
-    servers.close()
-    for process_id in processes:
-        assert process_id is not None
-        with pytest.raises(ProcessLookupError):
-            os.kill(process_id, 0)
+def test_every_answer_has_a_process_of_its_own_that_ends_with_it(
+    servers: LlamaServers, started: list[subprocess.Popen[bytes]]
+) -> None:
+    """What an n-gram drafter remembers of an earlier answer must not help with a later one."""
+    contestant = servers.contestant(SERVER_PLAIN)
+    for _ in range(2):
+        contestant.answer(task(), 0.0, never)
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)
+
+
+def test_no_proxy_is_asked_for_this_machine(servers: LlamaServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert servers.contestant(SERVER_PLAIN).answer(task(), 0.0, never).token_ids
 
 
 def test_settings_become_arguments(servers: LlamaServers) -> None:
-    draft = next(each for each in server_draft_variants() if each.fixed and each.fixed.p_min == 0.4)
+    draft = next(each for each in SERVER_DRAFT_VARIANTS if each.fixed and each.fixed.p_min == 0.6)
     plain = servers.command(SERVER_PLAIN)
     assert plain[1:7] == ["-m", str(embedded_target()), "-c", "512", "-np", "1"]
     assert "--spec-type" not in plain
@@ -121,37 +141,47 @@ def test_settings_become_arguments(servers: LlamaServers) -> None:
         *("--spec-type", "ngram-simple,draft-simple"),
         *("--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m", "8"),
         *("-md", str(embedded_draft()), "-ngld", "all"),
-        *("--spec-draft-n-max", "1", "--spec-draft-p-min", "0.4"),
+        *("--spec-draft-n-max", "1", "--spec-draft-p-min", "0.6"),
     ]
 
 
-def test_whoever_wants_no_more_leaves_at_once(servers: LlamaServers) -> None:
-    contestant = servers.contestant(SERVER_PLAIN)
-    contestant.answer(TASK, 0.0, lambda: False)
+def test_a_server_that_does_not_draft_though_it_should_is_found_out(servers: LlamaServers) -> None:
+    assert servers.contestant(SERVER_DRAFT_VARIANTS[0]).answer(task(), 0.0, never).num_drafted == 6
+    with pytest.raises(EngineError, match="serves without drafting"):
+        servers.contestant(SERVER_NGRAM_VARIANTS[0]).answer(task(), 0.0, never)
+
+
+@pytest.mark.parametrize("stops_after", [0, 1, 40])
+def test_whoever_wants_no_more_is_heard_while_an_answer_is_made(
+    servers: LlamaServers, started: list[subprocess.Popen[bytes]], stops_after: int
+) -> None:
+    asked = 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > stops_after
+
     with pytest.raises(Stopped):
-        contestant.answer(TASK, 0.0, lambda: True)
+        servers.contestant(SERVER_PLAIN).answer(task(seed=15), 0.0, stopped)
+    assert all(process.returncode is not None for process in started)
 
 
 def test_what_a_server_refuses_is_told(servers: LlamaServers) -> None:
     with pytest.raises(EngineError, match=r"llama-server, plain failed: .*unlucky"):
-        servers.contestant(SERVER_PLAIN).answer(Task("new-code", "code:1", (5,), 4, seed=13), 0.0, lambda: False)
+        servers.contestant(SERVER_PLAIN).answer(task(seed=13), 0.0, never)
 
 
-def test_a_server_that_ends_says_its_last_words(tmp_path: Path) -> None:
-    executable = program(
-        tmp_path,
-        """
-        import sys
+def test_a_server_that_ends_says_its_last_words(servers: LlamaServers, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="ended with status 3: simulated model loaded"):
+        servers.contestant(SERVER_PLAIN).answer(task(seed=14), 0.0, never)
+    silent = LlamaServers(program(tmp_path, "import sys; sys.exit(4)"), target(), None, 512)
+    with pytest.raises(EngineError, match="ended with status 4: it said nothing"):
+        silent.contestant(SERVER_PLAIN).answer(task(), 0.0, never)
 
-        print("version: 1 (simulated)" if "--version" in sys.argv else "error: no such model")
-        sys.exit(0 if "--version" in sys.argv else 3)
-        """,
-    )
-    with (
-        LlamaServers(executable, target(), None, 512) as servers,
-        pytest.raises(EngineError, match="ended with status 3: error: no such model"),
-    ):
-        servers.contestant(SERVER_PLAIN).answer(TASK, 0.0, lambda: False)
+
+def test_a_llama_server_says_its_version(tmp_path: Path) -> None:
+    assert check_llama_server(program(tmp_path, _SPEAKS), target(), None) == "1 (simulated)"
 
 
 @pytest.mark.parametrize(
@@ -159,6 +189,7 @@ def test_a_server_that_ends_says_its_last_words(tmp_path: Path) -> None:
     [
         (None, InputError, "does not exist: give the path of llama-server"),
         ("print('hello')", CapabilityError, "names no version"),
+        ("print('version: 0 (old)')", CapabilityError, "0 \\(old\\) does not know --spec-type: give a newer one"),
     ],
 )
 def test_a_program_that_is_no_llama_server_is_refused(
@@ -166,10 +197,12 @@ def test_a_program_that_is_no_llama_server_is_refused(
 ) -> None:
     executable = tmp_path / "none" if body is None else program(tmp_path, body)
     with pytest.raises(error, match=message):
-        program_version(executable)
+        check_llama_server(executable, target(), None)
 
 
-def test_a_target_that_is_not_a_gguf_file_is_refused(tmp_path: Path) -> None:
+def test_models_that_are_not_gguf_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({}), encoding="utf-8")
-    with pytest.raises(InputError, match="GGUF files only"):
-        LlamaServers(program(tmp_path, _SPEAKS), ModelOptions(tmp_path), None, 512)
+    executable = program(tmp_path, _SPEAKS)
+    for pair in ((ModelOptions(tmp_path), None), (target(), ModelOptions(tmp_path))):
+        with pytest.raises(InputError, match="GGUF files only"):
+            check_llama_server(executable, *pair)

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.bench.plan import Forecast, fitted
 from paceline.bench.settings import BenchSettings
-from paceline.bench.variants import SERVER_NGRAM_VARIANTS
+from paceline.bench.variants import SERVER_DRAFT_VARIANTS, SERVER_NGRAM_VARIANTS
 from paceline.bench.workloads import WORKLOAD_NAMES, WORKLOADS
 from paceline.planning.cost import CostProfile, PassCost, WidthCost
 
@@ -58,9 +58,9 @@ def test_what_the_user_set_stays() -> None:
 
 def test_another_server_takes_its_time_where_it_can_run() -> None:
     alone, beside = (Forecast(settings(with_server=asked), profile(0.03), 4096) for asked in (False, True))
-    # Plain, n-grams, three settings with the draft model, and both together.
-    assert beside.num_variants("new-code") == alone.num_variants("new-code") + 6
-    tries = len(SERVER_NGRAM_VARIANTS)
+    # Plain, and the best with n-grams, with the draft model and with both.
+    assert beside.num_variants("new-code") == alone.num_variants("new-code") + 4
+    tries = len(SERVER_NGRAM_VARIANTS) + len(SERVER_DRAFT_VARIANTS)
     assert beside.prepare_s("new-code") - alone.prepare_s("new-code") == pytest.approx(tries * alone.run_s("new-code"))
     for name in ("mixed", "editing-forced"):
         assert beside.num_variants(name) == alone.num_variants(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -346,10 +346,11 @@ def test_what_a_policy_does_between_rounds_counts(monkeypatch: pytest.MonkeyPatc
 
 
 class SimulatedServers:
-    """Servers that take a given time for an answer, and say what they were asked."""
+    """Servers that take a given time for an answer of their own, and note what they were asked."""
 
-    def __init__(self, seconds: Mapping[str, float]) -> None:
+    def __init__(self, seconds: Mapping[str, float], token_ids: Sequence[int] = range(33)) -> None:
         self._seconds = seconds
+        self._token_ids = token_ids
         self.asked: list[tuple[str, str]] = []
 
     def contestant(self, variant: Variant) -> Contestant:
@@ -359,30 +360,40 @@ class SimulatedServers:
             def answer(self, task: Task, temperature: float, stopped: Stop) -> Answer:
                 servers.asked.append((variant.name, task.workload))
                 named = (seconds for name, seconds in servers._seconds.items() if variant.name.endswith(name))
-                return Answer(range(33), next(named, 64.0), 16, 32, 16)
+                return Answer(servers._token_ids, next(named, 64.0), 16, 32, 16)
 
         return Simulated()
 
 
 def test_a_server_runs_its_best_settings_between_the_same_plain_runs() -> None:
-    servers = SimulatedServers({"ngram-mod": 16.0, "plain": 32.0})
+    servers = SimulatedServers({"ngram-mod": 16.0, "plain": 32.0, "draft-max 5, p-min 0.6": 20.0})
     result = run(engines(), settings(workloads=FORCED_AND_FREE), servers=servers)
     free, forced = result.workloads
     ran = [each for each in free.variants if each.variant.kind == "server"]
-    names = [each.variant.name for each in ran]
-    assert names[:2] == ["llama-server, plain", "llama-server, ngram-mod"]
-    # The best two static settings with the draft model, and the better of them with n-grams first.
-    assert len(names) == 5
-    assert names[4] == f"{names[2]}, ngram-mod"
+    assert [each.variant.name for each in ran] == [
+        "llama-server, plain",
+        "llama-server, ngram-mod",
+        "llama-server, draft-max 5, p-min 0.6",
+        "llama-server, draft-max 5, p-min 0.6, ngram-mod",
+    ]
     ratios = [each.ratio() for each in ran]
-    assert [ratio.median for ratio in ratios if ratio] == pytest.approx([1.0, 2.0, 0.5, 0.5, 2.0])
+    assert [ratio.median for ratio in ratios if ratio] == pytest.approx([1.0, 2.0, 1.6, 2.0])
     assert all(len(each.pairs) == 3 and each.own_share is None and not each.judgements for each in ran)
     assert ran[0].acceptance_length == 2.0
-    # Every n-gram setting was tried once, on the first prompt only.
-    tried = [name for name, _ in servers.asked if name == "llama-server, ngram-cache"]
-    assert len(tried) == 1
+    # Every setting was tried once, on the first prompt only.
+    assert len([name for name, _ in servers.asked if name == "llama-server, ngram-cache"]) == 1
     assert {workload for _, workload in servers.asked} == {"new-code"}
     assert not [each for each in forced.variants if each.variant.kind == "server"]
     assert result.notes == ["structured-forced: no server ran, as none can be made to follow a text"]
     json.dumps(result.to_json())
     assert "llama-server, ngram-mod" in render(result)
+
+
+@pytest.mark.parametrize("token_ids", [(65,) * 33, range(3)])
+def test_a_servers_own_text_that_loops_or_ends_at_once_tells_nothing(token_ids: Sequence[int]) -> None:
+    (workload,) = run(engines(), settings(), servers=SimulatedServers({}, token_ids)).workloads
+    for each in workload.variants:
+        if each.variant.kind == "server":
+            assert (len(each.pairs), each.left_out) == (0, 3)
+        else:
+            assert (len(each.pairs), each.left_out) == (3, 0)

@@ -1,8 +1,7 @@
-"""llama-server as a contestant: the same GGUF files on a server of its own, asked over HTTP.
+"""llama-server as a contestant: the same GGUF files in a server of its own, asked over HTTP.
 
-A setting is fixed when llama-server starts, so every setting has a process of its own, which loads the model when it
-is first asked and stays until the bench is over. Processes listen on the loopback interface and answer one request at
-a time; one that waits for its turn takes no processor time.
+Every answer has a process of its own, started before and ended after it: a setting is fixed when llama-server starts,
+its n-gram drafters remember what they said to earlier prompts, and several processes of a large model would not fit.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from paceline.bench.sessions import Answer, Stop, Stopped
 from paceline.bench.variants import SERVER_NGRAM_SETTINGS, Variant
@@ -29,29 +30,58 @@ from paceline.engines.loading import ModelOptions, engine_for
 _HOST: Final = "127.0.0.1"
 _START_S = 300.0
 """Longest that loading a model may take."""
-_ANSWER_S = 600.0
-"""Longest wait for the next piece of an answer: a long prompt is read before the first."""
+_ANSWER_S = 3600.0
+_HEALTH_S = 5.0
 _POLL_S = 0.05
+_END_S = 10.0
 _SAMPLING = ("temperature", "seed", "top_k", "top_p", "min_p")
+
+# Not through whatever proxy the environment names: it is this machine that is asked.
+_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+_Result = TypeVar("_Result")
+
+
+def check_llama_server(executable: Path, target: ModelOptions, draft: ModelOptions | None) -> str:
+    """Return the version of a llama-server that can run these models.
+
+    Raises:
+        InputError: there is no such program, or a model is not a GGUF file.
+        CapabilityError: it does not run, is something else, or does not know the options used here.
+    """
+    for options in (target, draft):
+        if options is not None and engine_for(Path(options.path)) != "llama_cpp":
+            raise InputError(f"--against runs GGUF files only, and {options.path} is none: leave it out")
+    if not executable.is_file():
+        raise InputError(f"{executable} does not exist: give the path of llama-server")
+    said = _said(executable, "--version")
+    version = next((line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("version:")), "")
+    if not version:
+        raise CapabilityError(f"{executable} --version names no version: give the path of llama-server")
+    if "--spec-type" not in _said(executable, "--help"):
+        raise CapabilityError(f"llama-server {version} does not know --spec-type: give a newer one")
+    return version
+
+
+def _said(executable: Path, option: str) -> str:
+    try:
+        outcome = subprocess.run([str(executable), option], capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CapabilityError(f"{executable} does not run ({error}): give the path of llama-server") from None
+    return (outcome.stdout + outcome.stderr).decode("utf-8", errors="replace")
 
 
 class LlamaServers:
-    """Runs llama-server, one process for each setting; closing it ends them all.
+    """Runs llama-server under one setting after another.
 
     Args:
-        executable: llama-server.
-        target: as paceline loads it; its context, threads and layers are llama-server's too.
+        executable: llama-server, see :func:`check_llama_server`.
+        target: as paceline loads it; its threads, layers and devices are llama-server's too.
         draft: likewise, if there is one.
         context_length: of the target as it was loaded.
-
-    Raises:
-        InputError: there is no such program, it does not run, or the target is not a GGUF file.
     """
 
     def __init__(self, executable: Path, target: ModelOptions, draft: ModelOptions | None, context_length: int) -> None:
-        if engine_for(Path(target.path)) != "llama_cpp":
-            raise InputError(f"--against runs GGUF files only, and {target.path} is none: leave it out")
-        self.version = program_version(executable)
         threads = target.threads or native.usable_cores()
         self._command = [
             str(executable),
@@ -59,7 +89,8 @@ class LlamaServers:
             *("-t", str(threads), "-tb", str(target.threads_batch or threads)),
             *("-ngl", str(target.gpu_layers) if target.gpu_layers >= 0 else "all"),
             *(("-dev", ",".join(target.devices)) if target.devices else ()),
-            *("--host", _HOST),
+            # Prompts are read anew each time, and what was read before is not kept.
+            *("--cache-ram", "0", "--host", _HOST),
         ]
         self._draft: list[str] = []
         if draft is not None:
@@ -68,34 +99,13 @@ class LlamaServers:
                 *("-ngld", str(draft.gpu_layers) if draft.gpu_layers >= 0 else "all"),
                 *(("-devd", ",".join(draft.devices)) if draft.devices else ()),
             ]
-        self._running: dict[str, LlamaServer] = {}
-        self._logs = tempfile.TemporaryDirectory(prefix="paceline-bench-")
-
-    def __enter__(self) -> LlamaServers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def contestant(self, variant: Variant) -> LlamaServer:
-        """Return the server of a variant; variants of the same setting share one."""
-        if variant.name not in self._running:
-            log = Path(self._logs.name) / f"{len(self._running)}.log"
-            self._running[variant.name] = LlamaServer(variant.name, self.command(variant), log)
-        return self._running[variant.name]
+        """Return who answers under a variant's setting."""
+        return LlamaServer(variant.name, self.command(variant), drafts=bool(variant.drafters))
 
     def command(self, variant: Variant) -> list[str]:
         """Return the program and its arguments for a variant, but for the port."""
-        return self._command + self._arguments(variant)
-
-    def close(self) -> None:
-        """End all processes."""
-        for process in self._running.values():
-            process.close()
-        self._running.clear()
-        self._logs.cleanup()
-
-    def _arguments(self, variant: Variant) -> list[str]:
         types, arguments = [], []
         for name in variant.drafters:
             if name == "draft":
@@ -108,39 +118,30 @@ class LlamaServers:
                 setting = SERVER_NGRAM_SETTINGS[name]
                 types.append(setting[0])
                 arguments += setting[1:]
-        return ["--spec-type", ",".join(types), *arguments] if types else []
+        return self._command + (["--spec-type", ",".join(types), *arguments] if types else [])
 
 
 class LlamaServer:
-    """A llama-server with one setting, started when it is first asked.
+    """llama-server with one setting.
 
     Args:
         name: in messages.
         command: program and arguments, but for the port.
-        log: file for what it prints.
+        drafts: whether the setting drafts.
     """
 
-    def __init__(self, name: str, command: list[str], log: Path) -> None:
+    def __init__(self, name: str, command: list[str], *, drafts: bool) -> None:
         self._name = name
         self._command = command
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-        self._url = ""
-
-    @property
-    def process_id(self) -> int | None:
-        """Of the running program; ``None`` before it is first asked."""
-        return None if self._process is None else self._process.pid
+        self._drafts = drafts
 
     def answer(self, task: Task, temperature: float, stopped: Stop) -> Answer:
         """Return the answer to a task, timed as llama-server times it.
 
         Raises:
-            EngineError: the server could not be started, or failed.
-            Stopped: the user wants no more; leaving the connection ends the answer.
+            EngineError: the server could not be started, failed, or does not draft though it should.
+            Stopped: the user wants no more; the process is ended.
         """
-        if self._process is None:
-            self._start(stopped)
         options = task.options(temperature)
         body: dict[str, Any] = {name: value for name, value in options.items() if name in _SAMPLING}
         body |= {
@@ -148,117 +149,129 @@ class LlamaServer:
             "n_predict": options["max_tokens"],
             "ignore_eos": options["ignore_end"],
             "cache_prompt": False,
-            "stream": True,
             "return_tokens": True,
         }
-        token_ids: list[int] = []
-        timings: dict[str, Any] = {}
+        with self._running(stopped) as ask:
+            if self._drafts and not all(slot.get("speculative", True) for slot in ask("/slots", None)):
+                raise EngineError(f"{self._name} serves without drafting: see its own messages for why")
+            said = ask("/completion", body)
         try:
-            for event in self._events(body):
-                if stopped():
-                    raise Stopped
-                if "error" in event:
-                    raise EngineError(f"{self._name}: {event['error'].get('message', event['error'])}")
-                token_ids += event.get("tokens", ())
-                timings = event.get("timings", timings)
-        except (OSError, http.client.HTTPException, ValueError) as error:  # gone, or not JSON
-            raise EngineError(f"{self._name} failed: {self._reason(error)}") from error
-        if not timings or len(token_ids) < 1:
-            raise EngineError(f"{self._name} gave no timings: this needs a llama-server that sends them")
+            token_ids, timings = said["tokens"], said["timings"]
+            # It counts from the first token on, which comes with the prompt.
+            seconds = timings["predicted_ms"] / 1e3
+        except (LookupError, TypeError):
+            raise EngineError(f"{self._name} gave no tokens and timings: give a newer llama-server") from None
         num_accepted = int(timings.get("draft_n_accepted", 0))
-        return Answer(
-            token_ids,
-            # What it counts from the first token on, which comes with the prompt.
-            timings["predicted_ms"] / 1e3,
-            # Every round ends with a token of the target's own.
-            max(len(token_ids) - 1 - num_accepted, 0),
-            int(timings.get("draft_n", 0)),
-            num_accepted,
-        )
+        # Every round ends with a token of the target's own.
+        rounds = max(len(token_ids) - 1 - num_accepted, 0)
+        return Answer(token_ids, seconds, rounds, int(timings.get("draft_n", 0)), num_accepted)
 
-    def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield what the server sends for a request, event by event."""
-        request = urllib.request.Request(
-            f"{self._url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        try:
-            response = urllib.request.urlopen(request, timeout=_ANSWER_S)
-        except urllib.error.HTTPError as error:
-            raise ValueError(error.read().decode("utf-8", errors="replace").strip() or str(error)) from error
-        with response:
-            for line in response:
-                if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
-                    yield json.loads(line[len(b"data: ") :])
-
-    def _start(self, stopped: Stop) -> None:
-        """Start the program and wait until it has loaded the model."""
+    @contextmanager
+    def _running(self, stopped: Stop) -> Iterator[_Ask]:
+        """Start the program, wait until it has loaded the model, yield what asks it, and end it."""
         with socket.socket() as free:
             free.bind((_HOST, 0))
             port = free.getsockname()[1]
-        self._url = f"http://{_HOST}:{port}"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*self._command, "--port", str(port)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # An interrupt on the terminal is for the bench, which then ends this.
-                start_new_session=True,
-            )
-        give_up_s = time.monotonic() + _START_S
-        while not self._ready():
-            if stopped():
-                raise Stopped
-            if self._process.poll() is not None:
-                raise EngineError(f"{self._name} ended with status {self._process.returncode}: {self._last_words()}")
-            if time.monotonic() > give_up_s:
-                raise EngineError(f"{self._name} did not load the model in {_START_S:.0f} s")
-            time.sleep(_POLL_S)
-
-    def _ready(self) -> bool:
-        """Whether the model is loaded: until then the server refuses, or says that it is busy."""
-        try:
-            with urllib.request.urlopen(f"{self._url}/health", timeout=_ANSWER_S) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
-
-    def _reason(self, error: Exception) -> str:
-        if self._process is not None and self._process.poll() is not None:
-            return f"it ended with status {self._process.returncode}: {self._last_words()}"
-        return str(error) or type(error).__name__
-
-    def _last_words(self) -> str:
-        """Return the last line of its log that says something."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.terminate()
+        with tempfile.TemporaryFile() as log, ThreadPoolExecutor(max_workers=1) as pool:
             try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                process = subprocess.Popen(
+                    [*self._command, "--port", str(port)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            except OSError as error:
+                raise EngineError(f"{self._name} does not start: {error}") from error
+            ask = _Ask(self._name, f"http://{_HOST}:{port}", process, pool, stopped)
+            try:
+                give_up_s = time.monotonic() + _START_S
+                while not ask.is_healthy():
+                    if time.monotonic() > give_up_s:
+                        raise EngineError(f"{self._name} did not load the model in {_START_S:.0f} s")
+                    time.sleep(_POLL_S)
+                yield ask
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                if stopped():
+                    # An interrupt on the terminal is for the server, too.
+                    raise Stopped from None
+                why = str(error) or type(error).__name__
+                if not isinstance(error, ValueError) and (status := _status(process)) is not None:
+                    log.seek(0)
+                    words = log.read().decode("utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
+                    why = f"it ended with status {status}: {words[-1].strip()}"
+                raise EngineError(f"{self._name} failed: {why}") from error
+            finally:
+                # Whoever still waits for an answer gets an error, so the pool can end.
+                process.terminate()
+                try:
+                    process.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
 
-def program_version(executable: Path) -> str:
-    """Return what llama-server says of its version.
+class _Ask:
+    """Asks a running server; a request waits in a thread, so that an interrupt is heard meanwhile."""
 
-    Raises:
-        InputError: there is no such program.
-        CapabilityError: it does not run, or is something else.
-    """
-    if not executable.is_file():
-        raise InputError(f"{executable} does not exist: give the path of llama-server")
+    def __init__(
+        self, name: str, url: str, process: subprocess.Popen[bytes], pool: ThreadPoolExecutor, stopped: Stop
+    ) -> None:
+        self._name = name
+        self._url = url
+        self._process = process
+        self._pool = pool
+        self._stopped = stopped
+
+    def __call__(self, path: str, body: dict[str, Any] | None) -> Any:
+        """Return what a path answers, read as JSON.
+
+        Raises:
+            Stopped: the user wants no more.
+            ConnectionError: the program is gone.
+            ValueError: it refused, or what it said is not JSON.
+        """
+        return json.loads(self._wait(self._pool.submit(_request, self._url + path, body, _ANSWER_S)))
+
+    def is_healthy(self) -> bool:
+        """Whether the model is loaded: until then the server refuses, or says that it is busy.
+
+        Raises:
+            Stopped: the user wants no more.
+            ConnectionError: the program is gone.
+        """
+        try:
+            self._wait(self._pool.submit(_request, f"{self._url}/health", None, _HEALTH_S))
+        except (OSError, http.client.HTTPException, ValueError):
+            if self._process.poll() is not None:
+                raise ConnectionError(f"{self._name} is gone") from None
+            return False
+        return True
+
+    def _wait(self, future: Future[_Result]) -> _Result:
+        while True:
+            if self._stopped():
+                raise Stopped
+            try:
+                return future.result(_POLL_S)
+            except TimeoutError:
+                if future.done():
+                    raise
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the status of a process whose connection broke: it may take a moment to end."""
     try:
-        outcome = subprocess.run([str(executable), "--version"], capture_output=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CapabilityError(f"{executable} does not run ({error}): give the path of llama-server") from None
-    said = (outcome.stdout + outcome.stderr).decode("utf-8", errors="replace")
-    version = next((line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("version:")), "")
-    if not version:
-        raise CapabilityError(f"{executable} --version names no version: give the path of llama-server")
-    return version
+        return process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _request(url: str, body: dict[str, Any] | None, timeout_s: float) -> bytes:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with _OPENER.open(request, timeout=timeout_s) as response:
+            found: bytes = response.read()
+            return found
+    except urllib.error.HTTPError as error:
+        raise ValueError(error.read().decode("utf-8", errors="replace").strip() or str(error)) from error

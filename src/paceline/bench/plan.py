@@ -7,7 +7,14 @@ import itertools
 from collections.abc import Collection
 
 from paceline.bench.settings import BenchSettings
-from paceline.bench.variants import AUTO, SERVER_NGRAM_VARIANTS, STATIC, drafter_sets, static_variants
+from paceline.bench.variants import (
+    AUTO,
+    SERVER_DRAFT_VARIANTS,
+    SERVER_NGRAM_VARIANTS,
+    STATIC,
+    drafter_sets,
+    static_variants,
+)
 from paceline.bench.workloads import (
     LONG_PROMPT_ANSWER,
     LONG_PROMPT_TOKENS,
@@ -72,7 +79,7 @@ class Forecast:
         settings = self._settings
         count = 1 + sum(settings.num_static if name == STATIC else 1 for name in settings.variants)
         if self._asks_server(workload):
-            count += 2 + (settings.num_static + 1 if "draft" in settings.drafters else 0)
+            count += 4 if "draft" in settings.drafters else 2
         return count
 
     def lap_s(self, workload: str) -> float:
@@ -89,8 +96,11 @@ class Forecast:
             # The other workloads' tasks, replayed once more; those that are not measured by themselves come first.
             others = [name for name in WORKLOADS if name not in settings.workloads]
             return sum(self.tasks_s(name) for name in others) + len(WORKLOADS) * self.replays_s
-        trying_s = len(SERVER_NGRAM_VARIANTS) * self.run_s(workload) if self._asks_server(workload) else 0.0
-        return self.tasks_s(workload) + trying_s + self.replays_s
+        tries = 0
+        if self._asks_server(workload):
+            tries = len(SERVER_NGRAM_VARIANTS)
+            tries += len(SERVER_DRAFT_VARIANTS) if "draft" in settings.drafters else 0
+        return self.tasks_s(workload) + tries * self.run_s(workload) + self.replays_s
 
     def tasks_s(self, workload: str) -> float:
         """Return the seconds of looking for one workload's tasks and recording them."""

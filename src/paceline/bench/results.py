@@ -104,6 +104,7 @@ class VariantResult:
         lap_tasks: pairs of a whole lap.
         replayed: in virtual time; ``None`` if it was not replayed.
         pairs: in the order they were run.
+        left_out: runs whose answer told nothing: it ended at once or, of a server's own text, loops.
         judgements: of texts that differ from plain's, each once.
         snapshot: what the policy says of itself after the last pair, if it does: ``calibration``, by drafter
             (predicted, share accepted, count), and ``ledger``, (tokens, seconds lost, seconds that may be lost).
@@ -113,6 +114,7 @@ class VariantResult:
     lap_tasks: int = 1
     replayed: Replayed | None = None
     pairs: list[Pair] = field(default_factory=list)
+    left_out: int = 0
     judgements: list[Judgement] = field(default_factory=list)
     snapshot: Mapping[str, Any] | None = None
 
@@ -326,6 +328,7 @@ def _variant_json(result: VariantResult, best_static: VariantResult | None) -> d
         if replayed is None
         else {"ratio": replayed.ratio, "per_second": replayed.per_second, "accept_share": replayed.accept_share},
         "equal": result.num_equal,
+        "left_out": result.left_out,
         "judgements": [dataclasses.asdict(judgement) for judgement in result.judgements],
         "snapshot": None if result.snapshot is None else dict(result.snapshot),
         "pairs": [dataclasses.asdict(pair) for pair in result.pairs],

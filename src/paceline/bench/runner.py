@@ -25,6 +25,7 @@ from paceline.bench.sessions import Answer, Answered, Contestant, Engines, Sessi
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.variants import (
     PLAIN,
+    SERVER_DRAFT_VARIANTS,
     SERVER_NGRAM_VARIANTS,
     SERVER_PLAIN,
     STATIC,
@@ -35,7 +36,6 @@ from paceline.bench.variants import (
     policy_variants,
     replay_all,
     server_draft_and_ngram,
-    server_draft_variants,
     static_variants,
 )
 from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Sizes, Task
@@ -312,26 +312,30 @@ class Runner:
         return chosen
 
     def _server_variants(self, servers: Servers, tasks: Sequence[_Prepared]) -> Iterator[Variant]:
-        """Yield the server's settings that run: plain, the best of those with a draft model, and without one.
-
-        A server drafts in chains of one length from one source, as static settings do, so those are replayed; nobody
-        has recorded what its n-gram drafters offer, so these answer a first task each.
-        """
-        settings, first = self._settings, tasks[0].task
+        """Yield the server's settings that run: plain, and the best with n-grams, with a draft model and with both."""
         yield SERVER_PLAIN
-        speeds = []
-        doing = f"{first.workload}: trying settings of llama-server"
-        self._progress(doing)
-        for variant in SERVER_NGRAM_VARIANTS:
-            speeds.append(self._answer(servers.contestant(variant), first).per_second)
-            self._progress(doing, self._forecast.run_s(first.workload))
-        ngram = SERVER_NGRAM_VARIANTS[speeds.index(max(speeds))]
+        ngram = self._fastest(servers, SERVER_NGRAM_VARIANTS, tasks[0])
         yield ngram
-        if "draft" in settings.drafters:
-            sweep = list(server_draft_variants(coarse=settings.coarse))
-            fastest = best(replay_all([each.recording for each in tasks], sweep, self._profile), settings.num_static)
-            yield from (replayed.variant for replayed in fastest)
-            yield server_draft_and_ngram(fastest[0].variant, ngram)
+        if "draft" in self._settings.drafters:
+            draft = self._fastest(servers, SERVER_DRAFT_VARIANTS, tasks[0])
+            yield draft
+            yield server_draft_and_ngram(draft, ngram)
+
+    def _fastest(self, servers: Servers, variants: Sequence[Variant], prepared: _Prepared) -> Variant:
+        """Try a server's settings on a first prompt, as far as there is time for them."""
+        workload = prepared.task.workload
+        fastest, best_speed = variants[0], 0.0
+        for variant in variants:
+            if self._remaining_s() < _CAUTION * self._forecast.lap_s(workload):
+                self.result.notes.append(f"{workload}: not all settings of llama-server were tried, for lack of time")
+                break
+            doing = f"{workload}: trying settings of llama-server"
+            self._progress(doing)
+            answer = self._answer(servers.contestant(variant), prepared.task)
+            self._progress(doing, self._forecast.run_s(workload))
+            if self._tells_something(answer) and answer.per_second > best_speed:
+                fastest, best_speed = variant, answer.per_second
+        return fastest
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -363,8 +367,8 @@ class Runner:
                 self._progress(doing)
                 answer = self._answer(contest.contestants[index], task)
                 after = self._plain_answer(task)
-                if min(len(one.token_ids) for one in (before, answer, after)) < 2:
-                    # Near-ties may end an answer at once; then there is nothing to time.
+                if not all(self._tells_something(one) for one in (before, answer, after)):
+                    each.left_out += 1
                     before = after
                     continue
                 pair = _pair(lap, task, before, answer, after)
@@ -374,6 +378,14 @@ class Runner:
                     contest.differing.setdefault(key, (task, pair.differs_at, after, answer))
                 before = after
                 self._progress(doing, 2 * self._forecast.run_s(task.workload))
+
+    @staticmethod
+    def _tells_something(answer: Answer) -> bool:
+        """Whether an answer is long enough to be timed and, where it is not plain's, does not loop."""
+        if answer.generation is not None:
+            # Plain's text, which was looked at before; near-ties may end it at once.
+            return len(answer.token_ids) >= 2
+        return len(answer.token_ids) >= LEAST_ANSWER and not loops(answer.token_ids)
 
     def _answer(self, contestant: Contestant, task: Task) -> Answer:
         return contestant.answer(task, self._settings.temperature, self._stopped)

@@ -79,7 +79,8 @@ def texts(workload: WorkloadResult, each: VariantResult) -> str:
     if each.num_equal == len(each.pairs):
         return "equal"
     if each.variant.kind == "server":
-        return f"{each.num_equal} of {len(each.pairs)} equal: not judged"
+        left_out = f"; {each.left_out} loop or end at once" if each.left_out else ""
+        return f"{each.num_equal} of {len(each.pairs)} equal, not judged{left_out}"
     counts = Counter(judgement.verdict for judgement in each.judgements)
     reasons = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     return f"{each.num_equal} of {len(each.pairs)} equal" + (f": {reasons}" if reasons else "")

@@ -87,6 +87,18 @@ short text, with short keys and drafts: the name in tables, then the type and it
 SERVER_NGRAM_VARIANTS: Final = tuple(
     Variant(f"llama-server, {name}", "server", (name,)) for name in SERVER_NGRAM_SETTINGS
 )
+SERVER_DRAFT_VARIANTS: Final = tuple(
+    Variant(
+        f"llama-server, draft-max {length}" + (f", p-min {p_min:g}" if p_min else ""),
+        "server",
+        ("draft",),
+        fixed=FixedPolicy(length, p_min=p_min),
+    )
+    for length in (1, 2, 3, 5, 8, 16)
+    for p_min in (0.0, 0.6)
+)
+"""Settings with a draft model, as :class:`~paceline.planning.fixed.FixedPolicy` names them. They are tried live: how a
+server drafts differs from what is recorded here, so a replay would not find its best."""
 
 
 def check_variant_names(names: Sequence[str]) -> None:
@@ -121,13 +133,6 @@ def static_variants(drafters: Sequence[str], *, coarse: bool = False) -> Iterato
                 threshold = f", p-min {p_min:g}" if p_min else ""
                 name = f"draft-max {length}{threshold}, {'+'.join(names)}"
                 yield Variant(name, "static", names, "fixed", FixedPolicy(length, p_min=p_min))
-
-
-def server_draft_variants(*, coarse: bool = False) -> Iterator[Variant]:
-    """Yield a server's settings with a draft model, as they are replayed."""
-    for variant in static_variants(["draft"], coarse=coarse):
-        name = variant.name.removesuffix(", draft")
-        yield dataclasses.replace(variant, name=f"llama-server, {name}", kind="server")
 
 
 def server_draft_and_ngram(draft: Variant, ngram: Variant) -> Variant:

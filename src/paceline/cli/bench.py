@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from paceline.bench.llama_server import LlamaServers, program_version
+from paceline.bench.llama_server import LlamaServers, check_llama_server
 from paceline.bench.machine import machine
 from paceline.bench.page import render
 from paceline.bench.plan import QUICK_S, QUICK_WORKLOADS, fitted
@@ -27,7 +27,7 @@ from paceline.bench.sessions import Engines, wall_engines
 from paceline.bench.settings import BenchSettings
 from paceline.bench.table import print_result
 from paceline.bench.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_names
-from paceline.bench.workloads import WORKLOAD_NAMES, check_workload_names
+from paceline.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, check_workload_names
 from paceline.cli import exits
 from paceline.cli.display import error_console
 from paceline.cli.interrupts import interrupts_held
@@ -222,7 +222,7 @@ def bench(
             raise InputError("a draft model is given but 'draft' is not among --drafters: add it, or leave out -md")
         if ctx_size_draft is not None or device_draft or gpu_layers_draft != -1:
             raise InputError("-cd, -ngld and -devd have no effect without a draft model: name one with -md")
-    server_program = None if against is None else _program(against)
+    server = None if against is None else _named_server(against, settings.workloads)
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     for option, path in (("--json", json_file), ("--html", html)):
         if path is not None:
@@ -250,6 +250,9 @@ def bench(
             ),
             branches=0,
         )
+    versions = machine()
+    if server is not None:
+        versions["llama-server"] = check_llama_server(server, target_options, draft_options)
 
     def remaining_s() -> float:
         return float("inf") if limit_s is None else limit_s - (time.monotonic() - started_s)
@@ -258,19 +261,22 @@ def bench(
         # Loading calls back from native code, where an interrupt would be lost; rounds are not torn either.
         interrupts_held() as interrupted,
         _loaded(target_options, draft_options) as engines,
-        _servers(server_program, target_options, draft_options, engines.target.capabilities.context_length) as servers,
         _Progress(remaining_s) as progress,
     ):
         profile = _profile(engines, target_options, draft_options, limit_s, interrupted, progress)
         if limit_s is not None:
             length = engines.target.capabilities.context_length
             settings = fitted(settings, profile, length, remaining_s(), given=given)
+        servers = None
+        if server is not None:
+            context_length = engines.target.capabilities.context_length
+            servers = LlamaServers(server, target_options, draft_options, context_length)
         runner = Runner(
             engines,
             profile,
             settings,
             servers=servers,
-            machine=machine() | ({} if servers is None else {"llama-server": servers.version}),
+            machine=versions,
             remaining_s=remaining_s,
             stopped=interrupted.is_set,
             progress=progress.tell,
@@ -345,18 +351,6 @@ def _loaded(target: ModelOptions, draft: ModelOptions | None) -> Iterator[Engine
         target_engine.close()
 
 
-@contextmanager
-def _servers(
-    program: Path | None, target: ModelOptions, draft: ModelOptions | None, context_length: int
-) -> Iterator[LlamaServers | None]:
-    """Yield what starts llama-server, if it is asked for, and end all of them afterwards."""
-    if program is None:
-        yield None
-        return
-    with LlamaServers(program, target, draft, context_length) as servers:
-        yield servers
-
-
 class _Progress:
     """A bar with the time left on a terminal; elsewhere a line for every new thing that is being done."""
 
@@ -415,12 +409,16 @@ def _chosen(names: str | None, default: Sequence[str]) -> list[str]:
     return list(default) if names is None else [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _program(against: str) -> Path:
-    """Return the path in ``llama-server=PATH``, of a program that runs."""
+def _named_server(against: str, workloads: Sequence[str]) -> Path:
+    """Return the path in ``llama-server=PATH``."""
     name, _, path = against.partition("=")
     if name != "llama-server" or not path:
         raise InputError(f"--against {against}: write --against llama-server=PATH; no other server is known")
-    program_version(Path(path))
+    if all(workload == MIXED or WORKLOADS[workload].forced for workload in workloads):
+        raise InputError(
+            "--against has no effect on forced workloads and mixed, as no server can be made to follow a text: "
+            "choose others, or leave it out"
+        )
     return Path(path)
 
 
