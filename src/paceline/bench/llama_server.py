@@ -24,7 +24,6 @@ from paceline.bench.sessions import Answer, Stop, Stopped
 from paceline.bench.variants import SERVER_NGRAM_SETTINGS, Variant
 from paceline.bench.workloads import Task
 from paceline.core.errors import CapabilityError, EngineError, InputError
-from paceline.engines.llama_cpp import native
 from paceline.engines.loading import ModelOptions, engine_for
 
 _HOST: Final = "127.0.0.1"
@@ -82,6 +81,9 @@ class LlamaServers:
     """
 
     def __init__(self, executable: Path, target: ModelOptions, draft: ModelOptions | None, context_length: int) -> None:
+        # Here, as it loads llama.cpp, which not every command needs.
+        from paceline.engines.llama_cpp import native
+
         threads = target.threads or native.usable_cores()
         self._command = [
             str(executable),
