@@ -38,7 +38,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
 train: $(VENV)/.installed-dev
-	$(BIN)/python -m training
+	$(BIN)/python -m training all
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
