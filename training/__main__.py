@@ -1,6 +1,6 @@
 """`python -m training`: makes the embedded model pair step by step; every step can be repeated or resumed."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import typer
@@ -95,6 +95,40 @@ def draft_command(
     if restart:
         paths.checkpoint("draft").unlink(missing_ok=True)
     train_draft(TrainConfig("draft", seed, 1e6 * tokens, 3e-3, compile=compiled, num_threads=threads))
+
+
+@app.command("copying")
+def copying_command(
+    model: Annotated[Literal["target", "draft"], typer.Argument(help="Which of them is trained on.")],
+    seed: Seed = 0,
+    tokens: Annotated[
+        float | None, typer.Option(help="Millions of tokens; 4.5 for the target, 5 for the draft.")
+    ] = None,
+    restart: Restart = False,
+    compiled: Compile = True,
+    threads: Threads = 2,
+) -> None:
+    """Train the target, or the draft, on until it copies from its context: being tried, see README.md."""
+    from training.copying import train_copying_target
+    from training.distill import train_copying_draft
+    from training.train import TrainConfig
+
+    name = f"copying-{model}"
+    if restart:
+        paths.checkpoint(name).unlink(missing_ok=True)
+    of_target = model == "target"
+    config = TrainConfig(
+        name,
+        seed,
+        1e6 * tokens if tokens is not None else 4.5e6 if of_target else 5e6,
+        peak_lr=1e-3 if of_target else 2e-3,
+        warmup_tokens=0.1e6,
+        decay_share=0.4,
+        repeat_share=0.5 if of_target else 0.3,
+        compile=compiled,
+        num_threads=threads,
+    )
+    (train_copying_target if of_target else train_copying_draft)(config)
 
 
 @app.command("export")

@@ -15,7 +15,7 @@ from paceline.engines.llama_cpp.quantize import quantize_gguf
 from paceline.models.convert import folder_to_gguf
 from training import corpus, paths, sources, tokenizer
 from training.shapes import CONTEXT, HEAD_SIZE, NORM_EPSILON, ROPE_THETA, SHAPES
-from training.train import LENGTH, LONG_LENGTH, REPEAT_SHARE, load_trained
+from training.train import LENGTH, LONG_LENGTH, load_trained
 
 FILE_TYPES = ("f32", "f16", "q8_0")
 SHIPPED = "q8_0"
@@ -58,7 +58,7 @@ def write_gguf(name: str, file_type: str) -> Path:
 
 def _model_rows(runs: dict[str, dict[str, Any]]) -> str:
     """Return the table of the card, one row per property and one column per model."""
-    columns = [(SHAPES[name], runs[name]) for name in SHAPES]
+    columns = [(SHAPES[name], run) for name, run in runs.items()]
     properties = {
         "parameters": [f"{run['parameters'] / 1e6:.2f} M" for _, run in columns],
         "layers": [str(shape.num_layers) for shape, _ in columns],
@@ -94,7 +94,7 @@ def _source_rows(summary: dict[str, Any]) -> str:
 
 def write_model_card() -> None:
     """Fill in the card's template from the records of the corpus, both runs and the evaluation."""
-    runs = {name: json.loads(paths.record(name).read_text(encoding="utf-8")) for name in SHAPES}
+    runs = {name: json.loads(paths.record(name).read_text(encoding="utf-8")) for name in ("target", "draft")}
     summary = json.loads(paths.CORPUS_SUMMARY.read_text(encoding="utf-8"))
     train_tokens = len(np.load(paths.TRAIN_TOKENS, mmap_mode="r"))
     samples = np.load(paths.SAMPLED_TOKENS, mmap_mode="r").shape
@@ -110,7 +110,7 @@ def write_model_card() -> None:
         long_share=runs["target"]["config"]["long_share"],
         decay_share=runs["target"]["config"]["decay_share"],
         repeats_after=runs["target"]["config"]["repeats_after_tokens"] / 1e6,
-        repeat_share=REPEAT_SHARE,
+        repeat_share=runs["target"]["config"]["repeat_share"],
         batch_tokens=runs["target"]["config"]["batch_tokens"],
         seed=runs["target"]["config"]["seed"],
         vocab_size=tokenizer.VOCAB_SIZE,

@@ -26,14 +26,12 @@ from training.shapes import SHAPES, build_model, num_parameters
 
 LENGTH = 512  # of a training sequence
 LONG_LENGTH = 2048  # of one in the last part of the run, which teaches the model to look that far back
-REPEAT_SHARE = 0.3  # of sequences hold a passage of their own once more
 LOG_EVERY_S = 30.0  # without a terminal (a log file), one line this often instead of the progress bar
 # Settings a run may be resumed with other values of: how long and how it runs, not what it learns from.
 CHANGEABLE = {"tokens", "num_threads", "compile", "checkpoint_every_s"}
 
 Tokens = npt.NDArray[np.uint16]
-Forward = Callable[[torch.Tensor], torch.Tensor]  # [batch, length] token ids -> [batch, length, vocab] logits
-Loss = Callable[[Forward, torch.Tensor], torch.Tensor]  # of a batch [batch, length + 1]
+Loss = Callable[[LlamaForCausalLM, torch.Tensor], torch.Tensor]  # of a batch [batch, length + 1]
 Batches = Callable[[int, int, int], torch.Tensor]  # (step, number of sequences, length) -> [number, length + 1]
 
 
@@ -49,7 +47,8 @@ class TrainConfig:
     warmup_tokens: float = 0.5e6
     decay_share: float = 0.3  # the last share of the run, in which the learning rate falls linearly to zero
     long_share: float = 0.08  # the last share of the run, in sequences of LONG_LENGTH
-    repeats_after_tokens: float = 0.0  # from then on some sequences repeat a passage of their own
+    repeat_share: float = 0.3  # of sequences hold a passage of their own once more
+    repeats_after_tokens: float = 0.0  # from then on they do
     weight_decay: float = 0.1
     checkpoint_every_s: float = 180.0
     num_threads: int = 2
@@ -80,7 +79,7 @@ def corpus_batches(tokens: Tokens, seed: int) -> Batches:
 
 
 def with_repeats(batches: Batches, config: TrainConfig) -> Batches:
-    """From `repeats_after_tokens` on, write a passage of some of the sequences once more, further on in them.
+    """From `repeats_after_tokens` on, write a passage of some sequences once more, further on in them.
 
     A model learns to copy from its context only if what it copies is within one training sequence. Files that repeat
     themselves do so over longer stretches, and few do so closely.
@@ -92,7 +91,7 @@ def with_repeats(batches: Batches, config: TrainConfig) -> Batches:
             return rows
         rng = np.random.default_rng((config.seed, step))
         for row in rows:
-            if rng.random() < REPEAT_SHARE:
+            if rng.random() < config.repeat_share:
                 size = int(rng.integers(length // 16, length // 3))
                 source = int(rng.integers(length + 1 - 2 * size))
                 copy = int(rng.integers(source + size, length + 2 - size))
@@ -121,21 +120,26 @@ def make_optimizer(model: LlamaForCausalLM, config: TrainConfig) -> torch.optim.
     return torch.optim.AdamW(groups, lr=config.peak_lr, betas=(0.9, 0.98), fused=True)
 
 
-def make_forward(model: LlamaForCausalLM) -> Forward:
+def autocast() -> torch.autocast:
+    """Products in bfloat16, sums in float32."""
+    return torch.autocast(device().type, torch.bfloat16)
+
+
+def logits(model: LlamaForCausalLM, last_hidden_state: torch.Tensor) -> torch.Tensor:
+    """Return `[batch, length, vocab]` float32 logits; call it under `autocast`."""
+    rows: torch.Tensor = model.lm_head(last_hidden_state)
+    return rows.float()
+
+
+def forward(model: LlamaForCausalLM, token_ids: torch.Tensor) -> torch.Tensor:
     """Map `[batch, length]` token ids to `[batch, length, vocab]` float32 logits, multiplying in bfloat16."""
-    device_type = device().type
-
-    def forward(token_ids: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(device_type, torch.bfloat16):
-            logits: torch.Tensor = model.lm_head(model.model(token_ids).last_hidden_state)
-        return logits.float()
-
-    return forward
+    with autocast():
+        return logits(model, model.model(token_ids).last_hidden_state)
 
 
-def cross_entropy(forward: Forward, batch: torch.Tensor) -> torch.Tensor:
-    logits = forward(batch[:, :-1])
-    return functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+def cross_entropy(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss of the next tokens."""
+    return functional.cross_entropy(forward(model, batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
 def load_trained(name: str) -> LlamaForCausalLM:
@@ -180,11 +184,18 @@ def progress_display(name: str, interactive: bool) -> Iterator[Callable[[float, 
         yield lambda share, text: progress.update(task, completed=share, text=text)
 
 
-def run(config: TrainConfig, batches: Batches, loss_of: Loss) -> None:
-    """Train, or go on training, the model `config.name` and write its checkpoint and its record."""
+def run(config: TrainConfig, batches: Batches, loss_of: Loss, begin: LlamaForCausalLM | None = None) -> None:
+    """Train, or go on training, the model `config.name` and write its checkpoint and its record.
+
+    Args:
+        config: of the run.
+        batches: what it reads.
+        loss_of: what it minimises.
+        begin: the model as it is before the first step; ``None`` draws its weights.
+    """
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
-    model = build_model(SHAPES[config.name]).to(device())
+    model = (begin or build_model(SHAPES[config.name])).to(device())
     optimizer = make_optimizer(model, config)
     step, elapsed_s = 0, 0.0
     checkpoint = paths.checkpoint(config.name)
@@ -197,7 +208,6 @@ def run(config: TrainConfig, batches: Batches, loss_of: Loss) -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step, elapsed_s = state["step"], state["elapsed_s"]
-    forward = make_forward(model)
     # The whole loss is compiled, so that the softmax over the vocabulary is fused with the rows that it reads.
     compute_loss = torch.compile(loss_of) if config.compile else loss_of
 
@@ -223,7 +233,7 @@ def run(config: TrainConfig, batches: Batches, loss_of: Loss) -> None:
                     group["lr"] = learning_rate(config, done)
                 length = LONG_LENGTH if done >= (1 - config.long_share) * config.tokens else LENGTH
                 batch = batches(step, config.batch_tokens // length, length).to(device())
-                loss = compute_loss(forward, batch)
+                loss = compute_loss(model, batch)
                 optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -259,6 +269,6 @@ def write_record(config: TrainConfig, model: LlamaForCausalLM, step: int, elapse
 
 
 def train_target(config: TrainConfig) -> None:
+    """Train the target with cross-entropy."""
     tokens: Tokens = np.load(paths.TRAIN_TOKENS, mmap_mode="r")
-    batches = with_repeats(corpus_batches(tokens, config.seed), config)
-    run(config, batches, cross_entropy)
+    run(config, with_repeats(corpus_batches(tokens, config.seed), config), cross_entropy)
