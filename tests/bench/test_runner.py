@@ -397,3 +397,21 @@ def test_a_servers_own_text_that_loops_or_ends_at_once_tells_nothing(token_ids: 
             assert (len(each.pairs), each.left_out) == (0, 3)
         else:
             assert (len(each.pairs), each.left_out) == (3, 0)
+
+
+def test_a_setting_that_a_server_cannot_run_is_left_out() -> None:
+    class Partial(SimulatedServers):
+        def contestant(self, variant: Variant) -> Contestant:
+            if "ngram-cache" not in variant.name:
+                return super().contestant(variant)
+
+            class Failing:
+                def answer(self, task: Task, temperature: float, stopped: Stop) -> Answer:
+                    raise EngineError("it cannot")
+
+            return Failing()
+
+    result = run(engines(), settings(), servers=Partial({"ngram-mod": 16.0}))
+    assert result.ended_by == "done"
+    assert result.notes == ["new-code: left out, as it cannot"]
+    assert named(result, "llama-server, ngram-mod").pairs

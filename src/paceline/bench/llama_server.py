@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -250,14 +250,11 @@ class _Ask:
         return True
 
     def _wait(self, future: Future[_Result]) -> _Result:
-        while True:
+        while not future.done():
             if self._stopped():
                 raise Stopped
-            try:
-                return future.result(_POLL_S)
-            except TimeoutError:
-                if future.done():
-                    raise
+            wait([future], _POLL_S)
+        return future.result()
 
 
 def _status(process: subprocess.Popen[bytes]) -> int | None:

@@ -41,7 +41,7 @@ from paceline.bench.variants import (
 from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Sizes, Task
 from paceline.comparison import Trial, explain
 from paceline.core.divergence import first_difference
-from paceline.core.errors import PacelineError
+from paceline.core.errors import EngineError, PacelineError
 from paceline.planning.auto import AutoPolicy
 from paceline.planning.cost import CostProfile
 from paceline.planning.recording import RECORDED_DEPTH, Recording, record
@@ -331,8 +331,14 @@ class Runner:
                 break
             doing = f"{workload}: trying settings of llama-server"
             self._progress(doing)
-            answer = self._answer(servers.contestant(variant), prepared.task)
-            self._progress(doing, self._forecast.run_s(workload))
+            try:
+                answer = self._answer(servers.contestant(variant), prepared.task)
+            except EngineError as error:
+                # One of many settings: what a model or a build does not support is no reason to measure nothing.
+                self.result.notes.append(f"{workload}: left out, as {error}")
+                continue
+            finally:
+                self._progress(doing, self._forecast.run_s(workload))
             if self._tells_something(answer) and answer.per_second > best_speed:
                 fastest, best_speed = variant, answer.per_second
         return fastest
