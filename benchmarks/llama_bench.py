@@ -1,7 +1,9 @@
-"""Plain decoding through paceline against llama.cpp's own llama-bench, on the same file and in turn.
+"""Plain decoding by `paceline run` against llama.cpp's own llama-bench, on the same file and in turn.
 
 Ratios to plain decoding mean something only if plain is as fast as it can be. llama-bench decodes random tokens from an
-empty cache and samples nothing, so what is left between the two is sampling and paceline's own time.
+empty cache and samples nothing, so what is left between the two is sampling and paceline's own time, and one setting:
+llama.cpp fuses attention by default, and paceline does not on the CPU (docs/architecture.md). So llama-bench runs both
+ways. Every run is a process of its own on both sides, since where its memory lies sets a process's speed.
 """
 
 from __future__ import annotations
@@ -9,16 +11,16 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.progress import track
 
-import paceline
 from benchmarks.machine import machine
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.llama_cpp import native
-from paceline.engines.loading import ModelOptions
 from paceline.models.cache import resolve
 
 EPILOG = """[bold]Examples[/bold]
@@ -40,47 +42,41 @@ def llama_bench(
     """Measure plain decoding against llama.cpp's llama-bench."""
     path = resolve(model)
     threads = threads or native.usable_cores()
-    ratios, ours, theirs = [], [], []
-    with paceline.load(ModelOptions(path, threads=threads), policy=paceline.NO_SPECULATION) as loaded:
-        for run in range(runs):
-            before = _llama_bench(program, path, tokens, threads)
-            # One more token, as the first comes with the prompt.
-            stream = loaded.stream([1], max_tokens=tokens + 1, temperature=temp, seed=run, ignore_end=True)
-            arrivals_s = stream.result().stats.arrivals_s
-            speed = (len(arrivals_s) - 1) / (arrivals_s[-1] - arrivals_s[0])
-            after = _llama_bench(program, path, tokens, threads)
-            ours.append(speed)
-            theirs += [before, after]
-            ratios.append(2 * speed / (before + after))
-    print(
-        f"{path.name}, temperature {temp:g}: plain decoding at {statistics.median(ratios):.3f} of llama-bench "
-        f"({min(ratios):.3f} to {max(ratios):.3f} in {runs} runs, each between two of llama-bench's); "
-        f"{statistics.median(ours):.2f} against {statistics.median(theirs):.2f} t/s"
-    )
-    print(json.dumps({"machine": machine(), "llama_bench": {"ratios": ratios, "ours": ours, "theirs": theirs}}))
+    theirs = [str(program), "-m", str(path), "-p", "0", "-n", str(tokens), "-r", "1", "-t", str(threads), "-o", "json"]
+    # One more token, as the first comes with the prompt.
+    ours = [sys.executable, "-m", "paceline", "run", "-m", str(path), "-p", "a", "-n", str(tokens + 1)]
+    ours += ["-t", str(threads), "--temp", str(temp), "--seed", "0", "--ignore-eos", "--no-speculation", "--json"]
+    settings = {"by default": theirs, "with -fa 0": [*theirs, "-fa", "0"]}
+    speeds: dict[str, list[float]] = {"paceline": [], **{name: [] for name in settings}}
+    ratios: dict[str, list[float]] = {name: [] for name in settings}
+    for _ in track(range(runs), description="in turn", transient=True):
+        before = {name: _llama_bench(command) for name, command in settings.items()}
+        speed = float(_json_of(ours)["stats"]["predicted_per_second"])
+        after = {name: _llama_bench(command) for name, command in reversed(settings.items())}
+        speeds["paceline"].append(speed)
+        for name in settings:
+            speeds[name] += [before[name], after[name]]
+            ratios[name].append(2 * speed / (before[name] + after[name]))
+    for name, values in ratios.items():
+        print(
+            f"{path.name}, temperature {temp:g}: plain decoding at {statistics.median(values):.3f} of llama-bench "
+            f"{name} ({min(values):.3f} to {max(values):.3f} in {runs} runs, each between two of llama-bench's); "
+            f"{statistics.median(speeds['paceline']):.2f} against {statistics.median(speeds[name]):.2f} t/s"
+        )
+    print(json.dumps({"machine": machine(), "llama_bench": {"ratios": ratios, "tokens_per_second": speeds}}))
 
 
-def _llama_bench(program: Path, model: Path, tokens: int, threads: int) -> float:
+def _llama_bench(command: list[str]) -> float:
     """Return tokens per second of one run."""
-    command = [
-        str(program),
-        "-m",
-        str(model),
-        "-p",
-        "0",
-        "-n",
-        str(tokens),
-        "-r",
-        "1",
-        "-t",
-        str(threads),
-        "-o",
-        "json",
-    ]
+    return float(_json_of(command)[0]["avg_ts"])
+
+
+def _json_of(command: list[str]) -> Any:
+    """Return what a program prints."""
     try:
         outcome = subprocess.run(command, capture_output=True, check=True)
-        return float(json.loads(outcome.stdout)[0]["avg_ts"])
+        return json.loads(outcome.stdout)
     except FileNotFoundError:
-        raise InputError(f"{program} does not exist: give the path of llama-bench") from None
-    except (OSError, subprocess.CalledProcessError, ValueError, LookupError) as error:
-        raise CapabilityError(f"{program} gave no figure ({error}): give the path of llama-bench") from None
+        raise InputError(f"{command[0]} does not exist: give the path of llama-bench") from None
+    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+        raise CapabilityError(f"{command[0]} gave no figure ({error}): give the path of llama-bench") from None
