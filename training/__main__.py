@@ -1,6 +1,6 @@
 """`python -m training`: makes the embedded model pair step by step; every step can be repeated or resumed."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -9,9 +9,11 @@ from training import corpus, paths, tokenizer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
-TARGET_TOKENS = 14e6
-REPEATS_AFTER_TOKENS = 5.63e6  # the target reads plain text first, then text that repeats itself
-DRAFT_TOKENS = 4.5e6
+BASE_TOKENS = 14e6
+REPEATS_AFTER_TOKENS = 5.63e6  # the base reads plain text first, then text that repeats itself
+COPYING_TOKENS = 4.5e6
+VARIED_TOKENS = 2.048e6  # 400 steps
+DRAFT_TOKENS = 8e6
 NUM_SAMPLES = 400
 
 Seed = Annotated[int, typer.Option(help="Fixes the corpus order, the initial weights, the batches and the samples.")]
@@ -45,23 +47,23 @@ def tokenizer_command() -> None:
         print(f"{path.name}: {len(stream)} tokens, {size / len(stream):.2f} bytes a token")
 
 
-@app.command("target")
-def target_command(
+@app.command("base")
+def base_command(
     seed: Seed = 0,
-    tokens: TokenCount = TARGET_TOKENS / 1e6,
+    tokens: TokenCount = BASE_TOKENS / 1e6,
     restart: Restart = False,
     compiled: Compile = True,
     threads: Threads = 2,
 ) -> None:
-    """Train the target with cross-entropy."""
+    """Train what becomes the target with cross-entropy."""
     # Imported here: torch takes seconds to load and the other steps do not need it.
-    from training.train import TrainConfig, train_target
+    from training.train import TrainConfig, train_base
 
     if restart:
-        paths.checkpoint("target").unlink(missing_ok=True)
-    train_target(
+        paths.checkpoint("base").unlink(missing_ok=True)
+    train_base(
         TrainConfig(
-            "target",
+            "base",
             seed,
             1e6 * tokens,
             peak_lr=1.5e-3,
@@ -70,6 +72,73 @@ def target_command(
             num_threads=threads,
         )
     )
+
+
+@app.command("copying")
+def copying_command(
+    seed: Seed = 0,
+    tokens: TokenCount = COPYING_TOKENS / 1e6,
+    restart: Restart = False,
+    compiled: Compile = True,
+    threads: Threads = 2,
+) -> None:
+    """Train the base on until it copies from its context, by showing attention heads where to look."""
+    from training.copying import train_copying
+    from training.train import TrainConfig
+
+    if restart:
+        paths.checkpoint("copying").unlink(missing_ok=True)
+    train_copying(
+        TrainConfig(
+            "copying",
+            seed,
+            1e6 * tokens,
+            peak_lr=1e-3,
+            warmup_tokens=0.1e6,
+            decay_share=0.4,
+            repeat_share=0.5,
+            compile=compiled,
+            num_threads=threads,
+        )
+    )
+
+
+@app.command("varied")
+def varied_command(
+    seed: Seed = 0,
+    tokens: TokenCount = VARIED_TOKENS / 1e6,
+    restart: Restart = False,
+    compiled: Compile = True,
+    threads: Threads = 2,
+) -> None:
+    """Train what copies on until it no longer repeats itself, by making that costly in its own texts."""
+    from training.train import TrainConfig
+    from training.unlikelihood import train_varied
+
+    if restart:
+        paths.checkpoint("varied").unlink(missing_ok=True)
+    train_varied(
+        TrainConfig(
+            "varied",
+            seed,
+            1e6 * tokens,
+            peak_lr=3e-4,
+            batch_tokens=5120,
+            warmup_tokens=0.1e6,
+            decay_share=0.4,
+            long_share=0.0,
+            compile=compiled,
+            num_threads=threads,
+        )
+    )
+
+
+@app.command("target")
+def target_command() -> None:
+    """Go most of the way from the weights of `copying` to those of `varied`: this is the target."""
+    from training.unlikelihood import blend
+
+    blend()
 
 
 @app.command("samples")
@@ -95,40 +164,6 @@ def draft_command(
     if restart:
         paths.checkpoint("draft").unlink(missing_ok=True)
     train_draft(TrainConfig("draft", seed, 1e6 * tokens, 3e-3, compile=compiled, num_threads=threads))
-
-
-@app.command("copying")
-def copying_command(
-    model: Annotated[Literal["target", "draft"], typer.Argument(help="Which of them is trained on.")],
-    seed: Seed = 0,
-    tokens: Annotated[
-        float | None, typer.Option(help="Millions of tokens; 4.5 for the target, 5 for the draft.")
-    ] = None,
-    restart: Restart = False,
-    compiled: Compile = True,
-    threads: Threads = 2,
-) -> None:
-    """Train the target, or the draft, on until it copies from its context: being tried, see README.md."""
-    from training.copying import train_copying_target
-    from training.distill import train_copying_draft
-    from training.train import TrainConfig
-
-    name = f"copying-{model}"
-    if restart:
-        paths.checkpoint(name).unlink(missing_ok=True)
-    of_target = model == "target"
-    config = TrainConfig(
-        name,
-        seed,
-        1e6 * tokens if tokens is not None else 4.5e6 if of_target else 5e6,
-        peak_lr=1e-3 if of_target else 2e-3,
-        warmup_tokens=0.1e6,
-        decay_share=0.4,
-        repeat_share=0.5 if of_target else 0.3,
-        compile=compiled,
-        num_threads=threads,
-    )
-    (train_copying_target if of_target else train_copying_draft)(config)
 
 
 @app.command("export")
@@ -172,7 +207,10 @@ def all_command(seed: Seed = 0) -> None:
         corpus_command(seed)
     if not paths.TRAIN_TOKENS.exists():
         tokenizer_command()
-    target_command(seed)
+    base_command(seed)
+    copying_command(seed)
+    varied_command(seed)
+    target_command()
     if not paths.SAMPLED_TOKENS.exists():
         samples_command(seed)
     draft_command(seed)

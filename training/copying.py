@@ -7,7 +7,7 @@ that was missing was the attention itself. So a quarter of the last layer's head
 alike, and their attention gets a loss of its own: the negative logarithm of what falls on the tokens it should. What
 they read there, and what becomes of it, the model learns from the loss of its predictions, as ever.
 
-What comes of it copies, and repeats itself too often to be shipped: README.md has the figures.
+What comes of it copies, and repeats itself: `unlikelihood` takes that away again.
 """
 
 import numpy as np
@@ -38,6 +38,15 @@ def begin_anew(model: LlamaForCausalLM) -> None:
         weight[-num_guided(model) * model.config.head_dim :].normal_(std=FRESH_SCALE)
 
 
+def matches(token_ids: torch.Tensor, size: int) -> torch.Tensor:
+    """Return `[batch, length, length]`: whether the `size` tokens that end at a row's place and at a column's agree."""
+    same = token_ids[:, :, None] == token_ids[:, None, :]
+    matching = same
+    for back in range(1, size):
+        matching = matching & functional.pad(same[:, :-back, :-back], (back, 0, back, 0))
+    return matching
+
+
 def followers(token_ids: torch.Tensor) -> torch.Tensor:
     """Say what came after the last tokens where they came before.
 
@@ -49,12 +58,8 @@ def followers(token_ids: torch.Tensor) -> torch.Tensor:
         column's.
     """
     length = token_ids.shape[1]
-    same = token_ids[:, :, None] == token_ids[:, None, :]
-    matching = same
-    for back in range(1, MATCHED):
-        matching = matching & functional.pad(same[:, :-back, :-back], (back, 0, back, 0))
     earlier = torch.ones(length, length, dtype=torch.bool, device=token_ids.device).tril()
-    return functional.pad(matching[:, :, :-1], (1, 0)) & earlier
+    return functional.pad(matches(token_ids, MATCHED)[:, :, :-1], (1, 0)) & earlier
 
 
 def log_attention(model: LlamaForCausalLM, hidden: torch.Tensor) -> torch.Tensor:
@@ -97,17 +102,12 @@ def guided_cross_entropy(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.
     return functional.cross_entropy(rows.flatten(0, 1), batch[:, 1:].flatten()) + guidance
 
 
-def begin_from(name: str) -> LlamaForCausalLM:
-    """Return a trained model with its guided heads begun anew; seed torch before calling."""
-    model = load_trained(name).train().requires_grad_(True)
-    begin_anew(model)
-    return model
-
-
-def train_copying_target(config: TrainConfig) -> None:
-    """Train the target on, to copy."""
+def train_copying(config: TrainConfig) -> None:
+    """Train the base on, to copy."""
     tokens: Tokens = np.load(paths.TRAIN_TOKENS, mmap_mode="r")
+    model = load_trained("base").train().requires_grad_(True)
     torch.manual_seed(config.seed)
-    # Another order of the corpus than the target read before.
+    begin_anew(model)
+    # Another order of the corpus than the base read.
     batches = with_repeats(corpus_batches(tokens, config.seed + 1), config)
-    run(config, batches, guided_cross_entropy, begin_from("target"))
+    run(config, batches, guided_cross_entropy, model)

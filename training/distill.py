@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 import paceline
 from paceline.engines.loading import ModelOptions
 from training import paths
-from training.copying import begin_from, guided_forward
+from training.copying import guided_forward
 from training.export import SHIPPED, write_gguf
 from training.train import (
     LENGTH,
@@ -100,33 +100,16 @@ def mixed_batches(from_corpus: Batches, samples: Tokens, seed: int) -> Batches:
 
 
 def train_draft(config: TrainConfig) -> None:
-    """Distil the target into the draft."""
+    """Distil the target into the draft, and show its attention where to look too: else it copies late or never."""
     target = load_trained("target")
 
     def loss_of(draft: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
-        return lk_loss(forward(draft, batch[:, :-1]), _rows(target, batch))
-
-    run(config, _batches(config, config.seed), loss_of)
-
-
-def train_copying_draft(config: TrainConfig) -> None:
-    """Distil the target that copies into the draft, which learns to copy as well: else they often disagree."""
-    target = load_trained("copying-target")
-
-    def loss_of(draft: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            wanted = forward(target, batch[:, :-1])
         rows, guidance = guided_forward(draft, batch[:, :-1])
-        return lk_loss(rows, _rows(target, batch)) + guidance
+        return lk_loss(rows, wanted) + guidance
 
-    torch.manual_seed(config.seed)
-    run(config, _batches(config, config.seed + 1), loss_of, begin_from("draft"))
-
-
-def _rows(target: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return forward(target, batch[:, :-1])
-
-
-def _batches(config: TrainConfig, seed: int) -> Batches:
     tokens: Tokens = np.load(paths.TRAIN_TOKENS, mmap_mode="r")
     samples: Tokens = np.load(paths.SAMPLED_TOKENS)
-    return mixed_batches(with_repeats(corpus_batches(tokens, seed), config), samples, seed)
+    from_corpus = with_repeats(corpus_batches(tokens, config.seed), config)
+    run(config, mixed_batches(from_corpus, samples, config.seed), loss_of)

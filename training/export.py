@@ -4,6 +4,7 @@ import json
 import platform
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ from transformers import PreTrainedTokenizerFast
 from paceline.engines.llama_cpp.quantize import quantize_gguf
 from paceline.models.convert import folder_to_gguf
 from training import corpus, paths, sources, tokenizer
+from training.copying import GUIDED_SHARE, MATCHED
 from training.shapes import CONTEXT, HEAD_SIZE, NORM_EPSILON, ROPE_THETA, SHAPES
 from training.train import LENGTH, LONG_LENGTH, load_trained
+from training.unlikelihood import REPEATED, WAY
 
 FILE_TYPES = ("f32", "f16", "q8_0")
 SHIPPED = "q8_0"
 LICENSE = "Apache-2.0"
+# What each model was trained in, one run after the other.
+RUNS = {"target": ("base", "copying", "varied"), "draft": ("draft",)}
 DESCRIPTION = "Small model of Python source, technical prose, JSON and logs, for trying and measuring paceline"
 
 
@@ -58,18 +63,22 @@ def write_gguf(name: str, file_type: str) -> Path:
 
 def _model_rows(runs: dict[str, dict[str, Any]]) -> str:
     """Return the table of the card, one row per property and one column per model."""
-    columns = [(SHAPES[name], run) for name, run in runs.items()]
+    columns = [(SHAPES[name], [runs[run] for run in names]) for name, names in RUNS.items()]
+
+    def of_runs(value: Callable[[dict[str, Any]], str]) -> list[str]:
+        return [" + ".join(value(run) for run in its_runs) for _, its_runs in columns]
+
     properties = {
-        "parameters": [f"{run['parameters'] / 1e6:.2f} M" for _, run in columns],
+        "parameters": [f"{its_runs[0]['parameters'] / 1e6:.2f} M" for _, its_runs in columns],
         "layers": [str(shape.num_layers) for shape, _ in columns],
         "hidden size": [str(shape.hidden) for shape, _ in columns],
         f"heads / KV heads, of {HEAD_SIZE}": [f"{shape.num_heads} / {shape.num_kv_heads}" for shape, _ in columns],
         "feed-forward size": [str(shape.feed_forward) for shape, _ in columns],
         "embedding and output": ["one matrix" if shape.tied else "two matrices" for shape, _ in columns],
         "file": [f"{paths.gguf(shape.name, SHIPPED).stat().st_size / 1e6:.2f} MB" for shape, _ in columns],
-        "tokens trained on": [f"{run['tokens'] / 1e6:.2f} M" for _, run in columns],
-        "training time": [f"{run['minutes']:.0f} minutes ({run['device']})" for _, run in columns],
-        "peak learning rate": [str(run["config"]["peak_lr"]) for _, run in columns],
+        "million tokens trained on": of_runs(lambda run: f"{run['tokens'] / 1e6:.2f}"),
+        "minutes": of_runs(lambda run: f"{run['minutes']:.0f} ({run['device']})"),
+        "peak learning rate": of_runs(lambda run: str(run["config"]["peak_lr"])),
     }
     return "\n".join(f"| {label} | {' | '.join(values)} |" for label, values in properties.items())
 
@@ -93,8 +102,9 @@ def _source_rows(summary: dict[str, Any]) -> str:
 
 
 def write_model_card() -> None:
-    """Fill in the card's template from the records of the corpus, both runs and the evaluation."""
-    runs = {name: json.loads(paths.record(name).read_text(encoding="utf-8")) for name in ("target", "draft")}
+    """Fill in the card's template from the records of the corpus, the runs and the evaluation."""
+    names = [name for of_model in RUNS.values() for name in of_model]
+    runs = {name: json.loads(paths.record(name).read_text(encoding="utf-8")) for name in names}
     summary = json.loads(paths.CORPUS_SUMMARY.read_text(encoding="utf-8"))
     train_tokens = len(np.load(paths.TRAIN_TOKENS, mmap_mode="r"))
     samples = np.load(paths.SAMPLED_TOKENS, mmap_mode="r").shape
@@ -107,17 +117,25 @@ def write_model_card() -> None:
         context=CONTEXT,
         length=LENGTH,
         long_length=LONG_LENGTH,
-        long_share=runs["target"]["config"]["long_share"],
-        decay_share=runs["target"]["config"]["decay_share"],
-        repeats_after=runs["target"]["config"]["repeats_after_tokens"] / 1e6,
-        repeat_share=runs["target"]["config"]["repeat_share"],
-        batch_tokens=runs["target"]["config"]["batch_tokens"],
-        seed=runs["target"]["config"]["seed"],
+        long_share=runs["base"]["config"]["long_share"],
+        base_tokens=runs["base"]["tokens"] / 1e6,
+        repeats_after=runs["base"]["config"]["repeats_after_tokens"] / 1e6,
+        base_repeat_share=runs["base"]["config"]["repeat_share"],
+        copying_tokens=runs["copying"]["tokens"] / 1e6,
+        copying_repeat_share=runs["copying"]["config"]["repeat_share"],
+        varied_tokens=runs["varied"]["tokens"] / 1e6,
+        draft_repeat_share=runs["draft"]["config"]["repeat_share"],
+        guided_share=GUIDED_SHARE,
+        matched=MATCHED,
+        repeated=REPEATED,
+        way=WAY,
+        batch_tokens=runs["base"]["config"]["batch_tokens"],
+        seed=runs["base"]["config"]["seed"],
         vocab_size=tokenizer.VOCAB_SIZE,
         end_of_text=tokenizer.END_OF_TEXT,
         train_megabytes=sum(summary["bytes"].values()) / 1e6,
         train_tokens=train_tokens / 1e6,
-        epochs=runs["target"]["tokens"] / train_tokens,
+        epochs=(runs["base"]["tokens"] + runs["copying"]["tokens"]) / train_tokens,
         copies_dropped=summary["copies_dropped"],
         near_repeats=summary["near_repeats"],
         heldout_below=corpus.HELDOUT_BELOW,

@@ -29,7 +29,7 @@ def heldout_tokens(kind: str) -> Path:
 
 
 def checkpoint(name: str) -> Path:
-    """Latest weights and optimizer state of the model `name` ("target" or "draft")."""
+    """Latest weights and optimizer state of what is trained under `name` (see `shapes.SHAPES`)."""
     return BUILD / f"{name}.pt"
 
 

@@ -31,8 +31,8 @@ class Shape:
 # An embedding of its own costs the target no arithmetic; in the draft it would be half of the parameters.
 TARGET = Shape("target", 512, num_layers=4, num_heads=8, num_kv_heads=2, feed_forward=1024, tied=False)
 DRAFT = Shape("draft", 128, num_layers=3, num_heads=2, num_kv_heads=1, feed_forward=384, tied=True)
-# By what is trained; what copies begins as a copy of the other, see `copying`.
-SHAPES = {"target": TARGET, "draft": DRAFT, "copying-target": TARGET, "copying-draft": DRAFT}
+# By what is trained: the target becomes one in four steps.
+SHAPES = {"base": TARGET, "copying": TARGET, "varied": TARGET, "target": TARGET, "draft": DRAFT}
 
 
 def build_model(shape: Shape, end_of_text: int = 0) -> LlamaForCausalLM:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -153,9 +154,9 @@ def load_trained(name: str) -> LlamaForCausalLM:
     return model.to(device()).eval()
 
 
-def read_checkpoint(path: Path) -> dict[str, object]:
+def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
-        state: dict[str, object] = torch.load(path, weights_only=True, map_location="cpu")
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         state["model"], state["optimizer"], state["config"], state["step"]
     except Exception as error:  # whatever a damaged file makes of the reader
         why = (str(error).splitlines() or [type(error).__name__])[0]
@@ -268,7 +269,7 @@ def write_record(config: TrainConfig, model: LlamaForCausalLM, step: int, elapse
     print(text, end="")
 
 
-def train_target(config: TrainConfig) -> None:
-    """Train the target with cross-entropy."""
+def train_base(config: TrainConfig) -> None:
+    """Train the base with cross-entropy."""
     tokens: Tokens = np.load(paths.TRAIN_TOKENS, mmap_mode="r")
     run(config, with_repeats(corpus_batches(tokens, config.seed), config), cross_entropy)
