@@ -295,12 +295,11 @@ class AutoPolicy:
         if record.prefill_rows:
             # Prompts shared the pass: its time says nothing about drafts.
             return
-        plain_s = self._costs.round_s(count, context, count)
-        self._costs.observe_round(rows, context, count, record.round_s - record.draft_s)
+        # A plain round is what plain decoding takes, whatever was measured before; deciding came on top.
+        verify_s = record.round_s - record.draft_s
+        plain_s = verify_s if rows == count else self._costs.round_s(count, context, count)
+        self._costs.observe_round(rows, context, count, verify_s)
         tokens = sum(emitted)
-        if rows == count:
-            # This is what plain decoding takes, whatever was measured before; deciding came on top.
-            plain_s = record.round_s - record.draft_s
         would_be_s = tokens / count * plain_s
         keep = 1.0 - 1.0 / _PACE_MEMORY
         self._late_plain_s = self._late_plain_s * keep + would_be_s
@@ -310,6 +309,8 @@ class AutoPolicy:
         for request, own in zip(record.requests, emitted, strict=True):
             state = self._states[request.id]
             state.ledger.book(own, record.round_s / count, own / count * plain_s)
+            if state.paper.idle:
+                continue
             state.paper.follow(request.token_ids[-own:], plain_s)
             if state.paper.grants < PAPER_GRANTS and state.paper.grant(PAPER_ROUNDS * plain_s):
                 state.ledger.grant(START_ROUNDS * plain_s)
