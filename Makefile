@@ -12,15 +12,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 
 # Text the pair was not trained on; see `paceline run --help`.
-SAMPLE := code:4
+SAMPLE := logs:6
+# Sampled: greedily so small a model repeats itself, which flatters drafting.
+SAMPLING := --temp 0.8 --seed 1
 
 .PHONY: demo test lint types unit bench train clean
 
 demo: $(VENV)/.installed
-	$(BIN)/paceline run --sample $(SAMPLE) --temp 0 -n 200
-	$(BIN)/paceline run --sample $(SAMPLE) --temp 0 -n 200 --compare
+	$(BIN)/paceline run --sample $(SAMPLE) $(SAMPLING) -n 200
+	$(BIN)/paceline run --sample $(SAMPLE) $(SAMPLING) -n 200 --compare
 	$(BIN)/paceline inflate 1b --type Q4_0
-	$(BIN)/paceline run -m target-1b-q4_0 -md draft --sample $(SAMPLE) --temp 0 -n 200 --compare
+	$(BIN)/paceline run -m target-1b-q4_0 -md draft --sample $(SAMPLE) $(SAMPLING) -n 200 --compare
 
 test: lint types unit
 
