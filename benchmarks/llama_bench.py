@@ -3,7 +3,7 @@
 Ratios to plain decoding mean something only if plain is as fast as it can be. llama-bench decodes random tokens from an
 empty cache and samples nothing, so what is left between the two is sampling and paceline's own time, and one setting:
 llama.cpp fuses attention by default, and paceline does not on the CPU (docs/architecture.md). So llama-bench runs both
-ways. Every run is a process of its own on both sides, since where its memory lies sets a process's speed.
+ways. Every run is a process of its own on both sides.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def llama_bench(
     ratios: dict[str, list[float]] = {name: [] for name in settings}
     for _ in track(range(runs), description="in turn", transient=True):
         before = {name: _llama_bench(command) for name, command in settings.items()}
-        speed = float(_json_of(ours)["stats"]["predicted_per_second"])
+        speed = _paceline(ours)
         after = {name: _llama_bench(command) for name, command in reversed(settings.items())}
         speeds["paceline"].append(speed)
         for name in settings:
@@ -68,15 +68,23 @@ def llama_bench(
 
 def _llama_bench(command: list[str]) -> float:
     """Return tokens per second of one run."""
-    return float(_json_of(command)[0]["avg_ts"])
+    try:
+        return float(_json_of(command)[0]["avg_ts"])
+    except FileNotFoundError:
+        raise InputError(f"{command[0]} does not exist: give the path of llama-bench") from None
+    except (OSError, subprocess.CalledProcessError, ValueError, LookupError, TypeError) as error:
+        raise CapabilityError(f"{command[0]} gave no figure ({error}): give the path of llama-bench") from None
+
+
+def _paceline(command: list[str]) -> float:
+    """Return tokens per second of one run."""
+    try:
+        return float(_json_of(command)["stats"]["predicted_per_second"])
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").splitlines() or [str(error)]
+        raise CapabilityError(f"paceline run gave no figure: {lines[-1]}") from None
 
 
 def _json_of(command: list[str]) -> Any:
     """Return what a program prints."""
-    try:
-        outcome = subprocess.run(command, capture_output=True, check=True)
-        return json.loads(outcome.stdout)
-    except FileNotFoundError:
-        raise InputError(f"{command[0]} does not exist: give the path of llama-bench") from None
-    except (OSError, subprocess.CalledProcessError, ValueError) as error:
-        raise CapabilityError(f"{command[0]} gave no figure ({error}): give the path of llama-bench") from None
+    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
