@@ -23,6 +23,12 @@ Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="torch.com
 Threads = Annotated[int, typer.Option(help="CPU threads; fewer than there are cores where others use them.")]
 
 
+def _forget(name: str, restart: bool) -> None:
+    """Delete the checkpoint of a run that is to begin again."""
+    if restart:
+        paths.checkpoint(name).unlink(missing_ok=True)
+
+
 @app.command("corpus")
 def corpus_command(seed: Seed = 0) -> None:
     """Fetch the sources, drop copies, split off the held-out files, write the held-out samples."""
@@ -59,8 +65,7 @@ def base_command(
     # Imported here: torch takes seconds to load and the other steps do not need it.
     from training.train import TrainConfig, train_base
 
-    if restart:
-        paths.checkpoint("base").unlink(missing_ok=True)
+    _forget("base", restart)
     train_base(
         TrainConfig(
             "base",
@@ -86,8 +91,7 @@ def copying_command(
     from training.copying import train_copying
     from training.train import TrainConfig
 
-    if restart:
-        paths.checkpoint("copying").unlink(missing_ok=True)
+    _forget("copying", restart)
     train_copying(
         TrainConfig(
             "copying",
@@ -115,8 +119,7 @@ def varied_command(
     from training.train import TrainConfig
     from training.unlikelihood import train_varied
 
-    if restart:
-        paths.checkpoint("varied").unlink(missing_ok=True)
+    _forget("varied", restart)
     train_varied(
         TrainConfig(
             "varied",
@@ -161,8 +164,7 @@ def draft_command(
     from training.distill import train_draft
     from training.train import TrainConfig
 
-    if restart:
-        paths.checkpoint("draft").unlink(missing_ok=True)
+    _forget("draft", restart)
     train_draft(TrainConfig("draft", seed, 1e6 * tokens, 3e-3, compile=compiled, num_threads=threads))
 
 
