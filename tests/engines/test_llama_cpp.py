@@ -937,3 +937,30 @@ def test_quantising_explains_itself(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="key-value pairs"):
         quantize_gguf(bad, tmp_path / "out.gguf", "F16")
     assert list(tmp_path.iterdir()) == [bad]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "features", "crashes"),
+    [
+        (b"GCC: (Debian 12.2.0-14+deb12u1) 12.2.0", b"CPU : AMX_INT8 = 1 | REPACK = 1", True),
+        (b"GCC: (Ubuntu 13.2.0-4ubuntu3) 13.2.0", b"CPU : AMX_INT8 = 1", True),
+        (b"GCC: (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0", b"CPU : AMX_INT8 = 1", False),
+        (b"GCC: (GNU) 14.1.0", b"CPU : AMX_INT8 = 1", False),
+        (b"Debian clang version 14.0.6", b"CPU : AMX_INT8 = 1", False),
+        (b"GCC: (Debian 12.2.0-14+deb12u1) 12.2.0", b"CPU : AVX2 = 1", False),
+    ],
+)
+def test_builds_whose_amx_code_crashes_are_refused(
+    compiler: bytes, features: bytes, crashes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "libggml-cpu.so"
+    library.write_bytes(b"\x7fELF\0" + compiler + b"\0")
+    monkeypatch.setattr(native.api, "llama_print_system_info", lambda: features)
+    monkeypatch.setattr(native, "_cpu_libraries", lambda: [library])
+    # Not the remembered verdict about the libraries that are installed.
+    check = native.check_build.__wrapped__
+    if not crashes:
+        check()
+        return
+    with pytest.raises(CapabilityError, match="mno-amx-int8"):
+        check()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,7 @@ from typing import Any, Final
 import llama_cpp.llama_cpp as api
 from llama_cpp._ctypes_extensions import load_shared_library
 
-from paceline.core.errors import InputError, ModelFileError
+from paceline.core.errors import CapabilityError, InputError, ModelFileError
 
 MAX_SEQUENCE_IDS: Final = 256
 """``LLAMA_MAX_SEQ``: most sequence ids a context can have."""
@@ -62,11 +64,16 @@ _log_callback: Final = api.llama_log_callback(log.receive)
 
 
 def initialize() -> None:
-    """Take over the native log and register the backends. Repeating it is harmless."""
+    """Take over the native log and register the backends. Repeating it is harmless.
+
+    Raises:
+        CapabilityError: the libraries would crash on this processor.
+    """
     api.llama_log_set(_log_callback, ctypes.c_void_p(0))
     api.llama_backend_init()
     if _device_count() == 0:  # a build with loadable backends has none until asked
         _load_all_backends()
+    check_build()
 
 
 def reason(lines: Sequence[str]) -> str:
@@ -82,6 +89,49 @@ def reason(lines: Sequence[str]) -> str:
         function, colon, rest = line.partition(": ")
         return rest if colon and " " not in function else line
     return "llama.cpp gave no reason"
+
+
+# --- builds that crash ------------------------------------------------------------------------------------------------
+
+_LOADS_AMX_TILES_SINCE: Final = {11: 5, 12: 4, 13: 3}
+"""By major version of GCC, the first minor one without bug 114098; later major versions never had it."""
+
+
+def compilers(library: bytes) -> list[tuple[int, int]]:
+    """Return the versions of GCC, as (major, minor), that the parts of a library say they were compiled by."""
+    return [(int(major), int(minor)) for major, minor in re.findall(rb"GCC: \([^)\0]*\) (\d+)\.(\d+)", library)]
+
+
+@functools.cache
+def check_build() -> None:
+    """Refuse libraries whose code for AMX was miscompiled: they would end the process in the first wide pass.
+
+    GCC takes it that configuring AMX tiles reads eight bytes of the configuration, and leaves out writing the others
+    (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=114098).
+
+    Raises:
+        CapabilityError: they are such.
+    """
+    if b"AMX_INT8 = 1" not in api.llama_print_system_info():
+        return
+    for path in _cpu_libraries():
+        for major, minor in compilers(path.read_bytes()):
+            if minor < _LOADS_AMX_TILES_SINCE.get(major, 0):
+                raise CapabilityError(
+                    f"the installed llama.cpp would crash: GCC {major}.{minor} compiled its AMX code wrongly (GCC bug "
+                    "114098); install it without: CMAKE_ARGS='-DCMAKE_C_FLAGS=-mno-amx-int8 "
+                    "-DCMAKE_CXX_FLAGS=-mno-amx-int8' pip install --force-reinstall --no-deps --no-cache-dir "
+                    "llama-cpp-python, or with a newer compiler"
+                )
+
+
+def _cpu_libraries() -> list[Path]:
+    """Return the files of ggml's kernels for the CPU that are loaded; none where the system does not say."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    return [Path(found) for found in sorted(set(re.findall(r"/\S.*ggml-cpu\S*", maps)))]
 
 
 # --- symbols the binding does not export ------------------------------------------------------------------------------
