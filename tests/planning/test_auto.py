@@ -218,3 +218,14 @@ def test_drafting_that_costs_much_is_bounded_like_verifying(level_s: float, righ
     assert auto <= 1.01 * plain
     if right == 1.0:
         assert auto <= plain * min(1.0, 1.3 * (1.0 + 16 * level_s) / 17)
+
+
+def test_rounds_that_need_no_decision_are_booked_too() -> None:
+    recordings, curve = texts(right=0.02), CURVES["Q4_0"]
+    policy = AutoPolicy(curve)
+    result = replay(recordings, policy, curve)
+    report = policy.report()
+    emitted = sum(request.num_tokens - 1 for request in result.requests)
+    assert report.ledger[-1].tokens == emitted
+    assert report.plain_s == pytest.approx(plain_s(recordings, curve), rel=1e-6)
+    assert report.plain_s + report.debt_s == pytest.approx(result.decode_s, rel=1e-6)

@@ -62,6 +62,9 @@ FIRST_PLAIN_ROUNDS = 2
 PLAIN_EVERY = 64
 """rounds after which another is made: speculation is compared with what they take."""
 
+LONGEST_REST = 16
+"""Plain rounds in a row for which one decision may stand, where nothing is worth asking and no look is due."""
+
 _PACE_MEMORY = 64.0
 _TRIALS = 3
 _FIRST_ROUNDS = 8
@@ -115,6 +118,27 @@ class _State:
     paper: PaperTrading = field(default_factory=PaperTrading)
 
 
+@dataclass(slots=True)
+class _Rest:
+    """Plain rounds of a single request that one decision stands for; they are booked together.
+
+    Attributes:
+        state: the request's.
+        longest: rounds that it may take.
+        rounds: done so far, the one that was decided about included.
+        tokens: emitted by these.
+        actual_s: what they took, and
+        plain_s: what they took but for deciding.
+    """
+
+    state: _State
+    longest: int
+    rounds: int = 0
+    tokens: int = 0
+    actual_s: float = 0.0
+    plain_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class PlannerReport:
     """What the planner has learned.
@@ -164,6 +188,7 @@ class AutoPolicy:
         # Plain and actual seconds of late, of all requests.
         self._late_plain_s = self._late_actual_s = 0.0
         self._round: RoundPlan | None = None
+        self._rest: _Rest | None = None
         self._rounds = 0
         self._since_plain = 0
         self._overhead_s = 0.0
@@ -175,6 +200,7 @@ class AutoPolicy:
 
     def begin(self, request: Request) -> None:
         """Start with what is known of all requests."""
+        self._wake()
         start_rounds = min(START_ROUNDS, START_SHARE * request.rules.max_tokens)
         start_s = start_rounds * self._costs.round_s(1, len(request.token_ids))
         state = _State(Ledger(start_s, share=ALLOWED_SHARE_OF_ONE))
@@ -185,13 +211,18 @@ class AutoPolicy:
 
     def end(self, request: Request) -> None:
         """Forget the request; what it taught about all requests stays."""
+        self._wake()
         del self._states[request.id]
         self._survival.end(request.id)
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
         """Open the round: every request may draft, unless it is a round of plain decoding for all."""
-        self._rounds += 1
         count = len(requests)
+        if self._rest is not None:
+            if count == 1 and self._states[requests[0].id] is self._rest.state:
+                return [None]
+            self._wake()
+        self._rounds += 1
         context = sum(len(request.token_ids) - 1 for request in requests)
         plain_s = self._costs.round_s(count, context, count)
         if self._ledger is None:
@@ -217,6 +248,8 @@ class AutoPolicy:
             for request, state in zip(requests, states, strict=True)
         ]
         if not any(wanted):
+            if count == 1:
+                self._lie_down(states[0], plain_s)
             return [None] * count
         planned = RoundPlan(self._costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
         widest = min(self.draft_max * count, _WIDEST)
@@ -285,6 +318,9 @@ class AutoPolicy:
         count = len(record.requests)
         if not count:
             return
+        if self._rest is not None:
+            self._sleep(self._rest, record)
+            return
         rows = sum(len(tree) for tree in record.trees)
         context = sum(len(request.token_ids) - 1 for request in record.requests)
         emitted = [len(path) + 1 for path in record.paths]
@@ -300,12 +336,7 @@ class AutoPolicy:
         plain_s = verify_s if rows == count else self._costs.round_s(count, context, count)
         self._costs.observe_round(rows, context, count, verify_s)
         tokens = sum(emitted)
-        would_be_s = tokens / count * plain_s
-        keep = 1.0 - 1.0 / _PACE_MEMORY
-        self._late_plain_s = self._late_plain_s * keep + would_be_s
-        self._late_actual_s = self._late_actual_s * keep + record.round_s
-        if self._ledger is not None:
-            self._ledger.book(tokens, record.round_s, would_be_s)
+        self._book(tokens, record.round_s, tokens / count * plain_s)
         for request, own in zip(record.requests, emitted, strict=True):
             state = self._states[request.id]
             state.ledger.book(own, record.round_s / count, own / count * plain_s)
@@ -368,6 +399,58 @@ class AutoPolicy:
             > pace * (self._overhead_s + (0.0 if source.is_model else source.ask_s))
             for name, source in self._sources.items()
         )
+
+    def _lie_down(self, state: _State, plain_s: float) -> None:
+        """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a look."""
+        if not state.paper.idle:
+            return
+        earned_s = LOOKING_SHARE * plain_s / max(len(state.looking_s), 1)
+        missing_s = min(
+            (source.ask_s + self._overhead_s - state.looking_s[name] for name, source in self._sources.items()),
+            default=math.inf,
+        )
+        longest = int(min(missing_s / earned_s, LONGEST_REST))
+        if longest > 1:
+            self._rest = _Rest(state, longest)
+
+    def _sleep(self, rest: _Rest, record: RoundRecord) -> None:
+        """Take note of a round that needs no decision."""
+        if record.prefill_rows:
+            return
+        verify_s = record.round_s - record.draft_s
+        rest.rounds += 1
+        rest.tokens += len(record.paths[0]) + 1
+        rest.actual_s += record.round_s
+        rest.plain_s += verify_s
+        if rest.rounds == rest.longest:
+            # One of them says what passes take now as well as all would, and a mean would take in what disturbed any.
+            self._costs.observe_round(1, len(record.requests[0].token_ids) - 1, 1, verify_s)
+            self._wake()
+
+    def _wake(self) -> None:
+        """End the rest, if there is one: book its rounds, and what they saved for looks."""
+        rest, self._rest = self._rest, None
+        if rest is None or not rest.rounds:
+            return
+        self._since_plain = 0
+        self._book(rest.tokens, rest.actual_s, rest.plain_s, rest.rounds)
+        rest.state.ledger.book(rest.tokens, rest.actual_s, rest.plain_s)
+        # The first was counted when it was decided about.
+        further = rest.rounds - 1
+        self._rounds += further
+        rest.state.rounds += further
+        for name in rest.state.looking_s:
+            rest.state.looking_s[name] += (
+                LOOKING_SHARE * rest.plain_s * further / rest.rounds / len(rest.state.looking_s)
+            )
+
+    def _book(self, tokens: int, actual_s: float, plain_s: float, rounds: int = 1) -> None:
+        """Enter rounds in the ledger of all requests, and in the pace of late."""
+        keep = (1.0 - 1.0 / _PACE_MEMORY) ** rounds
+        self._late_plain_s = self._late_plain_s * keep + plain_s
+        self._late_actual_s = self._late_actual_s * keep + actual_s
+        if self._ledger is not None:
+            self._ledger.book(tokens, actual_s, plain_s)
 
     def _blind_depth(self, state: _State, planned: RoundPlan) -> int:
         """Return the length of chain that is worth most, by what was accepted on average."""
