@@ -955,7 +955,7 @@ def test_builds_whose_amx_code_crashes_are_refused(
 ) -> None:
     library = tmp_path / "libggml-cpu.so"
     library.write_bytes(b"\x7fELF\0" + compiler + b"\0")
-    monkeypatch.setattr(native.api, "llama_print_system_info", lambda: features)
+    monkeypatch.setattr("llama_cpp.llama_cpp.llama_print_system_info", lambda: features)
     monkeypatch.setattr(native, "_cpu_libraries", lambda: [library])
     # Not the remembered verdict about the libraries that are installed.
     check = native.check_build.__wrapped__

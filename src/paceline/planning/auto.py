@@ -31,7 +31,7 @@ from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import RoundCosts, RoundRecord
 from paceline.planning.calibration import Reliability
 from paceline.planning.fixed import MAX_DRAFT, MAX_SIBLINGS
-from paceline.planning.gains import GAIN_MEMORY, Gain, Gains
+from paceline.planning.gains import GAIN_MEMORY, Comeback, Gain, Gains
 from paceline.planning.ledger import ALLOWED_SHARE_OF_ONE, Ledger, LedgerEntry
 from paceline.planning.online_costs import OnlineCosts
 from paceline.planning.paper import PaperRound, PaperTrading
@@ -105,14 +105,14 @@ class _State:
         rounds: begun.
         tried: models that were asked.
         paper: drafts that could not be afforded.
-        looks_left: by drafter, times it may be asked all the same, because it was right of late.
+        comebacks: by model, whether it may be asked all the same, because it was right of late.
     """
 
     ledger: Ledger
     outlooks: dict[str, Outlook] = field(default_factory=dict)
     gains: dict[str, Gains] = field(default_factory=dict)
     looking_s: dict[str, float] = field(default_factory=dict)
-    looks_left: dict[str, int] = field(default_factory=dict)
+    comebacks: dict[str, Comeback] = field(default_factory=dict)
     rounds: int = 0
     tried: set[str] = field(default_factory=set)
     paper: PaperTrading = field(default_factory=PaperTrading)
@@ -382,12 +382,14 @@ class AutoPolicy:
         state.outlooks[name] = Outlook(memory=40.0, shared=source.outlook)
         state.looking_s[name] = 0.0
         state.gains[name] = source.gains.copy()
+        if source.is_model:
+            state.comebacks[name] = Comeback()
 
     def _worth_asking_any(self, state: _State, pace: float, *, blocked: bool) -> bool:
         """Return whether some drafter is worth asking, or worth a look: the quick way to plain decoding."""
         if any(state.looking_s[name] >= source.ask_s + self._overhead_s for name, source in self._sources.items()):
             return True
-        if any(state.looks_left.values()):
+        if any(comeback.looks_left for comeback in state.comebacks.values()):
             return True
         if blocked:
             # Asking costs time too, and there is none to lose.
@@ -563,8 +565,9 @@ class AutoPolicy:
                 return True
             return False
         plan.looks.add(name)
-        if state.looks_left.get(name, 0) > 0 and level_s + catch_up_s <= planned.plain_s / 8:
-            state.looks_left[name] -= 1
+        comeback = state.comebacks[name]
+        if comeback.looks_left and level_s + catch_up_s <= planned.plain_s / 8:
+            comeback.looks_left -= 1
             return True
         if name not in state.tried:
             # Nothing can be known of a draft that has not read the prompt: reading it is paid by what the prompt cost.
@@ -659,7 +662,7 @@ class AutoPolicy:
 
     def _learn(self, planned: RoundPlan, record: RoundRecord) -> None:
         """Compare what was drafted with what was said."""
-        for request in record.requests:
+        for request, tree in zip(record.requests, record.trees, strict=True):
             plan = planned.plans.get(request.id)
             if plan is None or plan.tree is None:
                 continue
@@ -667,9 +670,11 @@ class AutoPolicy:
             state = self._states[request.id]
             for verdict in self._survival.learn(request.id, plan.tree, emitted):
                 state.outlooks[verdict.source].add(verdict.before, verdict.right)
-                if verdict.depth == 1 and self._sources[verdict.source].is_model:
-                    # A draft that was given up and is right after all is looked at more closely.
-                    state.looks_left[verdict.source] = 3 if verdict.right and verdict.chance < 0.5 else 0
+                if verdict.depth == 1 and verdict.source in state.comebacks:
+                    state.comebacks[verdict.source].add(verdict.chance, verdict.right)
+            if tree.num_drafted:
+                for comeback in state.comebacks.values():
+                    comeback.confirm()
         for name, spent_s in record.draft_seconds.items():
             asked = len(planned.asked.get(name, ()))
             if not asked:

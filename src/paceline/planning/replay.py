@@ -56,6 +56,7 @@ class ReplayedRequest:
         num_accepted: draft tokens kept.
         start_s: virtual time at which its prompt was read.
         decode_s: virtual seconds of its rounds.
+        arrivals_s: virtual time at which each token came.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ReplayedRequest:
     num_accepted: int
     start_s: float
     decode_s: float
+    arrivals_s: Sequence[float]
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -194,6 +196,7 @@ def replay(
                 request.stats.num_accepted,
                 start_s,
                 request.stats.decode_s,
+                tuple(request.stats.arrivals_s),
             )
             for recording, request, start_s in zip(recordings, requests, starts_s, strict=True)
         ),
