@@ -21,8 +21,9 @@ from paceline.api import Generation
 from paceline.bench.looping import loops
 from paceline.bench.plan import Forecast
 from paceline.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
-from paceline.bench.sessions import Answer, Answered, Contestant, Engines, Session, Stopped, finish, start
+from paceline.bench.sessions import Answer, Contestant, Engines, Session, Stopped
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
+from paceline.bench.tasks import Prepared, TaskFinder
 from paceline.bench.variants import (
     PLAIN,
     SERVER_DRAFT_VARIANTS,
@@ -38,13 +39,12 @@ from paceline.bench.variants import (
     server_draft_and_ngram,
     static_variants,
 )
-from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Sizes, Task
+from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Task
 from paceline.comparison import Trial, explain
 from paceline.core.divergence import first_difference
 from paceline.core.errors import EngineError, PacelineError
 from paceline.planning.auto import AutoPolicy
 from paceline.planning.cost import CostProfile
-from paceline.planning.recording import RECORDED_DEPTH, Recording, record
 
 _PREPARING_SHARE = 0.45
 """Of a time limit, that looking for prompts and recording them may take at most."""
@@ -53,10 +53,6 @@ _ORDER: Sequence[Kind] = ("plain", "server", "static", "policy", "auto")
 
 _CAUTION = 1.1
 """Of the time that runs took before, which must be left for more of them."""
-
-_TRIES_PER_TASK = 6
-"""Tasks looked at for each that is wanted, at most: greedy answers of small models mostly loop."""
-
 
 Progress: TypeAlias = Callable[[str, float, float], None]
 """Told what is being done, and how much is done of how much there is to do, in seconds as they were forecast."""
@@ -71,26 +67,17 @@ class Servers(Protocol):
 
 
 @dataclass(slots=True)
-class _Prepared:
-    """A task that is worth measuring."""
-
-    task: Task
-    recording: Recording
-    run_s: float
-
-
-@dataclass(slots=True)
 class _Contest:
     """A workload's variants while they run."""
 
     result: WorkloadResult
-    tasks: list[_Prepared]
+    tasks: list[Prepared]
     lap_tasks: int
     contestants: list[Contestant] = field(default_factory=list)
     # The first answers that differed from plain's, to be judged in the end, by variant and task.
     differing: dict[tuple[int, str], tuple[Task, int, Answer, Answer]] = field(default_factory=dict)
 
-    def lap(self, index: int) -> list[_Prepared]:
+    def lap(self, index: int) -> list[Prepared]:
         """Return the tasks of a lap."""
         first = index * self.lap_tasks
         return [self.tasks[(first + place) % len(self.tasks)] for place in range(self.lap_tasks)]
@@ -140,8 +127,8 @@ class Runner:
         self._done_s = 0.0
         self._limit_s = remaining_s()
         self._plain = Session(engines, [], PLAIN.build(profile))
-        self._sizes = Sizes(settings.tokens, context_length, settings.seed)
-        self._prepared: dict[str, list[_Prepared]] = {}
+        self._finder = TaskFinder(engines, settings, stopped=stopped, tell=self._progress)
+        self._prepared: dict[str, list[Prepared]] = {}
         self._found: dict[str, WorkloadResult] = {}
         self.result = BenchResult(
             machine or {},
@@ -230,58 +217,22 @@ class Runner:
                 self._found[name] = WorkloadResult(name, workload.about, workload.forced)
         return self._found[name]
 
-    def _tasks(self, name: str) -> list[_Prepared]:
+    def _tasks(self, name: str) -> list[Prepared]:
         """Return the tasks of a workload that is not mixed: looked at, recorded, and kept for other uses."""
         if name not in self._prepared:
-            self._prepared[name] = list(self._prepare_tasks(name))
+            # However long looking takes, most of a limit is for the pairs.
+            prepared = len(self._prepared) + 1
+            wanted = max(len(self._settings.workloads), prepared)
+            floor_s = self._limit_s * (1 - _PREPARING_SHARE * prepared / wanted)
+            tasks = list(self._finder.find(self._workload(name), lambda: self._remaining_s() >= floor_s))
+            if len(tasks) < self._settings.prompts and self._remaining_s() < floor_s:
+                self.result.notes.append(f"{name}: {len(tasks)} of {self._settings.prompts} prompts, for lack of time")
+            self._prepared[name] = tasks
             self._progress(f"{name}: replaying settings", self._forecast.tasks_s(name))
         return self._prepared[name]
 
-    def _prepare_tasks(self, name: str) -> Iterator[_Prepared]:
-        settings, found = self._settings, self._workload(name)
-        kept = 0
-        # However long looking takes, most of a limit is for the pairs.
-        prepared = len(self._prepared) + 1
-        floor_s = self._limit_s * (1 - _PREPARING_SHARE * prepared / max(len(settings.workloads), prepared))
-        for task in WORKLOADS[name].make(self._engines.target.vocabulary, self._sizes):
-            if kept == settings.prompts or found.tried == _TRIES_PER_TASK * settings.prompts:
-                return
-            if self._remaining_s() < floor_s:
-                self.result.notes.append(f"{name}: {kept} of {settings.prompts} prompts, for lack of time")
-                return
-            self._progress(f"{name}: looking for prompts, {found.tried} tried")
-            found.tried += 1
-            before_s = self._engines.clock.now_s()
-            stream = start(self._plain, task, settings.temperature, speculate=False)
-            answer = finish(stream, self._stopped)
-            run_s = self._engines.clock.now_s() - before_s
-            if len(answer.token_ids) < min(LEAST_ANSWER, task.max_tokens):
-                found.ended_early += 1
-            elif not found.forced and loops(answer.token_ids):
-                found.looped += 1
-            else:
-                kept += 1
-                self._progress(f"{name}: recording drafts of prompt {kept}")
-                yield _Prepared(task, self._record(task, Answered(self._engines, settings.drafters, stream)), run_s)
-
-    def _record(self, task: Task, answered: Answered) -> Recording:
-        def report(share: float) -> None:
-            if self._stopped():
-                raise Stopped
-
-        name = f"{task.workload} {task.name}"
-        with answered:
-            return record(
-                answered,
-                task.prompt_ids,
-                name=name,
-                depth=RECORDED_DEPTH,
-                report=report,
-                **task.options(self._settings.temperature),
-            )
-
     def _choose(
-        self, result: WorkloadResult, tasks: Sequence[_Prepared], lap_tasks: int
+        self, result: WorkloadResult, tasks: Sequence[Prepared], lap_tasks: int
     ) -> list[tuple[Variant, Replayed | None]]:
         """Replay all settings; return the variants to run, plain first, with what replay says of them."""
         settings = self._settings
@@ -311,7 +262,7 @@ class Runner:
         self._progress(f"{result.name}: settings chosen", self._forecast.replays_s)
         return chosen
 
-    def _server_variants(self, servers: Servers, tasks: Sequence[_Prepared]) -> Iterator[Variant]:
+    def _server_variants(self, servers: Servers, tasks: Sequence[Prepared]) -> Iterator[Variant]:
         """Yield the server's settings that run: plain, and the best with n-grams, with a draft model and with both."""
         yield SERVER_PLAIN
         ngram = self._fastest(servers, SERVER_NGRAM_VARIANTS, tasks[0])
@@ -321,7 +272,7 @@ class Runner:
             yield draft
             yield server_draft_and_ngram(draft, ngram)
 
-    def _fastest(self, servers: Servers, variants: Sequence[Variant], prepared: _Prepared) -> Variant:
+    def _fastest(self, servers: Servers, variants: Sequence[Variant], prepared: Prepared) -> Variant:
         """Try a server's settings on a first prompt, as far as there is time for them."""
         workload = prepared.task.workload
         fastest, best_speed = variants[0], 0.0

@@ -1,0 +1,103 @@
+"""Finding a workload's tasks: texts whose plain answer tells something, each recorded so that it can be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from paceline.bench.looping import loops
+from paceline.bench.results import WorkloadResult
+from paceline.bench.sessions import Answered, Engines, Session, Stop, Stopped, finish, start
+from paceline.bench.settings import LEAST_ANSWER, BenchSettings
+from paceline.bench.workloads import WORKLOADS, Sizes, Task
+from paceline.planning.fixed import NO_SPECULATION
+from paceline.planning.recording import RECORDED_DEPTH, Recording, record
+
+_TRIES_PER_TASK = 6
+"""Tasks looked at for each that is wanted, at most: greedy answers of small models mostly loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A task that is worth measuring.
+
+    Attributes:
+        task: what is asked.
+        recording: its plain answer, and what every drafter would propose at each position.
+        run_s: seconds that the plain answer took, prompt included.
+    """
+
+    task: Task
+    recording: Recording
+    run_s: float
+
+
+class TaskFinder:
+    """Looks for tasks by answering them plainly.
+
+    Args:
+        engines: loaded models.
+        settings: how many of what length, and the drafters to record.
+        stopped: whether the user wants no more.
+        tell: told what is being done.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        settings: BenchSettings,
+        *,
+        stopped: Stop = lambda: False,
+        tell: Callable[[str], None] = lambda doing: None,
+    ) -> None:
+        self._engines = engines
+        self._settings = settings
+        self._stopped = stopped
+        self._tell = tell
+        self._plain = Session(engines, [], NO_SPECULATION)
+        self._sizes = Sizes(settings.tokens, engines.target.capabilities.context_length, settings.seed)
+
+    def find(self, found: WorkloadResult, in_time: Callable[[], bool] = lambda: True) -> Iterator[Prepared]:
+        """Yield the tasks of a workload that is not mixed.
+
+        Args:
+            found: the workload's result, in which what was tried and left out is counted.
+            in_time: whether there is time for another.
+
+        Raises:
+            Stopped: the user wants no more.
+        """
+        settings, name = self._settings, found.name
+        kept = 0
+        for task in WORKLOADS[name].make(self._engines.target.vocabulary, self._sizes):
+            if kept == settings.prompts or found.tried == _TRIES_PER_TASK * settings.prompts or not in_time():
+                return
+            self._tell(f"{name}: looking for prompts, {found.tried} tried")
+            found.tried += 1
+            before_s = self._engines.clock.now_s()
+            stream = start(self._plain, task, settings.temperature, speculate=False)
+            answer = finish(stream, self._stopped)
+            run_s = self._engines.clock.now_s() - before_s
+            if len(answer.token_ids) < min(LEAST_ANSWER, task.max_tokens):
+                found.ended_early += 1
+            elif not found.forced and loops(answer.token_ids):
+                found.looped += 1
+            else:
+                kept += 1
+                self._tell(f"{name}: recording drafts of prompt {kept}")
+                yield Prepared(task, self._record(task, Answered(self._engines, settings.drafters, stream)), run_s)
+
+    def _record(self, task: Task, answered: Answered) -> Recording:
+        def report(share: float) -> None:
+            if self._stopped():
+                raise Stopped
+
+        with answered:
+            return record(
+                answered,
+                task.prompt_ids,
+                name=f"{task.workload} {task.name}",
+                depth=RECORDED_DEPTH,
+                report=report,
+                **task.options(self._settings.temperature),
+            )
