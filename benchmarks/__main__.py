@@ -17,6 +17,8 @@ from benchmarks.llama_bench import llama_bench
 from benchmarks.machine import machine
 from benchmarks.pair.command import EPILOG, pair
 from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
+from benchmarks.sweep import EPILOG as SWEEP_EPILOG
+from benchmarks.sweep import sweep
 from paceline.cli import exits
 from paceline.core.errors import InputError, PacelineError
 
@@ -58,6 +60,7 @@ app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
 # These measure policies on what was recorded before, so they are not among all that runs by itself.
 app.command("record", epilog=RECORD_EPILOG)(record_command)
 app.command("replay", epilog=REPLAY_EPILOG)(replay_command)
+app.command("sweep", epilog=SWEEP_EPILOG)(sweep)
 
 
 @app.callback()

@@ -6,9 +6,9 @@ is limited by the interpreter alone: about a tenth of a millisecond a round, and
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,12 +20,19 @@ from rich.table import Table
 from benchmarks.cost_tables import PASS_MS, measured_profile
 from benchmarks.machine import machine
 from paceline.api import load
+from paceline.bench.results import WorkloadResult
+from paceline.bench.sessions import wall_engines
+from paceline.bench.settings import BenchSettings
+from paceline.bench.tasks import TaskFinder
+from paceline.bench.variants import AUTO
+from paceline.bench.workloads import WORKLOADS, check_workload_names
 from paceline.cli.display import error_console
 from paceline.core.errors import InputError
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
-from paceline.engines.loading import ModelOptions
+from paceline.engines.loading import ModelOptions, open_engine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
+from paceline.models.files import whole_file
 from paceline.planning.base import Policy
 from paceline.planning.cost import CostProfile
 from paceline.planning.fixed import FixedPolicy
@@ -48,6 +55,8 @@ python -m benchmarks record --output pair.npz
 python -m benchmarks record --output code.npz --kinds code --prompts 4 --tokens 64 --temperature 0.8
 
 python -m benchmarks record --output big.npz --target big.gguf --draft small.gguf --drafters draft,suffix
+
+python -m benchmarks record --output bench.npz --workloads all --prompts 5 --temperature 0.8  [dim]# for sweep[/dim]
 """
 
 REPLAY_EPILOG = """[bold]Examples[/bold]
@@ -73,7 +82,15 @@ def record_command(
     kinds: Annotated[
         str, typer.Option("--kinds", help=f"Among {', '.join(HELDOUT_KINDS)}.", metavar="NAME[,...]")
     ] = ",".join(HELDOUT_KINDS),
-    prompts: Annotated[int, typer.Option("--prompts", help="Texts of each kind.")] = 10,
+    workloads: Annotated[
+        str | None,
+        typer.Option(
+            "--workloads",
+            help=f"Instead of kinds, tasks of paceline bench: all, or among {', '.join(WORKLOADS)}.",
+            metavar="NAME[,...]",
+        ),
+    ] = None,
+    prompts: Annotated[int, typer.Option("--prompts", help="Texts of each kind or workload.")] = 10,
     prompt_characters: Annotated[int, typer.Option("--prompt-characters", help="Of each text.")] = 600,
     tokens: Annotated[int, typer.Option("--tokens", help="Length of an answer.")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
@@ -91,40 +108,65 @@ def record_command(
     for option, value in (("--prompts", prompts), ("--tokens", tokens), ("--prompt-characters", prompt_characters)):
         if value < 1:
             raise InputError(f"{option} {value} is out of range: give 1 or more")
-    texts = [(kind, number, text) for kind in _split(kinds) for number, text in enumerate(heldout(kind)[:prompts], 1)]
     options = {
         "target": ModelOptions(embedded_target() if target is None else resolve(target), threads=threads),
         "draft": ModelOptions(embedded_draft() if draft is None else resolve(draft), threads=threads),
     }
-    recordings = []
-    with (
-        load(
+    if workloads is not None:
+        chosen = list(WORKLOADS) if workloads == "all" else _split(workloads)
+        check_workload_names(chosen)
+        settings = BenchSettings(
+            chosen, (AUTO,), names, temperature=temperature, tokens=tokens, prompts=prompts, laps=prompts
+        )
+        recordings = _record_workloads(settings, options["target"], options["draft"])
+    else:
+        texts = [(kind, n, text) for kind in _split(kinds) for n, text in enumerate(heldout(kind)[:prompts], 1)]
+        loaded = load(
             options["target"],
             draft=options["draft"] if "draft" in names else None,
             drafters=names,
             policy=FixedPolicy(depth),
-        ) as model,
-        _progress() as progress,
-    ):
-        task = progress.add_task("", total=len(texts))
-        for index, (kind, number, text) in enumerate(texts):
-            progress.update(task, description=f"{kind}, text {number}")
-            recordings.append(
-                record(
-                    model,
-                    text[:prompt_characters],
-                    name=f"{kind} {number}",
-                    depth=depth,
-                    siblings=siblings,
-                    report=lambda share, index=index: progress.update(task, completed=index + share),  # type: ignore[misc]
-                    max_tokens=tokens,
-                    temperature=temperature,
-                    seed=index,
+        )
+        recordings = []
+        with loaded as model, progress_bar() as progress:
+            task = progress.add_task("", total=len(texts))
+            for index, (kind, number, text) in enumerate(texts):
+                progress.update(task, description=f"{kind}, text {number}")
+                recordings.append(
+                    record(
+                        model,
+                        text[:prompt_characters],
+                        name=f"{kind} {number}",
+                        depth=depth,
+                        siblings=siblings,
+                        report=lambda share, index=index: progress.update(task, completed=index + share),  # type: ignore[misc]
+                        max_tokens=tokens,
+                        temperature=temperature,
+                        seed=index,
+                    )
                 )
-            )
     save_recordings(output, recordings)
     num_tokens = sum(len(recording.token_ids) for recording in recordings)
     print(f"{len(recordings)} recordings of {num_tokens} tokens, {output.stat().st_size / 1e6:.1f} MB: {output}")
+
+
+def _record_workloads(settings: BenchSettings, target: ModelOptions, draft: ModelOptions) -> list[Recording]:
+    recordings = []
+    with ExitStack() as opened, progress_bar() as progress:
+        engines = wall_engines(
+            opened.enter_context(closing(open_engine(target))),
+            opened.enter_context(closing(open_engine(draft))) if "draft" in settings.drafters else None,
+        )
+        bar = progress.add_task("", total=len(settings.workloads) * settings.prompts)
+        finder = TaskFinder(engines, settings, tell=lambda doing: progress.update(bar, description=doing))
+        for number, name in enumerate(settings.workloads, start=1):
+            workload = WORKLOADS[name]
+            found = WorkloadResult(name, workload.about, workload.forced)
+            for prepared in finder.find(found):
+                recordings.append(prepared.recording)
+                progress.advance(bar)
+            progress.update(bar, completed=number * settings.prompts)
+    return recordings
 
 
 def replay_command(
@@ -144,23 +186,18 @@ def replay_command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here.", metavar="FILE")] = None,
 ) -> None:
     """Replay recordings under every policy and every static draft length, beside the best there could have been."""
-    # The first token comes with the prompt, so an answer of one token has no rounds.
-    loaded = [recording for recording in load_recordings(recordings) if len(recording.token_ids) > 1]
-    if not loaded:
-        raise InputError(f"all answers in {recordings} are of one token: record longer ones (--tokens)")
+    groups = recordings_by_kind(recordings)
     if draft_ms <= 0:
         raise InputError(f"--draft-ms {draft_ms:g} is out of range: give more than 0")
-    profile = _costs(costs, draft_ms)
-    names = [tape.name for tape in loaded[0].tapes] if drafters is None else _split(drafters)
-    groups: dict[str, list[Recording]] = {}
-    for recording in loaded:
-        groups.setdefault(recording.name.partition(" ")[0], []).append(recording)
+    profile = costs_named(costs, draft_ms)
+    recorded = [tape.name for tape in next(iter(groups.values()))[0].tapes]
+    names = recorded if drafters is None else _split(drafters)
     policies = {f"fixed {length}": length for length in (0, *STATIC_LENGTHS)} | dict.fromkeys(POLICY_NAMES[1:], None)
     figures: dict[str, Any] = {}
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("", total=len(groups) * (len(policies) + 1))
         for kind, group in groups.items():
             progress.update(task, description=f"{kind}: oracle")
@@ -176,15 +213,24 @@ def replay_command(
         console.print(_table(kind, len(groups[kind]), costs, of_kind))
     if json_file is not None:
         report = {"costs": costs, "draft_ms": draft_ms, "drafters": names, "kinds": figures}
-        partial = json_file.with_name(json_file.name + ".partial")
-        try:
+        with whole_file(json_file) as partial:
             partial.write_text(json.dumps({"machine": machine(), "replay": report}) + "\n", encoding="utf-8")
-            partial.replace(json_file)
-        except OSError as error:
-            raise InputError(f"{json_file} cannot be written: {error.strerror}") from None
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink()
+
+
+def recordings_by_kind(path: Path) -> dict[str, list[Recording]]:
+    """Load recordings; return them by the first word of their names, without those that have no rounds.
+
+    Raises:
+        InputError: the file cannot be read, or none is left.
+    """
+    groups: dict[str, list[Recording]] = {}
+    for recording in load_recordings(path):
+        # The first token comes with the prompt.
+        if len(recording.token_ids) > 1:
+            groups.setdefault(recording.name.partition(" ")[0], []).append(recording)
+    if not groups:
+        raise InputError(f"all answers in {path} are of one token: record longer ones (--tokens)")
+    return groups
 
 
 def _figures(
@@ -220,7 +266,12 @@ def _table(kind: str, count: int, costs: str, of_kind: dict[str, dict[str, Any]]
     return table
 
 
-def _costs(name: str, draft_ms: float) -> CostProfile:
+def costs_named(name: str, draft_ms: float) -> CostProfile:
+    """Return a measured table by its name, or what ``paceline profile --json`` wrote to a file.
+
+    Raises:
+        InputError: it is neither.
+    """
     if name in PASS_MS:
         return measured_profile(name, draft_ms)
     try:
@@ -237,7 +288,8 @@ def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _progress() -> Progress:
+def progress_bar() -> Progress:
+    """Return a bar on the terminal's stderr, which disappears in the end."""
     console = error_console()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)

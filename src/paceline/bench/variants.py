@@ -189,11 +189,11 @@ def replay_all(
         advance: told after every variant.
     """
     tokens = sum(len(recording.token_ids) - 1 for recording in recordings)
-    plain_s = _lap_seconds(recordings, replay(recordings, NO_SPECULATION, costs, drafters=[]), costs, lap_tasks)
+    plain_s = lap_seconds(recordings, replay(recordings, NO_SPECULATION, costs, drafters=[]), costs, lap_tasks)
     results = []
     for variant in variants:
         outcome = replay(recordings, variant.build(costs), costs, drafters=variant.drafters)
-        seconds = _lap_seconds(recordings, outcome, costs, lap_tasks)
+        seconds = lap_seconds(recordings, outcome, costs, lap_tasks)
         ratio = statistics.median(before / after for before, after in zip(plain_s, seconds, strict=True))
         results.append(Replayed(variant, tokens / sum(seconds), ratio, outcome.accept_share))
         if advance is not None:
@@ -201,10 +201,17 @@ def replay_all(
     return results
 
 
-def _lap_seconds(
+def lap_seconds(
     recordings: Sequence[Recording], outcome: ReplayResult, costs: CostProfile, lap_tasks: int
 ) -> list[float]:
-    """Return the seconds of every lap, sampling included."""
+    """Return the seconds of every lap, sampling included.
+
+    Args:
+        recordings: that were replayed.
+        outcome: of the replay.
+        costs: what sampling takes.
+        lap_tasks: recordings of a whole lap.
+    """
     seconds = []
     for recording, request in zip(recordings, outcome.requests, strict=True):
         # Walks visit a row for every token they emit, so sampling takes the same time whatever was drafted.
