@@ -57,6 +57,9 @@ PAPER_GRANTS = 1
 INVESTED_SHARE = 0.03
 """Of the time a prompt took the target that a draft model may take to catch up with it."""
 
+TRIED_SHARE = 0.01
+"""Of what is left of an answer, that it may take where nothing is known of it yet."""
+
 FIRST_PLAIN_ROUNDS = 2
 """Plain rounds at the start, and"""
 PLAIN_EVERY = 64
@@ -573,7 +576,8 @@ class AutoPolicy:
             # Nothing can be known of a draft that has not read the prompt: reading it is paid by what the prompt cost.
             known = self._sources[name].gains.alone
             share = LOOKING_SHARE if known.rounds == GAIN_MEMORY and known.hoped <= 0 else INVESTED_SHARE
-            if catch_up_s <= share * request.stats.prompt_s:
+            left_s = (request.rules.max_tokens - request.num_output) * planned.plain_s / planned.requests
+            if catch_up_s <= min(share * request.stats.prompt_s, TRIED_SHARE * left_s):
                 return True
         return self._may_look(state, name, level_s + catch_up_s)
 
