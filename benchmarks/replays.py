@@ -25,7 +25,7 @@ from paceline.bench.sessions import wall_engines
 from paceline.bench.settings import BenchSettings
 from paceline.bench.tasks import TaskFinder
 from paceline.bench.variants import AUTO
-from paceline.bench.workloads import WORKLOADS, check_workload_names
+from paceline.bench.workloads import MIXED, WORKLOADS, check_workload_names
 from paceline.cli.display import error_console
 from paceline.core.errors import InputError
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
@@ -115,6 +115,8 @@ def record_command(
     if workloads is not None:
         chosen = list(WORKLOADS) if workloads == "all" else _split(workloads)
         check_workload_names(chosen)
+        if MIXED in chosen:
+            raise InputError(f"--workloads {MIXED}: it is made of the others' tasks; leave it out")
         settings = BenchSettings(
             chosen, (AUTO,), names, temperature=temperature, tokens=tokens, prompts=prompts, laps=prompts
         )

@@ -1,14 +1,13 @@
 """``python -m benchmarks sweep``: ``auto`` held against every static setting and every other policy, without noise.
 
 Texts recorded once are replayed in virtual time with the costs of several kinds of weights, each workload by itself and
-``mixed`` through all of them in turn, as ``paceline bench`` does live. Limited by the interpreter: some 130 replays of
-every text.
+``mixed`` through all of them in turn, as ``paceline bench`` does live. Nothing is noise here, so speeds are those of
+all texts together, where the bench takes medians. Limited by the interpreter: some 130 replays of every text.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,7 +50,7 @@ class Swept:
 
     Attributes:
         texts: how many.
-        auto: its speed over plain's, the median over texts (over laps of ``mixed``).
+        auto: its speed over plain's, of all texts together.
         lowest: of a single text, and what was
         lowest_text: its name.
         static: the best static setting, and
@@ -129,7 +128,7 @@ def sweep_costs(
         plain[name] = _seconds(group, None, profile)
         by_static[name] = [_seconds(group, variant, profile) for variant in statics]
         tell(f"{name}, policies")
-        found[name] = _swept(group, plain[name], statics, by_static[name], drafters, profile, lap_tasks=1)
+        found[name] = _swept(group, plain[name], statics, by_static[name], drafters, profile)
     if len(groups) > 1:
         tell(f"{MIXED}, policies")
         laps = max(map(len, groups.values()))
@@ -139,7 +138,7 @@ def sweep_costs(
 
         session = [group[lap % len(group)] for lap in range(laps) for group in groups.values()]
         mixed_statics = [mix({name: by_static[name][number] for name in groups}) for number in range(len(statics))]
-        found[MIXED] = _swept(session, mix(plain), statics, mixed_statics, drafters, profile, lap_tasks=len(groups))
+        found[MIXED] = _swept(session, mix(plain), statics, mixed_statics, drafters, profile)
     return found
 
 
@@ -150,14 +149,9 @@ def _swept(
     static_seconds: Sequence[Seconds],
     drafters: Sequence[str],
     profile: CostProfile,
-    *,
-    lap_tasks: int,
 ) -> Swept:
     def ratio(seconds: Seconds) -> float:
-        starts = range(0, len(plain), lap_tasks)
-        return statistics.median(
-            sum(plain[start : start + lap_tasks]) / sum(seconds[start : start + lap_tasks]) for start in starts
-        )
+        return sum(plain) / sum(seconds)
 
     (auto,) = policy_variants(AUTO, drafters)
     auto_s = _seconds(group, auto, profile)

@@ -78,6 +78,16 @@ def test_costs_from_a_file_of_the_profile_command(tmp_path: Path) -> None:
         assert from_file["kinds"] == replayed(path, "--costs", "F16", "--draft-ms", "2")["kinds"]
 
 
+def test_recording_the_tasks_of_the_bench(tmp_path: Path) -> None:
+    path = tmp_path / "bench.npz"
+    options = ["--workloads", "hard,editing-forced", "--prompts", 1, "--tokens", 20, "--threads", 1]
+    assert "2 recordings of 40 tokens" in run("record", "--output", path, *options, "--drafters", "suffix,draft")
+    hard, editing = load_recordings(path)
+    assert (hard.name.split()[0], editing.name.split()[0]) == ("hard", "editing-forced")
+    assert [tape.name for tape in hard.tapes] == ["suffix", "draft"]
+    assert hard.temperature == 1.0
+
+
 def test_recording_the_embedded_pair(tmp_path: Path) -> None:
     path = tmp_path / "pair.npz"
     options = ["--kinds", "code,logs", "--prompts", 1, "--tokens", 6, "--depth", 2, "--siblings", 2, "--threads", 1]
@@ -101,7 +111,11 @@ def test_recording_the_embedded_pair(tmp_path: Path) -> None:
         (["record", "--output", "x.npz", "--tokens", "0"], "--tokens 0 is out of range"),
         (["record", "--output", "missing/x.npz"], "there is no directory missing"),
         (["record", "--output", "x.npz", "--kinds", "poems"], "no held-out text of kind 'poems'"),
+        (["record", "--output", "x.npz", "--workloads", "poems"], "unknown workload 'poems'"),
+        (["record", "--output", "x.npz", "--workloads", "hard,mixed"], "it is made of the others' tasks"),
         (["replay", "--recordings", "some.npz", "--costs", "Q9"], "Q9 is neither among Q4_0, F16"),
+        (["sweep", "--recordings", "some.npz", "--costs", "Q9"], "Q9 is neither among Q4_0, F16"),
+        (["sweep", "--recordings", "some.npz", "--json", "missing/x.json"], "there is no directory missing"),
         (["replay", "--recordings", "some.npz", "--draft-ms", "0"], "--draft-ms 0 is out of range"),
         (["replay", "--recordings", "some.npz", "--drafters", "lookup"], "'lookup' was not recorded"),
         (["replay", "--recordings", "short.npz"], "all answers in short.npz are of one token"),

@@ -208,6 +208,17 @@ def test_the_first_load_takes_forty_passes_at_most() -> None:
         assert cost.target.long_context is not None
 
 
+def test_passes_of_a_tiny_model_are_measured_for_a_quarter_of_a_second() -> None:
+    clock = VirtualClock()
+    target = Recorded(lambda rows, context: 5e-4 + 1e-4 * rows, clock)
+    draft = Recorded(lambda rows, context: 3e-4, clock)
+    cost = measure_profile(target, draft, clock=clock)
+    assert cost.num_passes > 100
+    assert cost.took_s < 0.3
+    samples = {width.rows: width.samples for width in cost.target.widths}
+    assert min(samples[rows] for rows in (1, 2, 3, 4, 6, 8)) >= 5
+
+
 def test_it_stops_by_time_with_what_tells_most_measured() -> None:
     """A model of a second a pass has room for a few; the first pass, which reads it from the disk, is not counted."""
     engine = Recorded(lambda rows, context: 60.0 if len(engine.passes) < 1 else 1.0 + 0.01 * rows)
@@ -221,7 +232,7 @@ def test_it_stops_by_time_with_what_tells_most_measured() -> None:
 def test_a_budget_of_nothing_still_measures_one_row() -> None:
     clock = VirtualClock()
     target, draft = engine_of(staircase, clock), engine_of(sloped, clock)
-    for budget in (ProfilingBudget(max_s=1e-9), ProfilingBudget(max_passes=1)):
+    for budget in (ProfilingBudget(max_s=1e-9), ProfilingBudget(max_passes=1, least_s=0.0)):
         cost = measure_profile(target, draft, budget=budget, clock=clock)
         assert len(cost.target.widths) <= 2
         assert cost.num_passes <= 6
@@ -340,7 +351,7 @@ def test_bad_input_is_one_clear_line() -> None:
     engine = engine_of(staircase)
     with pytest.raises(InputError, match="0 rows cannot be measured"):
         measure_profile(engine, widths=(1, 0))
-    for budget in ({"max_s": 0.0}, {"max_s": float("nan")}, {"max_passes": 0}):
+    for budget in ({"max_s": 0.0}, {"max_s": float("nan")}, {"max_passes": 0}, {"least_s": -1.0}):
         with pytest.raises(InputError, match="to measure"):
             ProfilingBudget(**budget)
 

@@ -35,6 +35,7 @@ from paceline.planning.gains import GAIN_MEMORY, Comeback, Gain, Gains
 from paceline.planning.ledger import ALLOWED_SHARE_OF_ONE, Ledger, LedgerEntry
 from paceline.planning.online_costs import OnlineCosts
 from paceline.planning.paper import PaperRound, PaperTrading
+from paceline.planning.rest import Rest
 from paceline.planning.round_plan import Cut, Front, Proposal, RequestPlan, RoundPlan, front_of, others
 from paceline.planning.survival import GrownTree, Outlook, SurvivalModel
 
@@ -61,12 +62,11 @@ TRIED_SHARE = 0.01
 """Of what is left of an answer, that it may take where nothing is known of it yet."""
 
 FIRST_PLAIN_ROUNDS = 2
-"""Plain rounds at the start, and"""
+"""Plain rounds at the start;"""
 PLAIN_EVERY = 64
-"""rounds after which another is made: speculation is compared with what they take."""
-
-LONGEST_REST = 16
-"""Plain rounds in a row for which one decision may stand, where nothing is worth asking and no look is due."""
+"""rounds after which another is made, as speculation is compared with what they take, and"""
+FIRST_PLAIN_EVERY, KNOWN_AFTER = 16, 5
+"""rounds until there were so many: the machine may not be as it was when passes were measured."""
 
 _PACE_MEMORY = 64.0
 _TRIALS = 3
@@ -121,27 +121,6 @@ class _State:
     paper: PaperTrading = field(default_factory=PaperTrading)
 
 
-@dataclass(slots=True)
-class _Rest:
-    """Plain rounds of a single request that one decision stands for; they are booked together.
-
-    Attributes:
-        state: the request's.
-        longest: rounds that it may take.
-        rounds: done so far, the one that was decided about included.
-        tokens: emitted by these.
-        actual_s: what they took, and
-        plain_s: what they took but for deciding.
-    """
-
-    state: _State
-    longest: int
-    rounds: int = 0
-    tokens: int = 0
-    actual_s: float = 0.0
-    plain_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class PlannerReport:
     """What the planner has learned.
@@ -191,9 +170,11 @@ class AutoPolicy:
         # Plain and actual seconds of late, of all requests.
         self._late_plain_s = self._late_actual_s = 0.0
         self._round: RoundPlan | None = None
-        self._rest: _Rest | None = None
+        self._rest: Rest | None = None
+        self._resting: _State | None = None
         self._rounds = 0
         self._since_plain = 0
+        self._plain_rounds = 0
         self._overhead_s = 0.0
         # By how much the cheapest round with drafts was longer than a plain one when it was last looked up.
         self._cheapest_s = 0.0
@@ -222,7 +203,7 @@ class AutoPolicy:
         """Open the round: every request may draft, unless it is a round of plain decoding for all."""
         count = len(requests)
         if self._rest is not None:
-            if count == 1 and self._states[requests[0].id] is self._rest.state:
+            if count == 1 and self._states[requests[0].id] is self._resting:
                 return [None]
             self._wake()
         self._rounds += 1
@@ -232,7 +213,8 @@ class AutoPolicy:
             self._ledger = Ledger(START_ROUNDS * plain_s, history=_HISTORY)
         self._round = None
         self._since_plain += 1
-        if self._rounds <= FIRST_PLAIN_ROUNDS or self._since_plain > PLAIN_EVERY:
+        longest = PLAIN_EVERY if self._plain_rounds >= KNOWN_AFTER else FIRST_PLAIN_EVERY
+        if self._rounds <= FIRST_PLAIN_ROUNDS or self._since_plain > longest:
             return [None] * count
         headroom_s = self._ledger.headroom_s
         if count == 1:
@@ -322,13 +304,19 @@ class AutoPolicy:
         if not count:
             return
         if self._rest is not None:
-            self._sleep(self._rest, record)
+            self._rest.add(record)
+            if self._rest.over:
+                # One of them says what passes take now as well as all would; a mean would take in what disturbed any.
+                verify_s = record.round_s - record.draft_s
+                self._costs.observe_round(1, len(record.requests[0].token_ids) - 1, 1, verify_s)
+                self._wake()
             return
         rows = sum(len(tree) for tree in record.trees)
         context = sum(len(request.token_ids) - 1 for request in record.requests)
         emitted = [len(path) + 1 for path in record.paths]
         if rows == count:
             self._since_plain = 0
+            self._plain_rounds += 1
         if planned is not None:
             self._learn(planned, record)
         if record.prefill_rows:
@@ -409,45 +397,28 @@ class AutoPolicy:
         """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a look."""
         if not state.paper.idle:
             return
-        earned_s = LOOKING_SHARE * plain_s / max(len(state.looking_s), 1)
         missing_s = min(
             (source.ask_s + self._overhead_s - state.looking_s[name] for name, source in self._sources.items()),
             default=math.inf,
         )
-        longest = int(min(missing_s / earned_s, LONGEST_REST))
-        if longest > 1:
-            self._rest = _Rest(state, longest)
-
-    def _sleep(self, rest: _Rest, record: RoundRecord) -> None:
-        """Take note of a round that needs no decision."""
-        if record.prefill_rows:
-            return
-        verify_s = record.round_s - record.draft_s
-        rest.rounds += 1
-        rest.tokens += len(record.paths[0]) + 1
-        rest.actual_s += record.round_s
-        rest.plain_s += verify_s
-        if rest.rounds == rest.longest:
-            # One of them says what passes take now as well as all would, and a mean would take in what disturbed any.
-            self._costs.observe_round(1, len(record.requests[0].token_ids) - 1, 1, verify_s)
-            self._wake()
+        rest = Rest.until(missing_s, LOOKING_SHARE * plain_s / max(len(state.looking_s), 1))
+        if rest is not None:
+            self._rest, self._resting = rest, state
 
     def _wake(self) -> None:
         """End the rest, if there is one: book its rounds, and what they saved for looks."""
-        rest, self._rest = self._rest, None
-        if rest is None or not rest.rounds:
+        rest, state, self._rest, self._resting = self._rest, self._resting, None, None
+        if rest is None or state is None or not rest.rounds:
             return
         self._since_plain = 0
         self._book(rest.tokens, rest.actual_s, rest.plain_s, rest.rounds)
-        rest.state.ledger.book(rest.tokens, rest.actual_s, rest.plain_s)
+        state.ledger.book(rest.tokens, rest.actual_s, rest.plain_s)
         # The first was counted when it was decided about.
         further = rest.rounds - 1
         self._rounds += further
-        rest.state.rounds += further
-        for name in rest.state.looking_s:
-            rest.state.looking_s[name] += (
-                LOOKING_SHARE * rest.plain_s * further / rest.rounds / len(rest.state.looking_s)
-            )
+        state.rounds += further
+        for name in state.looking_s:
+            state.looking_s[name] += LOOKING_SHARE * rest.plain_s * further / rest.rounds / len(state.looking_s)
 
     def _book(self, tokens: int, actual_s: float, plain_s: float, rounds: int = 1) -> None:
         """Enter rounds in the ledger of all requests, and in the pace of late."""

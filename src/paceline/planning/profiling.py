@@ -90,17 +90,22 @@ class ProfilingBudget:
 
     Attributes:
         max_s: seconds, counted from the end of each model's first pass, which reads it from the disk.
-        max_passes: passes of both models together, all counted; ``None`` for no limit.
+        max_passes: passes of both models together, all counted; ``None`` for no limit. It does not hold within
+        least_s: seconds. Forty passes of a tiny model are over before its caches are warm, and two or three of a width
+            say little where each takes a millisecond.
     """
 
     max_s: float = 10.0
     max_passes: int | None = 40
+    least_s: float = 0.25
 
     def __post_init__(self) -> None:
         if not 0 < self.max_s < math.inf:
             raise InputError(f"{self.max_s} seconds to measure in: give more than 0")
         if self.max_passes is not None and self.max_passes < 1:
             raise InputError(f"{self.max_passes} passes to measure by: give at least 1")
+        if not 0 <= self.least_s < math.inf:
+            raise InputError(f"{self.least_s} seconds to measure in whatever the passes: give 0 or more")
 
 
 def measure_profile(
@@ -215,9 +220,10 @@ class _Meter:
     def allows(self, share: float) -> bool:
         """Return whether a pass that takes as long as the latest stays within this share of the budget."""
         most = self.budget.max_passes
-        if most is not None and self.passes + 1 > most * share:
+        elapsed_s = self.clock.now_s() - self._started_s
+        if most is not None and self.passes + 1 > most * share and elapsed_s >= self.budget.least_s * share:
             return False
-        return self.clock.now_s() - self._started_s + self._latest_s <= self.budget.max_s * share
+        return elapsed_s + self._latest_s <= self.budget.max_s * share
 
     def passes_for(self, share: float) -> float:
         """Return how many passes this share of the budget is, at least 1."""

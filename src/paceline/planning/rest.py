@@ -1,0 +1,59 @@
+"""Rests: plain rounds of a single request that one decision stands for.
+
+Where nothing is worth drafting, nothing has to be decided until the next look at a draft is due. With passes of a
+millisecond, deciding and booking every round anew would cost more than such looks do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from paceline.planning.base import RoundRecord
+
+LONGEST_REST: Final = 16
+"""Rounds after which a decision is made again in any case: what is worth asking changes with what others learn."""
+
+
+@dataclass(slots=True)
+class Rest:
+    """Rounds that are booked together.
+
+    Attributes:
+        longest: rounds that it may take.
+        rounds: done so far, the one that was decided about included.
+        tokens: emitted by these.
+        actual_s: what they took, and
+        plain_s: what they took but for deciding.
+    """
+
+    longest: int
+    rounds: int = 0
+    tokens: int = 0
+    actual_s: float = 0.0
+    plain_s: float = 0.0
+
+    @classmethod
+    def until(cls, missing_s: float, saved_s: float) -> Rest | None:
+        """Return a rest of as many rounds as it takes to save what is missing; ``None`` if it is not worth one.
+
+        Args:
+            missing_s: seconds until there is something to decide.
+            saved_s: that every round saves.
+        """
+        longest = int(min(missing_s / saved_s, LONGEST_REST))
+        return cls(longest) if longest > 1 else None
+
+    @property
+    def over(self) -> bool:
+        """Whether something has to be decided again."""
+        return self.rounds >= self.longest
+
+    def add(self, record: RoundRecord) -> None:
+        """Take note of a round; of one that a prompt shared, the time says nothing."""
+        if record.prefill_rows:
+            return
+        self.rounds += 1
+        self.tokens += len(record.paths[0]) + 1
+        self.actual_s += record.round_s
+        self.plain_s += record.round_s - record.draft_s
