@@ -58,8 +58,9 @@ PAPER_GRANTS = 1
 INVESTED_SHARE = 0.03
 """Of the time a prompt took the target that a draft model may take to catch up with it."""
 
-TRIED_SHARE = 0.01
-"""Of what is left of an answer, that it may take where nothing is known of it yet."""
+HOPED_SHARE, TRIED_SHARE = 0.04, 0.01
+"""Of what is left of an answer, that it may take where nothing is known of it yet: if drafts as they mostly are would
+be worth it here, and if they would not."""
 
 FIRST_PLAIN_ROUNDS = 2
 """Plain rounds at the start;"""
@@ -526,12 +527,15 @@ class AutoPolicy:
             gain = self._gain(self._sources[name].gains, plan, name)
         # What asking brought counts for more than what was expected of it; a few tries are worth a level each.
         expected = max(ahead, gain.hoped if gain.rounds >= _TRIALS else level_s * planned.pace)
+        left = request.rules.max_tokens - request.num_output
+        left_s = left * planned.plain_s / planned.requests
         if expected > 0 and not planned.blocked and level_s <= planned.headroom_s:
             if catch_up_s == 0:
                 return True
             # An investment: it has to come back over what is left of the answer, and may cost so much at most.
-            left = request.rules.max_tokens - request.num_output
             limit_s = INVESTED_SHARE * request.stats.prompt_s + max(planned.headroom_s, 0.0)
+            if gain.rounds < _TRIALS:
+                limit_s = min(limit_s, HOPED_SHARE * left_s)
             if catch_up_s <= limit_s and 0.25 * expected * left > planned.pace * catch_up_s:
                 state.ledger.grant(catch_up_s)
                 if self._ledger is not None:
@@ -547,7 +551,6 @@ class AutoPolicy:
             # Nothing can be known of a draft that has not read the prompt: reading it is paid by what the prompt cost.
             known = self._sources[name].gains.alone
             share = LOOKING_SHARE if known.rounds == GAIN_MEMORY and known.hoped <= 0 else INVESTED_SHARE
-            left_s = (request.rules.max_tokens - request.num_output) * planned.plain_s / planned.requests
             if catch_up_s <= min(share * request.stats.prompt_s, TRIED_SHARE * left_s):
                 return True
         return self._may_look(state, name, level_s + catch_up_s)
