@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # With a constraints file a torch build can be pinned; see constraints.txt.
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
-# GCC before 11.5, 12.4, 13.3 and 14 lets AMX tiles be configured from memory that it did not write (GCC bug 114098):
-# llama.cpp compiled by it for a processor that has AMX crashes in its first wide pass, so it does without there.
+# Some GCCs (12.2 is one; their header is the sign) configure AMX tiles from memory that they did not write:
+# llama.cpp compiled by them for a processor that has AMX crashes in its first wide pass, so it does without there.
 BROKEN_AMX := $(shell $(CXX) -E -include immintrin.h -x c++ /dev/null 2>&1 | grep 'ldtilecfg.*const void \*\*')
 ifneq ($(BROKEN_AMX),)
 export CMAKE_ARGS += -DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8

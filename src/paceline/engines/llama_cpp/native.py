@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import re
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -93,36 +94,54 @@ def reason(lines: Sequence[str]) -> str:
 
 # --- builds that crash ------------------------------------------------------------------------------------------------
 
-_LOADS_AMX_TILES_SINCE: Final = {11: 5, 12: 4, 13: 3}
-"""By major version of GCC, the first minor one without bug 114098; later major versions never had it."""
+_DOUBTFUL_GCC: Final = range(11, 14)
+"""Major versions that know AMX and of which some releases miscompile its use."""
 
-
-def compilers(library: bytes) -> list[tuple[int, int]]:
-    """Return the versions of GCC, as (major, minor), that the parts of a library say they were compiled by."""
-    return [(int(major), int(minor)) for major, minor in re.findall(rb"GCC: \([^)\0]*\) (\d+)\.(\d+)", library)]
+_WIDE_PASS: Final = """
+from paceline.engines.base import COMMITTED_END, Step
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native
+from paceline.models.embedded import embedded_target
+native.check_build = lambda: None
+engine = LlamaCppEngine(LlamaCppConfig(embedded_target(), context_length=64, threads=1))
+engine.forward([Step(engine.open(), [1] * 32, [COMMITTED_END, *range(31)], [31])])
+"""
 
 
 @functools.cache
 def check_build() -> None:
     """Refuse libraries whose code for AMX was miscompiled: they would end the process in the first wide pass.
 
-    GCC takes it that configuring AMX tiles reads eight bytes of the configuration, and leaves out writing the others
-    (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=114098).
+    Some GCCs (12.2 is one) take it that configuring AMX tiles reads eight bytes of the configuration, and leave out
+    writing the others; see llama.cpp's issue 20824 and pull request 26954. Distributions mend compilers without another
+    version, so where the compiler may have been such a one another process makes a wide pass.
 
     Raises:
         CapabilityError: they are such.
     """
     if b"AMX_INT8 = 1" not in api.llama_print_system_info():
         return
-    for path in _cpu_libraries():
-        for major, minor in compilers(path.read_bytes()):
-            if minor < _LOADS_AMX_TILES_SINCE.get(major, 0):
-                raise CapabilityError(
-                    f"the installed llama.cpp would crash: GCC {major}.{minor} compiled its AMX code wrongly (GCC bug "
-                    "114098); install it without: CMAKE_ARGS='-DCMAKE_C_FLAGS=-mno-amx-int8 "
-                    "-DCMAKE_CXX_FLAGS=-mno-amx-int8' pip install --force-reinstall --no-deps --no-cache-dir "
-                    "llama-cpp-python, or with a newer compiler"
-                )
+    versions = [version for path in _cpu_libraries() for version in _compilers(path.read_bytes())]
+    doubtful = [version for version in versions if int(version.partition(".")[0]) in _DOUBTFUL_GCC]
+    if doubtful and _crashes(_WIDE_PASS):
+        raise CapabilityError(
+            f"the installed llama.cpp crashes: GCC {doubtful[0]} compiled its AMX code wrongly; install it without: "
+            "CMAKE_ARGS='-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8' "
+            "pip install --force-reinstall --no-deps --no-cache-dir llama-cpp-python, or with a newer compiler"
+        )
+
+
+def _compilers(library: bytes) -> list[str]:
+    """Return the versions of GCC that the parts of a library say they were compiled by."""
+    return [found.decode() for found in re.findall(rb"GCC: \([^)\0]*\) (\d+\.\d+)", library)]
+
+
+def _crashes(program: str) -> bool:
+    """Return whether another Python process that runs this is ended by a signal."""
+    try:
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return ended.returncode < 0
 
 
 def _cpu_libraries() -> list[Path]:
