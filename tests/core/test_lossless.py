@@ -306,10 +306,10 @@ def test_speculative_is_plain(scene: Scene, tally: Tally) -> None:
         )
         plain.append(decode(engine, prompt, build_params(scene, rng, index), rules))
     for setup in scene.setups:
-        compare(scene, setup, model, vocabulary, context_length, plain, tally)
+        assert_equals_plain(scene, setup, model, vocabulary, context_length, plain, tally)
 
 
-def compare(
+def assert_equals_plain(
     scene: Scene,
     setup: Setup,
     model: LogitFunction,
