@@ -125,10 +125,9 @@ def test_a_request_that_ended_is_forgotten() -> None:
     assert calibration.belief(REQUEST, Evidence(margin=1.0), 1).variance < with_offset
 
 
-def test_quantiles_bracket_the_chance() -> None:
-    belief = Belief(mean=0.5, variance=0.3)
-    assert belief.quantile(-1.0) < belief.probability < belief.quantile(1.0)
-    assert Belief(0.7, 0.0).probability == belief.quantile(0.2 / math.sqrt(0.3)) == pytest.approx(chance(0.7))
+def test_uncertainty_draws_the_chance_towards_one_half() -> None:
+    assert 0.5 < Belief(0.7, 2.0).probability < Belief(0.7, 0.3).probability < Belief(0.7, 0.0).probability
+    assert Belief(0.7, 0.0).probability == pytest.approx(chance(0.7))
 
 
 def test_certain_and_hopeless_drafts_stay_finite() -> None:

@@ -516,20 +516,23 @@ class AutoPolicy:
         """Return whether a model is worth asking for one request, or worth a look."""
         state, request = self._states[plan.request.id], plan.request
         level_s = self._costs.draft_s(1, planned.context)
+        gain = self._gain(state.gains[name], plan, name)
+        if gain.rounds < _TRIALS:
+            gain = self._gain(self._sources[name].gains, plan, name)
+        # What asking brought counts for more than what was expected of it; a few tries are worth a level each.
+        expected = gain.hoped if gain.rounds >= _TRIALS else level_s * planned.pace
+        is_affordable = not planned.blocked and level_s <= planned.headroom_s
+        if is_affordable and catch_up_s == 0 and expected > 0:
+            return True
         front = Front(None, 1.0, state.outlooks[name].ahead(None, self.draft_max), others(plan, ROOT))
         ahead = max(
             planned.value_ahead([front], standing.gained, len(standing.kept), 1),
             planned.value_ahead([front.alone()], 0.0, 0, 1),
         )
-        ahead -= standing.value
-        gain = self._gain(state.gains[name], plan, name)
-        if gain.rounds < _TRIALS:
-            gain = self._gain(self._sources[name].gains, plan, name)
-        # What asking brought counts for more than what was expected of it; a few tries are worth a level each.
-        expected = max(ahead, gain.hoped if gain.rounds >= _TRIALS else level_s * planned.pace)
+        expected = max(expected, ahead - standing.value)
         left = request.rules.max_tokens - request.num_output
         left_s = left * planned.plain_s / planned.requests
-        if expected > 0 and not planned.blocked and level_s <= planned.headroom_s:
+        if is_affordable and expected > 0:
             if catch_up_s == 0:
                 return True
             # An investment: it has to come back over what is left of the answer, and may cost so much at most.

@@ -15,11 +15,12 @@ other models room to differ.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from paceline.core.tree import Evidence
 
@@ -30,8 +31,7 @@ _BUCKETS = 8
 _LOGIT_LIMIT = 12.0
 
 
-@dataclass(frozen=True, slots=True)
-class Belief:
+class Belief(NamedTuple):
     """What is believed about one acceptance, in log-odds.
 
     Attributes:
@@ -50,10 +50,6 @@ class Belief:
         equation 10: ``sigmoid(mean / sqrt(1 + pi * variance / 8))``.
         """
         return _sigmoid(self.mean / math.sqrt(1.0 + math.pi * self.variance / 8.0))
-
-    def quantile(self, deviations: float) -> float:
-        """Return the chance of acceptance so many standard deviations above the mean (below, if negative)."""
-        return _sigmoid(self.mean + deviations * math.sqrt(self.variance))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ class Features(Protocol):
         """Return the prior of every weight."""
         ...
 
-    def inputs(self, evidence: Evidence, depth: int) -> list[tuple[int, float]]:
+    def inputs(self, evidence: Evidence, depth: int) -> Sequence[tuple[int, float]]:
         """Return (weight, input) for the inputs that are not zero; ``depth`` starts at 1."""
         ...
 
@@ -161,15 +157,10 @@ class MatchFeatures:
         """Return intercept, depth offsets, and offsets of match lengths and counts."""
         return [self.intercept, *_depth_priors(), *self.lengths, *[self.count] * _BUCKETS]
 
-    def inputs(self, evidence: Evidence, depth: int) -> list[tuple[int, float]]:
+    def inputs(self, evidence: Evidence, depth: int) -> Sequence[tuple[int, float]]:
         """Return the inputs; what is unknown counts as 1."""
-        first = 1 + MAX_DEPTH_OFFSET
-        return [
-            (0, 1.0),
-            (min(depth, MAX_DEPTH_OFFSET), 1.0),
-            (first + _bucket(evidence.match_length), 1.0),
-            (first + _BUCKETS + _bucket(evidence.count), 1.0),
-        ]
+        length, count = evidence.match_length or 1, evidence.count or 1
+        return _match_inputs(min(depth, MAX_DEPTH_OFFSET), length.bit_length(), count.bit_length())
 
 
 class Company(Enum):
@@ -212,18 +203,14 @@ class Calibration:
 
     def belief(self, request_id: int, evidence: Evidence, depth: int, company: Company = Company.NONE) -> Belief:
         """Return what is believed of a draft at ``depth``, given that everything above it is accepted."""
-        mean = variance = 0.0
-        for weight, value in self._active(request_id, evidence, depth, company):
-            mean += weight.mean * value
-            variance += weight.variance * value * value
-        return Belief(min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance)
+        return _belief(self._active(request_id, evidence, depth, company))
 
     def observe(
         self, request_id: int, evidence: Evidence, depth: int, accepted: bool, company: Company = Company.NONE
     ) -> None:
         """Learn from one verdict, of a draft whose predecessors were all accepted."""
-        active = list(self._active(request_id, evidence, depth, company))
-        belief = self.belief(request_id, evidence, depth, company)
+        active = self._active(request_id, evidence, depth, company)
+        belief = _belief(active)
         chance = belief.probability
         self.reliability.add(chance, accepted)
         # The filter's step: the verdict's own noise in log-odds has variance 1 / (p (1 - p)).
@@ -236,16 +223,16 @@ class Calibration:
             shrunk = weight.variance - step * value * weight.variance
             weight.variance = min(shrunk + weight.prior.drift, weight.prior.variance)
 
-    def _active(
-        self, request_id: int, evidence: Evidence, depth: int, company: Company
-    ) -> Iterator[tuple[_Weight, float]]:
-        for index, value in self._features.inputs(evidence, depth):
-            yield self._weights[index], value
+    def _active(self, request_id: int, evidence: Evidence, depth: int, company: Company) -> list[tuple[_Weight, float]]:
+        """Return the weights that have a say, with their inputs."""
+        weights = self._weights
+        active = [(weights[index], value) for index, value in self._features.inputs(evidence, depth)]
         if company is not Company.NONE:
-            yield self._company[company], 1.0
+            active.append((self._company[company], 1.0))
         offset = self._offsets.get(request_id)
         if offset is not None:
-            yield offset, 1.0
+            active.append((offset, 1.0))
+        return active
 
 
 class Reliability:
@@ -285,9 +272,20 @@ class Reliability:
         ]
 
 
-def _bucket(number: int | None) -> int:
-    """Return 0 for 1, 1 for 2 and 3, 2 for 4 to 7, and so on."""
-    return min(max(number or 1, 1).bit_length() - 1, _BUCKETS - 1)
+def _belief(active: Sequence[tuple[_Weight, float]]) -> Belief:
+    mean = variance = 0.0
+    for weight, value in active:
+        mean += weight.mean * value
+        variance += weight.variance * value * value
+    return Belief(min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance)
+
+
+@functools.cache
+def _match_inputs(depth: int, length_bits: int, count_bits: int) -> Sequence[tuple[int, float]]:
+    """Return the inputs of a match: one of each group, by numbers of bits, so every bucket is twice as wide."""
+    lengths, counts = 1 + MAX_DEPTH_OFFSET, 1 + MAX_DEPTH_OFFSET + _BUCKETS
+    active = (0, depth, lengths + min(length_bits, _BUCKETS) - 1, counts + min(count_bits, _BUCKETS) - 1)
+    return tuple((index, 1.0) for index in active)
 
 
 def _sigmoid(log_odds: float) -> float:

@@ -7,11 +7,10 @@ are.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
@@ -46,8 +45,7 @@ class RequestPlan:
     looks: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class Front:
+class Front(NamedTuple):
     """The end of a chain that a model could extend.
 
     Attributes:
@@ -64,7 +62,7 @@ class Front:
 
     def alone(self) -> Front:
         """Return it as if nothing else were drafted."""
-        return dataclasses.replace(self, others=())
+        return self._replace(others=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +119,14 @@ class RoundPlan:
 
     def seconds(self, extra_rows: int) -> float:
         """Return what the round takes with so many rows more than requests."""
-        while len(self._seconds) <= extra_rows:
-            rows = self.requests + len(self._seconds)
-            self._seconds.append(self.costs.round_s(rows, self.context, self.requests))
-        return self._seconds[extra_rows]
+        return self._staircase(extra_rows)[extra_rows]
+
+    def _staircase(self, widest: int) -> list[float]:
+        """Return what the round takes, by rows more than requests, at least up to ``widest``."""
+        seconds = self._seconds
+        while len(seconds) <= widest:
+            seconds.append(self.costs.round_s(self.requests + len(seconds), self.context, self.requests))
+        return seconds
 
     @property
     def draft_s(self) -> float:
@@ -143,22 +145,23 @@ class RoundPlan:
         level_s = self.costs.draft_s(level_rows, self.context)
         best = -math.inf
         spent_s = self.draft_s
+        chains = [(front.ahead, front.others) for front in fronts]
         survivals = [front.survival for front in fronts]
-        for level in range(1, self.draft_max + 1):
+        for level in range(self.draft_max):
             added = 0.0
-            for index, front in enumerate(fronts):
-                survivals[index] *= front.ahead[level - 1]
-                other = front.others[level - 1] if level <= len(front.others) else 0.0
-                if survivals[index] > other:
-                    added += survivals[index] - other
+            for index, (ahead, others) in enumerate(chains):
+                survival = survivals[index] = survivals[index] * ahead[level]
+                other = others[level] if level < len(others) else 0.0
+                if survival > other:
+                    added += survival - other
             gained += added
-            rows += len(fronts)
+            rows += len(chains)
             if rows > self.most_rows:
                 break
-            extra_s = self.seconds(rows) - self.plain_s
-            if spent_s + level * level_s + extra_s <= self.headroom_s or self.blocked:
-                best = max(best, gained - self.pace * (extra_s + level * level_s))
-            if added < 0.01 * len(fronts):
+            longer_s = self.seconds(rows) - self.plain_s + (level + 1) * level_s
+            if spent_s + longer_s <= self.headroom_s or self.blocked:
+                best = max(best, gained - self.pace * longer_s)
+            if added < 0.01 * len(chains):
                 break
         return best
 
@@ -173,20 +176,21 @@ class RoundPlan:
         ]
         nodes.sort()
         branches = self.branches
-        taken: set[tuple[int, int]] = set()
+        # A root is always verified.
+        taken = {(request_id, ROOT) for request_id in self.plans}
         has_child: set[tuple[int, int]] = set()
         ranked = []
         for negative, request_id, node in nodes:
             tree = self.plans[request_id].tree
             assert tree is not None
-            parent = tree.parents[node]
-            if parent != ROOT and (request_id, parent) not in taken:
+            parent = (request_id, tree.parents[node])
+            if parent not in taken:
                 continue
-            if (request_id, parent) in has_child:
+            if parent in has_child:
                 if branches == 0:
                     continue
                 branches -= 1
-            has_child.add((request_id, parent))
+            has_child.add(parent)
             taken.add((request_id, node))
             ranked.append((-negative, request_id, node))
         return ranked
@@ -199,13 +203,14 @@ class RoundPlan:
             allowed_s: seconds by which the round may be longer than a plain one.
         """
         best, best_count, best_gained, gained = 0.0, 0, 0.0, 0.0
-        spent_s = self.draft_s
+        # What drafting took is gone either way: it leaves less to lose, but forbids nothing that is free.
+        allowed_s = max(allowed_s - self.draft_s, 0.0)
+        seconds, plain_s, pace = self._staircase(len(ranked)), self.plain_s, self.pace
         for count, (survival, _, _) in enumerate(ranked, start=1):
             gained += survival
-            extra_s = self.seconds(count) - self.plain_s
-            value = gained - self.pace * extra_s
-            # What drafting took is gone either way: it leaves less to lose, but forbids nothing that is free.
-            if value > best and extra_s <= max(allowed_s - spent_s, 0.0):
+            extra_s = seconds[count] - plain_s
+            value = gained - pace * extra_s
+            if value > best and extra_s <= allowed_s:
                 best, best_count, best_gained = value, count, gained
         return Cut(ranked[:best_count], best_gained, best)
 

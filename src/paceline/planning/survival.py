@@ -9,8 +9,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from paceline.core.tree import ROOT, Candidate, DraftTree, Evidence
+from paceline.core.tree import ROOT, Candidate, DraftTree
 from paceline.planning.calibration import Calibration, Company, MarginFeatures, MatchFeatures, SiblingFeatures
 
 
@@ -33,27 +34,21 @@ class Verdict:
     right: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Proposal:
+class _Proposal(NamedTuple):
     """One drafter's proposal, kept for when it is known what the target said.
 
     Attributes:
-        node: tree node it is.
+        candidate: what was proposed.
         first: whether it is that drafter's first choice there.
-        source: the drafter.
-        evidence: what the drafter knew.
         company: what the others' first choices are there.
     """
 
-    node: int
+    candidate: Candidate
     first: bool
-    source: str
-    evidence: Evidence
     company: Company
 
 
-@dataclass(frozen=True, slots=True)
-class _Fork:
+class _Fork(NamedTuple):
     """What was proposed after one node.
 
     Attributes:
@@ -247,18 +242,27 @@ class SurvivalModel:
         return GrownTree(tuple(tree.parents), tuple(tree.token_ids), tuple(tree.depths), forks, survivals)
 
     def _judge(self, request_id: int, parent: int, depth: int, candidates: Sequence[Candidate]) -> _Fork:
+        if len(candidates) == 1:
+            # So it is along most of a chain, and there is nothing to weigh it against.
+            (candidate,) = candidates
+            known = self._first.get(candidate.source)
+            proposal = _Proposal(candidate, True, Company.NONE)
+            if known is None:
+                return _Fork(parent, [proposal], [])
+            chance = known.belief(request_id, candidate.evidence, depth).probability
+            return _Fork(parent, [proposal], [(candidate.node, chance)])
         # Every drafter's first choice; what it proposed after that are its runners-up.
         firsts: dict[str, int] = {}
         for candidate in candidates:
             firsts.setdefault(candidate.source, candidate.node)
+        proposals = []
         first_choices: dict[int, float] = {}
         runners_up: dict[int, float] = {}
-        proposals = []
         for candidate in candidates:
             source, node = candidate.source, candidate.node
             first = firsts[source] == node
-            company = _company(firsts, source) if first else Company.NONE
-            proposals.append(_Proposal(node, first, source, candidate.evidence, company))
+            company = _company(firsts, source) if first and len(firsts) > 1 else Company.NONE
+            proposals.append(_Proposal(candidate, first, company))
             calibration = (self._first if first else self._siblings).get(source)
             if calibration is None:
                 continue
@@ -267,7 +271,8 @@ class SurvivalModel:
             chances[node] = max(chance, chances.get(node, 0.0))
         # One of them at most is what the target says.
         total = sum(first_choices.values())
-        judged = [(node, chance / max(total, 1.0)) for node, chance in first_choices.items()]
+        scale = max(total, 1.0)
+        judged = [(node, chance / scale) for node, chance in first_choices.items()]
         left = max(1.0 - total, 0.0)
         for node, chance in runners_up.items():
             if node not in first_choices:
@@ -294,15 +299,15 @@ class SurvivalModel:
             if not said[fork.parent] or depth >= len(emitted):
                 continue
             before = tree.chance(fork.parent)
-            for proposal in fork.proposals:
-                right = tree.token_ids[proposal.node] == emitted[depth]
-                said[proposal.node] = right
-                calibration = (self._first if proposal.first else self._siblings).get(proposal.source)
+            for candidate, first, company in fork.proposals:
+                right = candidate.token_id == emitted[depth]
+                said[candidate.node] = right
+                calibration = (self._first if first else self._siblings).get(candidate.source)
                 if calibration is not None:
-                    calibration.observe(request_id, proposal.evidence, depth + 1, right, proposal.company)
-                if proposal.first:
-                    chance = tree.chance(proposal.node) or 0.0
-                    verdicts.append(Verdict(proposal.source, depth + 1, before, chance, right))
+                    calibration.observe(request_id, candidate.evidence, depth + 1, right, company)
+                if first:
+                    chance = tree.chance(candidate.node) or 0.0
+                    verdicts.append(Verdict(candidate.source, depth + 1, before, chance, right))
         return verdicts
 
     def _begin(self, request_id: int, source: str) -> None:
@@ -312,7 +317,5 @@ class SurvivalModel:
 
 
 def _company(firsts: Mapping[str, int], source: str) -> Company:
-    if len(firsts) == 1:
-        return Company.NONE
     others = [node for name, node in firsts.items() if name != source]
     return Company.AGREES if firsts[source] in others else Company.DIFFERS
