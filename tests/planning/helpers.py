@@ -63,19 +63,22 @@ class Skill:
         right: chance that the next token of its chain is right, given all before it were; by position in the text
             if it is a function.
         sibling: chance that a sibling is, where the chain is wrong.
-        silent: chance that it proposes nothing.
+        silent: chance that it proposes nothing; likewise.
         is_model: see :class:`DrafterTape`.
         end_ids: see :class:`DrafterTape`.
     """
 
     right: float | Callable[[int], float]
     sibling: float = 0.0
-    silent: float = 0.0
+    silent: float | Callable[[int], float] = 0.0
     is_model: bool = True
     end_ids: frozenset[int] = field(default_factory=frozenset)
 
     def chance(self, position: int) -> float:
         return self.right(position) if callable(self.right) else self.right
+
+    def silence(self, position: int) -> float:
+        return self.silent(position) if callable(self.silent) else self.silent
 
 
 def synthetic(
@@ -116,7 +119,7 @@ def synthetic(
 
 
 def _chain(rng: random.Random, skill: Skill, text: Sequence[int], done: int, depth: int, siblings: int) -> Chain:
-    if rng.random() < skill.silent:
+    if rng.random() < skill.silence(done):
         return ()
     levels = []
     on_text = True

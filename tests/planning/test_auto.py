@@ -118,6 +118,19 @@ def test_many_requests_at_once_are_never_slower_than_plain(name: str, right: flo
     assert auto <= 1.01 * plain_s(recordings, curve, concurrent=64)
 
 
+def test_a_lookup_that_finds_nothing_at_first_is_asked_again_though_deciding_takes_time() -> None:
+    skills = {"suffix": Skill(0.97, silent=lambda done: done < 30, is_model=False), "draft": Skill(0.5)}
+    recordings = [synthetic(seed, skills, num_tokens=256, num_prompt=100, depth=16) for seed in range(4)]
+    curve = CURVES["Q4_0"]
+
+    def seconds(**options: float) -> float:
+        return replay(recordings, AutoPolicy(curve), curve, free_s=2e-5, **options).decode_s
+
+    rounds_s = seconds(own_s=5e-4)
+    assert rounds_s <= 1.05 * seconds()
+    assert rounds_s <= 0.6 * replay(recordings, AutoPolicy(curve), curve, drafters=["draft"]).decode_s
+
+
 def test_few_requests_at_once_gain_where_one_does() -> None:
     recordings, curve = texts(0.9, num_tokens=128, count=16), CURVES["F16"]
     for concurrent in (1, 2, 4):

@@ -379,8 +379,17 @@ class AutoPolicy:
 
     def _worth_asking_any(self, state: _State, pace: float, *, blocked: bool) -> bool:
         """Return whether some drafter is worth asking, or worth a look: the quick way to plain decoding."""
-        if any(state.looking_s[name] >= source.ask_s + self._overhead_s for name, source in self._sources.items()):
+        if self._speaks_for_asking(state, pace, blocked=blocked):
             return True
+        for name, source in self._sources.items():
+            if state.looking_s[name] >= source.ask_s + self._overhead_s:
+                # The round is planned for the sake of this look, so planning it is part of what the look costs.
+                state.looking_s[name] -= self._overhead_s
+                return True
+        return False
+
+    def _speaks_for_asking(self, state: _State, pace: float, *, blocked: bool) -> bool:
+        """Return whether by what is known some drafter is worth asking."""
         if any(comeback.looks_left for comeback in state.comebacks.values()):
             return True
         if blocked:
@@ -501,8 +510,6 @@ class AutoPolicy:
 
     def _may_look(self, state: _State, name: str, cost_s: float) -> bool:
         """Take what a look costs from what there is for looking, if there is enough."""
-        # To have considered it took its time, even if nothing comes of it.
-        state.looking_s[name] -= self._overhead_s
         if state.looking_s[name] < cost_s:
             return False
         state.looking_s[name] -= cost_s

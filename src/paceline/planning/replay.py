@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from paceline.core.errors import CapabilityError, InputError
 from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
-from paceline.core.tree import ROOT
+from paceline.core.tree import ROOT, DraftTree
 from paceline.core.verify import CoupledVerifier, Proposal
 from paceline.drafters.base import Commit, Drafter, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -130,6 +130,7 @@ def replay(
     concurrent: int = 1,
     drift: Drift | None = None,
     free_s: float = 0.0,
+    own_s: float = 0.0,
 ) -> ReplayResult:
     """Run recordings, one after the other or several at once, under one policy and one virtual clock.
 
@@ -143,6 +144,7 @@ def replay(
         concurrent: most requests at once.
         drift: factor on ``costs`` as virtual time goes by.
         free_s: seconds of asking a drafter without a model, for each request.
+        own_s: seconds that deciding about a round with drafts takes, for which a policy may have to make up.
 
     Raises:
         InputError: the recordings do not go together, or lack a drafter that is asked for.
@@ -173,7 +175,7 @@ def replay(
             built.append(ReplayModelDrafter(draft_engine, tapes, first.vocab_size))
         else:
             built.append(ReplayFreeDrafter(tapes, clock, free_s))
-    loop = DecodingLoop(engine, built, policy, clock=clock)
+    loop = DecodingLoop(engine, built, cast(Policy, _Slow(policy, clock, own_s)), clock=clock)
     requests: list[Request] = []
     starts_s: list[float] = []
     decode_s = 0.0
@@ -236,6 +238,29 @@ def _add(loop: DecodingLoop, recording: Recording) -> Request:
     # Policies see the temperature of the recording; the rows say its tokens without any noise.
     request.verifier = CoupledVerifier(_GREEDY)
     return request
+
+
+class _Slow:
+    """A policy that takes virtual time to decide.
+
+    Args:
+        policy: that decides.
+        clock: moved by ``own_s``.
+        own_s: seconds of a round with drafts.
+    """
+
+    def __init__(self, policy: Policy, clock: VirtualClock, own_s: float) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._own_s = own_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+        """Take the time, and decide."""
+        self._clock.advance(self._own_s)
+        self._policy.select(requests, trees)
 
 
 PassCost: TypeAlias = Callable[[int, int, int], float]
