@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from paceline.api import GenerateOptions, Model
-from paceline.comparison import answer, explain, measure_rounding
+from paceline.comparison import OpenReader, answer, explain, measure_rounding
 from paceline.core.divergence import Divergence
+from paceline.core.errors import ClosedError
 from paceline.core.noise import Float64Array
 from paceline.engines.base import Engine, Step
 from paceline.engines.loading import EngineName, ModelOptions, open_engine
@@ -130,14 +131,15 @@ class LeakingEngine(RoundingEngine):
         super().commit(sequence, path)
 
 
-def divergence_on(engine: Engine) -> Divergence | None:
+def divergence_on(engine: Engine, open_reader: OpenReader | None = None) -> Divergence | None:
     """Count from 2, with drafts of which the first is wrong and its sibling right."""
     drafter = ForcedDrafter(lambda request: [[0], [(request.token_ids[-1] + 1) % SIZE]])
     with Model(engine, [drafter], FixedPolicy(2)) as model:
         options: GenerateOptions = {"max_tokens": 10, "temperature": 0.0}
         plain = answer(model, [1], options, speculate=False)
         assert plain.token_ids == list(range(2, 12))
-        return explain(model, [1], options, plain, answer(model, [1], options, speculate=True))
+        speculative = answer(model, [1], options, speculate=True)
+        return explain(model, [1], options, plain, speculative, open_reader=open_reader)
 
 
 def test_where_nothing_is_rounded_nothing_is_measured() -> None:
@@ -161,6 +163,38 @@ def test_a_tie_that_places_in_the_cache_turn_is_a_near_tie() -> None:
     assert divergence.logit_difference == pytest.approx(0.1)
     assert divergence.rounding == pytest.approx(0.1)
     assert divergence.verdict == "near-tie"
+
+
+def test_where_no_sequence_is_to_spare_the_target_is_loaded_once_more() -> None:
+    loaded: list[PlacingEngine] = []
+
+    def open_reader(num_tokens: int) -> Engine:
+        assert num_tokens == len([1, 2, 3, 4, 5, 6])
+        loaded.append(PlacingEngine(0.1))
+        return loaded[-1]
+
+    alone = divergence_on(PlacingEngine(0.1, max_sequences=1))
+    assert alone is not None
+    assert (alone.rounding, alone.verdict) == (0.0, "bug")
+    divergence = divergence_on(PlacingEngine(0.1, max_sequences=1), open_reader)
+    assert divergence is not None
+    assert divergence.verdict == "near-tie"
+    assert divergence.rounding == pytest.approx(0.1)
+    (reader,) = loaded
+    with pytest.raises(ClosedError):
+        reader.open()
+
+
+def test_a_difference_that_does_not_come_again_is_not_judged() -> None:
+    drafts = iter([[[0], [6]]])
+    drafter = ForcedDrafter(lambda request: next(drafts, []) if request.num_output == 4 else [])
+    with Model(PlacingEngine(0.1), [drafter], FixedPolicy(2)) as model:
+        options: GenerateOptions = {"max_tokens": 10, "temperature": 0.0}
+        plain, speculative = (answer(model, [1], options, speculate=speculate) for speculate in (False, True))
+        divergence = explain(model, [1], options, plain, speculative)
+    assert plain.token_ids != speculative.token_ids
+    assert divergence is not None
+    assert divergence.verdict == "unrepeatable"
 
 
 @pytest.mark.parametrize("amount", [0.1, 0.2, 5.0])

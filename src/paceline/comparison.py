@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.core.divergence import Divergence, first_difference, judge_divergence
-from paceline.core.errors import CapabilityError, InputError, NoRoomError
+from paceline.core.errors import CapabilityError, InputError, NoRoomError, PacelineError
 from paceline.core.noise import Float64Array
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RowLogits, Verifier, Walk
 from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+
+OpenReader: TypeAlias = Callable[[int], Engine]
+"""Loads a target once more, for a text of so many tokens and another sequence beside it."""
+
+MOST_REMAKES = 3
+"""Times a speculative answer is made again until it differs from plain's where it did before."""
 
 VERIFY_WIDTH = 6
 """Rows of a typical verifying pass."""
@@ -127,8 +135,10 @@ def summarise(
     prompt: str | Sequence[int],
     options: GenerateOptions,
     runs: Sequence[tuple[Trial, Generation, Generation]],
+    *,
+    open_reader: OpenReader | None = None,
 ) -> Comparison:
-    """Put trials together, and find out why the texts differ if they do."""
+    """Put trials together, and find out why the texts differ if they do; see :func:`explain`."""
     _, plain, speculative = runs[0]
     repeatable = all(
         first_difference(plain.token_ids, p.token_ids) is None
@@ -139,40 +149,77 @@ def summarise(
         trials=[trial for trial, _, _ in runs],
         plain=plain,
         speculative=speculative,
-        divergence=explain(model, prompt, options, plain, speculative),
+        divergence=explain(model, prompt, options, plain, speculative, open_reader=open_reader),
         repeatable=repeatable,
     )
 
 
 def explain(
-    model: Model, prompt: str | Sequence[int], options: GenerateOptions, plain: Generation, speculative: Generation
+    model: Model,
+    prompt: str | Sequence[int],
+    options: GenerateOptions,
+    plain: Generation,
+    speculative: Generation,
+    *,
+    open_reader: OpenReader | None = None,
 ) -> Divergence | None:
     """Say why two answers to a prompt differ; ``None`` if they do not, or may (rejection keeps the distribution only).
 
-    Both are made again, to see the rows that the diverging tokens were drawn from.
+    Both are made again, to see the rows that the diverging tokens were drawn from. A policy that plans by the clock may
+    make other rounds then, and the texts agree: that is tried some times before they are called unrepeatable.
+
+    Args:
+        model: that gave the answers.
+        prompt: as it was given then.
+        options: likewise.
+        plain: the answer without speculation.
+        speculative: the other one.
+        open_reader: asked where the model's engine holds one sequence only, which hides what places in the cache do.
     """
     index = first_difference(plain.token_ids, speculative.token_ids)
     if index is None or not model.repeats_text(options):
         return None
     plain_row, request = _row_at(model, prompt, options, index, speculate=False)
-    speculative_row, _ = _row_at(model, prompt, options, index, speculate=True)
-    history = request.token_ids[: request.num_prompt + index]
+    for _ in range(MOST_REMAKES):
+        speculative_row, again = _row_at(model, prompt, options, index, speculate=True)
+        ours, theirs = (made.token_ids[made.num_prompt :] for made in (request, again))
+        if first_difference(ours, theirs) == index:
+            break
+    else:
+        return Divergence.unrepeatable(index, plain.token_ids, speculative.token_ids)
     if plain_row is None or speculative_row is None:
         return Divergence.unrepeatable(index, plain.token_ids, speculative.token_ids)
+    history = request.token_ids[: request.num_prompt + index]
+    with _reader(model.target, len(history), open_reader) as reader:
+        rounding = measure_rounding(
+            reader,
+            history,
+            request.num_prompt,
+            enough=float(np.abs(plain_row.astype(np.float64) - speculative_row).max()) / 2,
+        )
     return judge_divergence(
         index,
         plain_row,
         speculative_row,
         request.params,
         history,
-        rounding=measure_rounding(
-            model.target,
-            history,
-            request.num_prompt,
-            enough=float(np.abs(plain_row.astype(np.float64) - speculative_row).max()) / 2,
-        ),
+        rounding=rounding,
         tolerance=model.target.capabilities.logit_tolerance,
     )
+
+
+@contextmanager
+def _reader(engine: Engine, num_tokens: int, open_reader: OpenReader | None) -> Iterator[Engine]:
+    """Yield an engine with a second sequence if there is one or one can be loaded; the engine there is otherwise."""
+    loaded: Engine | None = None
+    if open_reader is not None and engine.capabilities.max_sequences < 2:
+        with suppress(PacelineError):
+            loaded = open_reader(num_tokens)
+    try:
+        yield loaded or engine
+    finally:
+        if loaded is not None:
+            loaded.close()
 
 
 def measure_rounding(engine: Engine, token_ids: Sequence[int], num_prompt: int, enough: float = 0.0) -> float:

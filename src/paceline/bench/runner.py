@@ -370,7 +370,8 @@ class Runner:
         self._progress(f"{task.workload}: explaining a difference")
         session.reference_ids = task.reference_ids
         options = task.options(self._settings.temperature)
-        divergence = explain(session, task.prompt_ids, options, plain, speculative)
+        open_reader = self._engines.open_reader
+        divergence = explain(session, task.prompt_ids, options, plain, speculative, open_reader=open_reader)
         return "not judged" if divergence is None else divergence.verdict
 
 

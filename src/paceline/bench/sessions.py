@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.bench.forcing import ForcedVerifier
 from paceline.bench.workloads import Task
+from paceline.comparison import OpenReader
 from paceline.core.clock import Clock, WallClock
 from paceline.core.loop import DecodingLoop
 from paceline.drafters.registry import build_drafters
@@ -31,11 +32,13 @@ class Engines:
         target: runs the target.
         draft: runs the draft model, if there is one.
         clock: by which runs are timed.
+        open_reader: see :func:`~paceline.comparison.explain`.
     """
 
     target: Engine
     draft: Engine | None
     clock: Clock
+    open_reader: OpenReader | None = None
 
 
 Stop: TypeAlias = Callable[[], bool]
@@ -215,6 +218,6 @@ def finish(stream: Stream, stopped: Stop) -> Generation:
     return stream.so_far()
 
 
-def wall_engines(target: Engine, draft: Engine | None) -> Engines:
+def wall_engines(target: Engine, draft: Engine | None, open_reader: OpenReader | None = None) -> Engines:
     """Return engines timed by the machine's clock."""
-    return Engines(target, draft, WallClock())
+    return Engines(target, draft, WallClock(), open_reader)

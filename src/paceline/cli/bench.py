@@ -51,7 +51,7 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.drafters.compatibility import check_vocabularies
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
-from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.loading import ModelOptions, open_engine, reader_of
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.files import check_parent, whole_file
@@ -343,7 +343,7 @@ def _loaded(target: ModelOptions, draft: ModelOptions | None) -> Iterator[Engine
         try:
             if draft_engine is not None:
                 check_vocabularies(target_engine.vocabulary, draft_engine.vocabulary)
-            yield wall_engines(target_engine, draft_engine)
+            yield wall_engines(target_engine, draft_engine, reader_of(target))
         finally:
             if draft_engine is not None:
                 draft_engine.close()

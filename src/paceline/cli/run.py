@@ -38,12 +38,12 @@ from paceline.cli.options import (
     split_devices,
 )
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
-from paceline.comparison import Comparison, Trial, answer, run_trials, summarise
+from paceline.comparison import Comparison, OpenReader, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, StopRules
 from paceline.core.verify import VerifierName
 from paceline.drafters.registry import DRAFTER_NAMES
-from paceline.engines.loading import ModelOptions
+from paceline.engines.loading import ModelOptions, reader_of
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.planning.base import Policy
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
@@ -331,7 +331,7 @@ def run(
         if predict == -1:
             options["max_tokens"] = loaded.target.capabilities.context_length
         if compare:
-            _compare(loaded, text, options, repeats, as_json, interrupted)
+            _compare(loaded, text, options, repeats, as_json, interrupted, reader_of(target_options))
         else:
             _generate(loaded, text, options, as_json, interrupted)
 
@@ -355,7 +355,13 @@ def _generate(model: Model, prompt: str, options: GenerateOptions, as_json: bool
 
 
 def _compare(
-    model: Model, prompt: str, options: GenerateOptions, repeats: int, as_json: bool, interrupted: threading.Event
+    model: Model,
+    prompt: str,
+    options: GenerateOptions,
+    repeats: int,
+    as_json: bool,
+    interrupted: threading.Event,
+    open_reader: OpenReader,
 ) -> None:
     console = error_console()
     runs: list[tuple[Trial, Generation, Generation]] = []
@@ -369,7 +375,7 @@ def _compare(
         console.print(f"interrupted after {len(runs)} of {repeats} pairs of runs")
     if not runs:
         raise typer.Exit(exits.INTERRUPTED)
-    comparison: Comparison = summarise(model, prompt, options, runs)
+    comparison: Comparison = summarise(model, prompt, options, runs, open_reader=open_reader)
     if as_json:
         print(json.dumps(comparison_json(model, comparison), ensure_ascii=False))
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -94,6 +96,15 @@ def open_engine(options: ModelOptions) -> Engine:
     if name == "torch_hf":
         return _open_torch_hf(options)
     raise InputError(f"unknown engine {name}: choose one of {', '.join(ENGINE_NAMES)}")
+
+
+def reader_of(options: ModelOptions) -> Callable[[int], Engine]:
+    """Return what loads a model once more, to read a text of so many tokens with another sequence beside it."""
+
+    def open_reader(num_tokens: int) -> Engine:
+        return open_engine(dataclasses.replace(options, context_length=num_tokens, max_sequences=2, branches=0))
+
+    return open_reader
 
 
 def _open_llama_cpp(options: ModelOptions) -> Engine:
