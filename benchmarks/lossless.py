@@ -82,6 +82,7 @@ def compare(model: Model, name: str, temperature: float) -> dict[str, Any]:
             )
     print(
         f"{name}, temperature {temperature:g}: {verdicts['equal']} of {len(prompts)} texts of {ANSWER_TOKENS} tokens "
-        f"equal, {verdicts['near-tie']} near-ties, {verdicts['bug']} bugs; {accepted / rounds:.2f} accepted a round"
+        f"equal, {verdicts['near-tie']} near-ties, {verdicts['unrepeatable']} unrepeatable, {verdicts['bug']} bugs; "
+        f"{accepted / rounds:.2f} accepted a round"
     )
     return {"prompts": len(prompts), **verdicts, "divergences": differences, "accepted_per_round": accepted / rounds}

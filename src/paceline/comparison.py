@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,9 +16,8 @@ import numpy as np
 
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.core.divergence import Divergence, first_difference, judge_divergence
-from paceline.core.errors import CapabilityError, InputError, NoRoomError, PacelineError
+from paceline.core.errors import EngineError, InputError
 from paceline.core.noise import Float64Array
-from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RowLogits, Verifier, Walk
 from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
@@ -28,7 +26,7 @@ OpenReader: TypeAlias = Callable[[int], Engine]
 """Loads a target once more, for a text of so many tokens and another sequence beside it."""
 
 MOST_REMAKES = 3
-"""Times a speculative answer is made again until it differs from plain's where it did before."""
+"""Times a speculative answer is made again until it differs from plain's."""
 
 VERIFY_WIDTH = 6
 """Rows of a typical verifying pass."""
@@ -50,9 +48,10 @@ MOST_NEIGHBOUR_ROWS = 4
 CHANCE_OF_LEAVING = 0.2
 """How likely the other sequence is closed between two passes, which leaves gaps for the text's next tokens."""
 
-MOST_OF_PLACEMENT = 10.0
-"""Most that the place in the cache may explain, in logit tolerances of the engine; sequences that differ by more when
-another one is beside them are not kept apart. [Largest found: 6.4 in F16 (0.013), 1.8 in Q8_0 (0.107).]"""
+MOST_OF_ROUNDING = 10.0
+"""Most that widths or places may explain, in logit tolerances of the engine. Sequences that differ by more when another
+one is beside them are not kept apart, and passes that differ by more are not of the same text. [Largest found, of
+places: 6.4 in F16 (0.013), 1.8 in Q8_0 (0.107); of widths: 1.4 in Q8_0 (0.082).]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,8 @@ class Comparison:
 
     Attributes:
         trials: the trials, in order.
-        plain: the answer of the first plain run.
-        speculative: the answer of the first speculative run.
+        plain: the answer of the first plain run, or of the first whose speculative run gave another.
+        speculative: the answer of that speculative run.
         divergence: where and why the two differ; ``None`` if they are equal.
         repeatable: whether all plain runs gave one text, and all speculative runs gave one text.
     """
@@ -139,7 +138,7 @@ def summarise(
     open_reader: OpenReader | None = None,
 ) -> Comparison:
     """Put trials together, and find out why the texts differ if they do; see :func:`explain`."""
-    _, plain, speculative = runs[0]
+    _, plain, speculative = next((run for run in runs if _differ(run[1], run[2])), runs[0])
     repeatable = all(
         first_difference(plain.token_ids, p.token_ids) is None
         and first_difference(speculative.token_ids, s.token_ids) is None
@@ -154,6 +153,10 @@ def summarise(
     )
 
 
+def _differ(plain: Generation, speculative: Generation) -> bool:
+    return first_difference(plain.token_ids, speculative.token_ids) is not None
+
+
 def explain(
     model: Model,
     prompt: str | Sequence[int],
@@ -166,7 +169,8 @@ def explain(
     """Say why two answers to a prompt differ; ``None`` if they do not, or may (rejection keeps the distribution only).
 
     Both are made again, to see the rows that the diverging tokens were drawn from. A policy that plans by the clock may
-    make other rounds then, and the texts agree: that is tried some times before they are called unrepeatable.
+    make other rounds then. Where its text parts from plain's elsewhere, that is judged; where the two agree in all of
+    :data:`MOST_REMAKES` tries, the difference is unrepeatable.
 
     Args:
         model: that gave the answers.
@@ -176,53 +180,49 @@ def explain(
         speculative: the other one.
         open_reader: asked where the model's engine holds one sequence only, which hides what places in the cache do.
     """
-    index = first_difference(plain.token_ids, speculative.token_ids)
-    if index is None or not model.repeats_text(options):
+    if not _differ(plain, speculative) or not model.repeats_text(options):
         return None
-    plain_row, request = _row_at(model, prompt, options, index, speculate=False)
+    reference = plain.token_ids
     for _ in range(MOST_REMAKES):
-        speculative_row, again = _row_at(model, prompt, options, index, speculate=True)
-        ours, theirs = (made.token_ids[made.num_prompt :] for made in (request, again))
-        if first_difference(ours, theirs) == index:
-            break
-    else:
-        return Divergence.unrepeatable(index, plain.token_ids, speculative.token_ids)
-    if plain_row is None or speculative_row is None:
-        return Divergence.unrepeatable(index, plain.token_ids, speculative.token_ids)
-    history = request.token_ids[: request.num_prompt + index]
-    with _reader(model.target, len(history), open_reader) as reader:
+        theirs, made = _watch(model, prompt, options, reference, speculate=True)
+        index = theirs.index
+        if index is None or theirs.row is None or first_difference(reference, made.token_ids) is None:
+            continue
+        ours, again = _watch(model, prompt, options, reference[:index], speculate=False)
+        if ours.index != index or ours.row is None:
+            # Plain decoding does not repeat itself.
+            reference = again.token_ids
+            continue
+        history = ours.history
         rounding = measure_rounding(
-            reader,
+            model.target,
             history,
-            request.num_prompt,
-            enough=float(np.abs(plain_row.astype(np.float64) - speculative_row).max()) / 2,
+            len(history) - index,
+            enough=float(np.abs(ours.row.astype(np.float64) - theirs.row).max()) / 2,
+            # In a chain the next token takes the cell of the dropped one: places explain nothing there.
+            open_reader=open_reader if theirs.branched else None,
         )
-    return judge_divergence(
-        index,
-        plain_row,
-        speculative_row,
-        request.params,
-        history,
-        rounding=rounding,
-        tolerance=model.target.capabilities.logit_tolerance,
-    )
+        return judge_divergence(
+            index,
+            ours.row,
+            theirs.row,
+            ours.sampler.params,
+            history,
+            rounding=rounding,
+            tolerance=model.target.capabilities.logit_tolerance,
+        )
+    first = first_difference(plain.token_ids, speculative.token_ids)
+    assert first is not None
+    return Divergence.unrepeatable(first, plain.token_ids, speculative.token_ids)
 
 
-@contextmanager
-def _reader(engine: Engine, num_tokens: int, open_reader: OpenReader | None) -> Iterator[Engine]:
-    """Yield an engine with a second sequence if there is one or one can be loaded; the engine there is otherwise."""
-    loaded: Engine | None = None
-    if open_reader is not None and engine.capabilities.max_sequences < 2:
-        with suppress(PacelineError):
-            loaded = open_reader(num_tokens)
-    try:
-        yield loaded or engine
-    finally:
-        if loaded is not None:
-            loaded.close()
-
-
-def measure_rounding(engine: Engine, token_ids: Sequence[int], num_prompt: int, enough: float = 0.0) -> float:
+def measure_rounding(
+    engine: Engine,
+    token_ids: Sequence[int],
+    num_prompt: int,
+    enough: float = 0.0,
+    open_reader: OpenReader | None = None,
+) -> float:
     """Return by how much logits near the end of a text depend on how it is read: on widths and on places in the cache.
 
     The answer is read as plain decoding reads it, one token a pass; then in wider passes; then one token a pass again,
@@ -233,36 +233,47 @@ def measure_rounding(engine: Engine, token_ids: Sequence[int], num_prompt: int, 
         token_ids: prompt and answer.
         num_prompt: how many of them are the prompt.
         enough: a difference to be explained; where less is found, more places are tried.
+        open_reader: asked for an engine to measure places with, where this one has no second sequence.
     """
     widest = min(engine.capabilities.max_rows, engine.capabilities.max_outputs)
     plain = _last_rows(engine, token_ids, num_prompt, 1)
     by_width = [_last_rows(engine, token_ids, num_prompt, min(width, widest)) for width in (VERIFY_WIDTH, widest)]
     width_effect = max(float(np.abs(plain - rows).max()) for rows in by_width)
     place_effect = 0.0
-    for number, rows in enumerate(_rows_at_other_places(engine, token_ids, num_prompt), start=1):
-        place_effect = max(place_effect, float(np.abs(plain - rows).max()))
+    effects = _effects_of_places(engine, token_ids, num_prompt, open_reader)
+    for number, effect in enumerate(effects, start=1):
+        place_effect = max(place_effect, effect)
         if number >= NUM_PLACEMENTS and max(width_effect, place_effect) >= enough:
             break
-    if place_effect > MOST_OF_PLACEMENT * engine.capabilities.logit_tolerance:
-        return width_effect
-    return max(width_effect, place_effect)
+    effects.close()
+    most = MOST_OF_ROUNDING * engine.capabilities.logit_tolerance
+    return max((effect for effect in (width_effect, place_effect) if effect <= most), default=0.0)
 
 
-def _rows_at_other_places(engine: Engine, token_ids: Sequence[int], num_prompt: int) -> Iterator[Float64Array]:
-    """Yield what :func:`_last_rows` returns in passes of one token, for `MOST_PLACEMENTS` placements in the cache.
+def _effects_of_places(
+    engine: Engine, token_ids: Sequence[int], num_prompt: int, open_reader: OpenReader | None
+) -> Generator[float, None, None]:
+    """Yield by how much the rows of passes of one token differ where the tokens lie at other places in the cache.
 
-    There are none where the engine has no second sequence, or no cells for it.
+    There are none where the engine has no second sequence and none can be loaded that has, or no cells for it.
     """
+    loaded: Engine | None = None
     try:
+        if open_reader is not None and engine.capabilities.max_sequences < 2:
+            loaded = engine = open_reader(len(token_ids))
+        plain = _last_rows(engine, token_ids, num_prompt, 1)
         for seed in range(MOST_PLACEMENTS):
             neighbour = _Neighbour(engine, token_ids, seed)
             try:
                 rows = _last_rows(engine, token_ids, num_prompt, 1, neighbour)
             finally:
                 neighbour.leave()
-            yield rows
-    except (CapabilityError, NoRoomError):
+            yield float(np.abs(plain - rows).max())
+    except (InputError, EngineError):
         pass
+    finally:
+        if loaded is not None:
+            loaded.close()
 
 
 class _Neighbour:
@@ -325,16 +336,32 @@ def _last_rows(
     return np.stack(rows)
 
 
-class _RecordingVerifier:
-    """Judges as another verifier does, and keeps a copy of the row that one position's token is drawn from."""
+class _WatchingVerifier:
+    """Judges as another verifier does, and keeps the row that the first unexpected token was drawn from.
 
-    def __init__(self, inner: Verifier, position: int) -> None:
+    Args:
+        inner: the request's verifier.
+        expected: the answer's tokens; whatever comes after them is unexpected.
+        num_prompt: tokens before the answer.
+
+    Attributes:
+        index: of that token in the answer; ``None`` while there is none.
+        row: that it was drawn from.
+        history: all tokens before it.
+        branched: whether a tree had branches until then.
+    """
+
+    def __init__(self, inner: Verifier, expected: Sequence[int], num_prompt: int) -> None:
         self.name = inner.name
         self.sampler = inner.sampler
         self.judges_every_draw = inner.judges_every_draw
+        self.index: int | None = None
         self.row: FloatArray | None = None
+        self.history: Sequence[int] = ()
+        self.branched = False
         self._inner = inner
-        self._position = position
+        self._expected = expected
+        self._num_prompt = num_prompt
 
     def propose(
         self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
@@ -342,28 +369,35 @@ class _RecordingVerifier:
         return self._inner.propose(logits, position, history, count, margins=margins)
 
     def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+        rows: dict[int, FloatArray] = {}
+
         def recorded(node: int) -> FloatArray:
             row = row_logits(node)
-            if len(history) + tree.depths[node] == self._position:
-                self.row = row.copy()
+            if self.index is None:
+                rows[tree.depths[node]] = row.copy()
             return row
 
-        return self._inner.walk(tree, num_rows, recorded, history)
+        walk = self._inner.walk(tree, num_rows, recorded, history)
+        if self.index is None:
+            first = len(history) - self._num_prompt
+            expected = self._expected[first : first + len(walk.token_ids)]
+            depth = first_difference(expected, walk.token_ids)
+            if depth is not None:
+                self.index, self.row = first + depth, rows[depth]
+                self.history = [*history, *walk.token_ids[:depth]]
+            self.branched = self.branched or len(set(tree.parents)) < len(tree)
+        return walk
 
 
-def _row_at(
-    model: Model, prompt: str | Sequence[int], options: GenerateOptions, index: int, *, speculate: bool
-) -> tuple[FloatArray | None, Request]:
-    """Return the row from which token ``index`` of the answer is drawn, and the finished request.
-
-    There is no row if the answer, made again, ends before it.
-    """
+def _watch(
+    model: Model, prompt: str | Sequence[int], options: GenerateOptions, expected: Sequence[int], *, speculate: bool
+) -> tuple[_WatchingVerifier, Generation]:
+    """Make an answer again; return what was seen where it parts from the tokens that were expected, and the answer."""
     with _stream(model, prompt, options, speculate) as stream:
         request = stream.request
-        verifier = _RecordingVerifier(request.verifier, request.num_prompt + index)
-        request.verifier = verifier
-        stream.result()
-    return verifier.row, request
+        watching = _WatchingVerifier(request.verifier, expected, request.num_prompt)
+        request.verifier = watching
+        return watching, stream.result()
 
 
 def answer(model: Model, prompt: str | Sequence[int], options: GenerateOptions, *, speculate: bool) -> Generation:

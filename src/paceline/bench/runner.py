@@ -363,8 +363,8 @@ class Runner:
                     contest.result.variants[index].judgements.append(Judgement(task.name, first, verdict))
 
     def _verdict(self, session: Session, task: Task, plain: Generation, speculative: Generation) -> str:
-        # Both are made again, and the text is read three times.
-        needed_s = 5 * self._forecast.run_s(task.workload)
+        # Both are made again, which may take some tries, and the text is read seven times or more.
+        needed_s = 10 * self._forecast.run_s(task.workload)
         if self.result.ended_by in ("interrupt", "error") or self._stopped() or self._remaining_s() < needed_s:
             return "not judged"
         self._progress(f"{task.workload}: explaining a difference")

@@ -37,7 +37,7 @@ class Divergence:
             more.
         margin: by how much, in logits, the plain row prefers its own token to the other, noise included; ``None`` if
             one of the rows lacks one of the tokens: the tie is then at the border of a truncation.
-        verdict: ``"near-tie"`` or ``"bug"``; ``"unrepeatable"`` if the runs could not be made again to look.
+        verdict: ``"near-tie"`` or ``"bug"``; ``"unrepeatable"`` if the texts agreed whenever they were made again.
     """
 
     index: int
