@@ -27,6 +27,7 @@ from paceline.bench.tasks import TaskFinder
 from paceline.bench.variants import AUTO
 from paceline.bench.workloads import MIXED, WORKLOADS, check_workload_names
 from paceline.cli.display import error_console
+from paceline.cli.options import refuse_given
 from paceline.core.errors import InputError
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
 from paceline.engines.loading import ModelOptions, open_engine
@@ -68,11 +69,15 @@ python -m benchmarks replay --recordings pair.npz --costs Q8_0 --drafters suffix
 python -m benchmarks replay --recordings pair.npz --costs profile.json  [dim]# from paceline profile --json[/dim]
 """
 
+_OF_KINDS = ("kinds", "prompt_characters", "depth", "siblings")
+"""Parameters that say something of texts of a kind; the bench's tasks have theirs."""
+
 STATIC_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _PIPE_WIDTH = 120
 
 
 def record_command(
+    context: typer.Context,
     output: Annotated[Path, typer.Option("--output", help="File of recordings to write (.npz).", metavar="FILE")],
     target: Annotated[str | None, typer.Option("--target", help="By path or name. \\[the embedded one]")] = None,
     draft: Annotated[str | None, typer.Option("--draft", help="By path or name. \\[the embedded one]")] = None,
@@ -113,6 +118,7 @@ def record_command(
         "draft": ModelOptions(embedded_draft() if draft is None else resolve(draft), threads=threads),
     }
     if workloads is not None:
+        refuse_given(context, dict.fromkeys(_OF_KINDS, "has no effect with --workloads: leave out one of them"))
         chosen = list(WORKLOADS) if workloads == "all" else _split(workloads)
         check_workload_names(chosen)
         if MIXED in chosen:

@@ -113,6 +113,10 @@ def test_recording_the_embedded_pair(tmp_path: Path) -> None:
         (["record", "--output", "x.npz", "--kinds", "poems"], "no held-out text of kind 'poems'"),
         (["record", "--output", "x.npz", "--workloads", "poems"], "unknown workload 'poems'"),
         (["record", "--output", "x.npz", "--workloads", "hard,mixed"], "it is made of the others' tasks"),
+        (
+            ["record", "--output", "x.npz", "--workloads", "hard", "--depth", "4"],
+            "--depth has no effect with --workloads",
+        ),
         (["replay", "--recordings", "some.npz", "--costs", "Q9"], "Q9 is neither among Q4_0, F16"),
         (["sweep", "--recordings", "some.npz", "--costs", "Q9"], "Q9 is neither among Q4_0, F16"),
         (["sweep", "--recordings", "some.npz", "--json", "missing/x.json"], "there is no directory missing"),

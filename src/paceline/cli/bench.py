@@ -44,6 +44,7 @@ from paceline.cli.options import (
     TargetModel,
     Threads,
     WeightsType,
+    is_given,
     options_for_draft,
     split_devices,
 )
@@ -193,7 +194,7 @@ def bench(
     limit_s = QUICK_S if quick else time_limit
     if limit_s is not None and not limit_s > 0:
         raise InputError(f"--time-limit {limit_s:g}: give more than 0 seconds")
-    given = {name for name in ("workloads", "tokens", "prompts") if _was_given(context, name)}
+    given = {name for name in ("workloads", "tokens", "prompts") if is_given(context, name)}
     uses_draft_model = model_draft is not None or model is None
     settings = BenchSettings(
         workloads=_chosen(workloads, QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
@@ -420,11 +421,6 @@ def _named_server(against: str, workloads: Sequence[str]) -> Path:
             "choose others, or leave it out"
         )
     return Path(path)
-
-
-def _was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _check_output(option: str, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Options that several commands have: which models to load, and how.
+"""Options that several commands have: which models to load, and how; and what to say of any that have no effect.
 
 A command declares them as its parameters' types, in the order in which its help shall list them, each with the
 default that leaves a choice open (``None``, ``-1`` or ``""``).
@@ -6,7 +6,7 @@ default that leaves a choice open (``None``, ``-1`` or ``""``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -188,3 +188,25 @@ def parse_overrides(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
             raise InputError(f"tensor override {value!r} is not PATTERN=BUFFER, such as exps=CPU")
         overrides.append((pattern, buffer))
     return tuple(overrides)
+
+
+def is_given(context: typer.Context, parameter: str) -> bool:
+    """Return whether a parameter has a value from the command line, and not its default."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_given(context: typer.Context, reasons: Mapping[str, str]) -> None:
+    """Refuse parameters that were given and would do nothing.
+
+    Args:
+        context: of the command.
+        reasons: by parameter, why it has no effect and what to do, as what follows the option's name.
+
+    Raises:
+        InputError: one of them was given.
+    """
+    for parameter in context.command.params:
+        reason = reasons.get(parameter.name or "")
+        if reason is not None and is_given(context, parameter.name or ""):
+            raise InputError(f"{parameter.opts[0]} {reason}")

@@ -33,8 +33,10 @@ from paceline.cli.options import (
     TensorOverrides,
     Threads,
     WeightsType,
+    is_given,
     options_for_draft,
     parse_overrides,
+    refuse_given,
     split_devices,
 )
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
@@ -393,7 +395,7 @@ _OF_THE_DRAFT_MODEL = ("model_draft", "ctx_size_draft", "gpu_layers_draft", "dev
 
 def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedPolicy) -> Policy | str:
     """Return the policy that was asked for: draft lengths set by hand ask for a fixed one."""
-    by_hand = [option for option in _OF_A_FIXED_POLICY if _is_given(context, option)]
+    by_hand = [option for option in _OF_A_FIXED_POLICY if is_given(context, option)]
     if plain:
         return NO_SPECULATION
     if name is None:
@@ -405,11 +407,6 @@ def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedP
             f"{option} is of policy fixed, and {name} finds draft lengths by itself: leave out one of them"
         )
     return fixed if name == "fixed" else name
-
-
-def _is_given(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 @contextmanager
@@ -439,9 +436,7 @@ def _refuse_without_effect(context: typer.Context, *, plain: bool, compares: boo
         without_effect |= dict.fromkeys((*_OF_SPECULATION, *_OF_THE_DRAFT_MODEL), way_out)
     if not compares:
         without_effect["repeats"] = "has no effect without --compare"
-    for parameter in context.command.params:
-        if parameter.name in without_effect and _is_given(context, parameter.name):
-            raise InputError(f"{parameter.opts[0]} {without_effect[parameter.name]}")
+    refuse_given(context, without_effect)
 
 
 def _checked_max_tokens(predict: int, options: GenerateOptions) -> int:
