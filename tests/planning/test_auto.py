@@ -14,7 +14,7 @@ from paceline.core.request import Request
 from paceline.core.tree import ROOT
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model, table_model
-from paceline.planning.auto import START_ROUNDS, AutoPolicy
+from paceline.planning.auto import CERTAIN_AFTER, FIRST_PLAIN_ROUNDS, START_ROUNDS, AutoPolicy
 from paceline.planning.base import RoundRecord
 from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.oracle import oracle_s
@@ -128,6 +128,27 @@ def test_a_lookup_that_finds_nothing_at_first_is_asked_again_though_deciding_tak
 
     assert seconds(5e-4) <= 1.05 * seconds(0.0)
     assert seconds(5e-4) <= 0.6 * replay(recordings, AutoPolicy(curve), curve, drafters=["draft"]).decode_s
+
+
+def test_plain_rounds_are_made_early_where_they_take_other_than_was_measured() -> None:
+    (recording,), curve = texts(1.0, num_tokens=1500, count=1), CURVES["F16"]
+
+    class Watched(AutoPolicy):
+        widths: list[int]
+
+        def observe(self, record: RoundRecord) -> None:
+            self.widths += [len(tree) for tree in record.trees]
+            super().observe(record)
+
+    def plain_rounds(factor: float) -> int:
+        policy = Watched(curve)
+        policy.widths = []
+        replay([recording], policy, curve, drift=lambda now_s: factor)
+        # Drafts are always right, so these are spent on knowing.
+        return policy.widths[:60].count(1)
+
+    assert plain_rounds(1.0) == plain_rounds(0.95) == FIRST_PLAIN_ROUNDS
+    assert plain_rounds(1.4) == plain_rounds(0.7) == CERTAIN_AFTER
 
 
 def test_few_requests_at_once_gain_where_one_does() -> None:

@@ -1,8 +1,26 @@
-"""What asking a drafter brings, and what looks at one that was given up are reason for."""
+"""What is set aside for looks, and what those at a draft that was given up are reason for."""
 
 from __future__ import annotations
 
-from paceline.planning.gains import LOOKS_IN_A_ROW, Comeback
+import pytest
+
+from paceline.planning.looks import LOOKING_SHARE, LOOKS_IN_A_ROW, Comeback, Looks
+
+
+def test_every_drafter_has_its_part_of_what_is_set_aside() -> None:
+    looks = Looks({"suffix": 0.0, "draft": -1.0})
+    looks.save(100.0)
+    assert looks.set_aside_s(100.0) == 100.0 * LOOKING_SHARE / 2
+    assert looks.saved_s == pytest.approx({"suffix": 50.0 * LOOKING_SHARE, "draft": -1.0 + 50.0 * LOOKING_SHARE})
+    looks.save(1e6, most_s=1.0)
+    assert looks.saved_s == {"suffix": 1.0, "draft": 1.0}
+
+
+def test_a_look_is_paid_for_or_not_taken() -> None:
+    looks = Looks({"draft": 1.0})
+    assert looks.pay("draft", 0.75)
+    assert not looks.pay("draft", 0.5)
+    assert looks.saved_s == {"draft": 0.25}
 
 
 def test_a_look_that_was_right_against_expectation_is_followed_by_more() -> None:

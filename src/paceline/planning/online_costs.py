@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from paceline.planning.base import RoundCosts
 from paceline.planning.cost import DriftTracker
+
+AS_MEASURED = 0.1
+"""Share by which plain rounds may take more or less than was measured on a machine that is as it was."""
 
 _SLOWEST_STEP = 0.15
 _LARGEST_SURPRISE = 0.5
@@ -31,6 +35,8 @@ class OnlineCosts:
         self._measured = measured
         self._drift = DriftTracker(window=5)
         self._factor = 1.0
+        # Of the latest two plain rounds, actual over predicted time.
+        self._latest: deque[float] = deque(maxlen=2)
         # Logarithm of what a width costs over drift and profile, and rounds it was learned from, by (rows, requests).
         self._widths: dict[tuple[int, int], tuple[float, int]] = {}
         self._draft_factor = 1.0
@@ -39,6 +45,11 @@ class OnlineCosts:
     def drift(self) -> float:
         """How many times as long plain rounds take now as when they were measured."""
         return self._factor
+
+    @property
+    def as_measured(self) -> bool:
+        """Whether there were plain rounds, and the latest took what was measured."""
+        return bool(self._latest) and all(abs(ratio - 1.0) <= AS_MEASURED for ratio in self._latest)
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
         """Return the seconds of a round of the target; see :meth:`RoundCosts.round_s`."""
@@ -60,6 +71,7 @@ class OnlineCosts:
             return
         if rows == requests:
             self._drift.observe(predicted_s, actual_s)
+            self._latest.append(actual_s / predicted_s)
             self._factor = self._drift.factor
             return
         surplus, rounds = self._widths.get((rows, requests), (0.0, 0))

@@ -33,7 +33,7 @@ class RequestPlan:
         tree: its survivals, as the tree was grown; ``None`` before anything was drafted.
         num_proposals: in the tree when ``tree`` was made.
         beside: by drafter asked, whether something of note had been drafted before.
-        looks: drafters that are asked only to see what they say.
+        looked_at: drafters that are asked only to see what they say.
     """
 
     request: Request
@@ -42,7 +42,7 @@ class RequestPlan:
     tree: GrownTree | None = None
     num_proposals: int = 0
     beside: dict[str, bool] = field(default_factory=dict)
-    looks: set[str] = field(default_factory=set)
+    looked_at: set[str] = field(default_factory=set)
 
 
 class Front(NamedTuple):
@@ -98,6 +98,7 @@ class RoundPlan:
         blocked: whether there are none.
         predicted_draft_s: by drafter, what its passes should take.
         asked: by drafter, the requests it was asked for.
+        reading: drafters that are asked for the first time for one of the requests, and read its prompt.
         value_before: by drafter, what the round was worth before it was asked.
     """
 
@@ -114,6 +115,7 @@ class RoundPlan:
     blocked: bool = False
     predicted_draft_s: dict[str, float] = field(default_factory=dict)
     asked: dict[str, list[int]] = field(default_factory=dict)
+    reading: set[str] = field(default_factory=set)
     value_before: dict[str, float] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
 

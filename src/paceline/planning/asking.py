@@ -1,0 +1,244 @@
+"""Whom to ask for drafts, and how far: a drafter is asked while that is worth its time, or for a look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paceline.core.tree import ROOT
+from paceline.drafters.base import Drafter, DraftJob
+from paceline.planning.gains import GAIN_MEMORY
+from paceline.planning.known import DrafterState, Knowledge, RequestState
+from paceline.planning.looks import LOOKING_SHARE
+from paceline.planning.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others
+
+INVESTED_SHARE = 0.03
+"""Of the time a prompt took the target that a draft model may take to catch up with it."""
+
+HOPED_SHARE, TRIED_SHARE = 0.04, 0.01
+"""Of what is left of an answer, that it may take where nothing is known of it yet: if drafts as they mostly are would
+be worth it here, and if they would not."""
+
+_TRIALS = 3
+_FIRST_ROUNDS = 8
+_OF_NOTE = 0.3
+_CAUGHT_UP = 8
+
+
+class Asking:
+    """Decides which drafters are asked, and for how many levels.
+
+    Args:
+        known: what there is to decide by.
+        draft_max: deepest draft.
+    """
+
+    def __init__(self, known: Knowledge, draft_max: int) -> None:
+        self._known = known
+        self._draft_max = draft_max
+
+    def is_worthwhile(self, state: RequestState, pace: float, *, blocked: bool) -> bool:
+        """Return whether some drafter is worth asking, or a look that is paid for: the quick way to plain decoding."""
+        if self._speaks_for_any(state, pace, blocked=blocked):
+            return True
+        # A round that is planned for the sake of a look: then planning it is part of what the look costs.
+        deciding_s = self._known.deciding_s
+        drafters = self._known.drafters.items()
+        return any(state.looks.pay(name, deciding_s, leaving_s=drafter.ask_s) for name, drafter in drafters)
+
+    def _speaks_for_any(self, state: RequestState, pace: float, *, blocked: bool) -> bool:
+        """Return whether by what is known some drafter is worth asking."""
+        if any(comeback.looks_left for comeback in state.comebacks.values()):
+            return True
+        if blocked:
+            # Asking costs time too, and there is none to lose.
+            return False
+        drafters = self._known.drafters
+        if not drafters or state.rounds <= _FIRST_ROUNDS:
+            return True
+        return any(
+            max(state.gains[name].alone.hoped, state.gains[name].beside.hoped)
+            > pace * (self._known.deciding_s + (0.0 if drafter.is_model else drafter.ask_s))
+            for name, drafter in drafters.items()
+        )
+
+    def missing_s(self, state: RequestState) -> float:
+        """Return the seconds that have to be set aside until some drafter can be looked at."""
+        costs_s = {name: drafter.ask_s + self._known.deciding_s for name, drafter in self._known.drafters.items()}
+        return min((cost_s - state.looks.saved_s[name] for name, cost_s in costs_s.items()), default=math.inf)
+
+    def blind_depth(self, state: RequestState, planned: RoundPlan) -> int:
+        """Return the length of chain that is worth most, by what was accepted on average."""
+        drafters = self._known.drafters
+        models = [name for name, drafter in drafters.items() if drafter.is_model]
+        names = models or list(drafters)
+        if not names:
+            return 1
+        outlooks = [state.outlooks[name].ahead(None, self._draft_max) for name in names]
+        level_s = self._known.costs.draft_s(1, planned.context) if models else 0.0
+        best, best_depth, gained, survival = 0.0, 0, 0.0, 1.0
+        for depth in range(1, self._draft_max + 1):
+            survival *= max(chances[depth - 1] for chances in outlooks)
+            gained += survival
+            extra_s = planned.seconds(depth) - planned.plain_s + depth * level_s
+            if extra_s > planned.headroom_s:
+                continue
+            value = gained - planned.pace * extra_s
+            if value > best:
+                best, best_depth = value, depth
+        if not best_depth and state.looks.pay(names[0], planned.seconds(1) - planned.plain_s + level_s):
+            return 1
+        return best_depth
+
+    def first(self, planned: RoundPlan, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        """Choose the trees that a drafter is asked for at all."""
+        name, met = drafter.name, self._known.meet(drafter, jobs[0].request)
+        for job in jobs:
+            plan = planned.plans[job.request.id]
+            plan.beside[name] = max(self._known.grown(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
+        standing = planned.cut(planned.ranked())
+        planned.value_before[name] = standing.value
+        if met.is_model:
+            chosen = self._choose_for_model(planned, drafter, jobs, standing)
+        else:
+            chosen = [job for job in jobs if self._asks_free(planned, planned.plans[job.request.id], name, met)]
+        for job in chosen:
+            asked = self._known.requests[job.request.id].asked
+            if name not in asked:
+                asked.add(name)
+                planned.reading.add(name)
+        return chosen
+
+    def further(self, planned: RoundPlan, name: str, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        """Choose the trees to which a model should add a level beyond the first."""
+        known = self._known
+        level_s = known.costs.draft_s(1, planned.context)
+        fronts: list[tuple[float, DraftJob, int]] = []
+        blind: list[DraftJob] = []
+        for job in jobs:
+            plan = planned.plans[job.request.id]
+            if plan.blind:
+                blind.append(job)
+                continue
+            if name in plan.looked_at:
+                looks = known.requests[job.request.id].looks
+                if not looks.overdraw(name, level_s, planned.plain_s / 4):
+                    continue
+            tree = known.grown(plan, job.tree)
+            node = front_of(job.tree, name)
+            fronts.append((tree.survivals[node], job, node))
+        standing = planned.cut(planned.ranked())
+        rows, gained, value = len(standing.kept), standing.gained, standing.value
+        # A front can only be extended if what leads to it is verified: beside what is worth it by itself, or instead.
+        kept = {(request_id, node) for _, request_id, node in standing.kept}
+        own_rows, own_gained = 0, 0.0
+        outlook = []
+        for survival, job, node in fronts:
+            plan = planned.plans[job.request.id]
+            tree = known.grown(plan, job.tree)
+            ahead = known.requests[job.request.id].outlooks[name].ahead(tree.chance(node), self._draft_max)
+            outlook.append(Front(job, survival, ahead, others(plan, node)))
+            while node != ROOT:
+                own_rows += 1
+                own_gained += tree.survivals[node]
+                if (job.request.id, node) not in kept:
+                    rows += 1
+                    gained += tree.survivals[node]
+                node = tree.parents[node]
+        outlook.sort(key=lambda front: -front.survival)
+        alone = [front.alone() for front in outlook]
+        best, best_count = value, 0
+        step = max(1, len(outlook) // 8)
+        for number in range(len(outlook), 0, -step):
+            level_rows = len(blind) + number
+            ahead_of = max(
+                planned.value_ahead(outlook[:number], gained, rows, level_rows),
+                planned.value_ahead(alone[:number], own_gained, own_rows, level_rows),
+            )
+            if ahead_of > best:
+                best, best_count = ahead_of, number
+        chosen = [front.job for front in outlook[:best_count] if front.job is not None] + blind
+        if chosen:
+            planned.predicted_draft_s[name] += known.costs.draft_s(len(chosen), planned.context)
+            wanted = {job.request.id for job in chosen}
+            chosen = [job for job in jobs if job.request.id in wanted]
+        return chosen
+
+    def _choose_for_model(
+        self, planned: RoundPlan, drafter: Drafter, jobs: Sequence[DraftJob], standing: Cut
+    ) -> list[DraftJob]:
+        """Choose the trees that share the first pass of a model."""
+        name, costs, met = drafter.name, self._known.costs, self._known.drafters[drafter.name]
+        # A draft is tried on a few requests, and then on twice as many, before all of them have it read their prompts.
+        most = max(1, len(jobs) // 16, 2 * met.last_asked)
+        chosen: list[DraftJob] = []
+        for job in jobs:
+            request, plan = job.request, planned.plans[job.request.id]
+            if len(chosen) == most and not plan.blind:
+                continue
+            unread = drafter.unread(request) or 0
+            catch_up_s = 0.0
+            if unread > _CAUGHT_UP:
+                catch_up_s = costs.draft_s(unread, len(request.token_ids)) - costs.draft_s(1, planned.context)
+            if plan.blind or self._asks_model(planned, plan, name, catch_up_s, standing):
+                chosen.append(job)
+                predicted = planned.predicted_draft_s
+                predicted[name] = predicted.get(name, 0.0) + catch_up_s
+        met.last_asked = len(chosen)
+        if chosen:
+            planned.predicted_draft_s[name] += costs.draft_s(len(chosen), planned.context)
+        return chosen
+
+    def _asks_free(self, planned: RoundPlan, plan: RequestPlan, name: str, drafter: DrafterState) -> bool:
+        """Return whether a drafter without a model is worth asking for one request, or a look that is paid for."""
+        state = self._known.requests[plan.request.id]
+        gain = state.gains[name].where(plan.beside[name])
+        if plan.blind or (not planned.blocked and (gain.rounds == 0 or gain.hoped > planned.pace * drafter.ask_s)):
+            return True
+        return state.looks.pay(name, drafter.ask_s)
+
+    def _asks_model(self, planned: RoundPlan, plan: RequestPlan, name: str, catch_up_s: float, standing: Cut) -> bool:
+        """Return whether a model is worth asking for one request, or a look; what it takes is granted or paid for."""
+        known, request = self._known, plan.request
+        state = known.requests[request.id]
+        level_s = known.costs.draft_s(1, planned.context)
+        gain = state.gains[name].where(plan.beside[name])
+        if gain.rounds < _TRIALS:
+            gain = known.drafters[name].gains.where(plan.beside[name])
+        # What asking brought counts for more than what was expected of it; a few tries are worth a level each.
+        expected = gain.hoped if gain.rounds >= _TRIALS else level_s * planned.pace
+        is_affordable = not planned.blocked and level_s <= planned.headroom_s
+        if is_affordable and catch_up_s == 0 and expected > 0:
+            return True
+        front = Front(None, 1.0, state.outlooks[name].ahead(None, self._draft_max), others(plan, ROOT))
+        ahead = max(
+            planned.value_ahead([front], standing.gained, len(standing.kept), 1),
+            planned.value_ahead([front.alone()], 0.0, 0, 1),
+        )
+        expected = max(expected, ahead - standing.value)
+        left = request.rules.max_tokens - request.num_output
+        left_s = left * planned.plain_s / planned.requests
+        if is_affordable and expected > 0:
+            if catch_up_s == 0:
+                return True
+            # An investment: it has to come back over what is left of the answer, and may cost so much at most.
+            limit_s = INVESTED_SHARE * request.stats.prompt_s + max(planned.headroom_s, 0.0)
+            if gain.rounds < _TRIALS:
+                limit_s = min(limit_s, HOPED_SHARE * left_s)
+            if catch_up_s <= limit_s and 0.25 * expected * left > planned.pace * catch_up_s:
+                state.ledger.grant(catch_up_s)
+                known.ledger.grant(catch_up_s)
+                return True
+            return False
+        plan.looked_at.add(name)
+        comeback = state.comebacks[name]
+        if comeback.looks_left and level_s + catch_up_s <= planned.plain_s / 8:
+            comeback.looks_left -= 1
+            return True
+        if name not in state.asked:
+            # Nothing can be known of a draft that has not read the prompt: reading it is paid by what the prompt cost.
+            of_all = known.drafters[name].gains.alone
+            share = LOOKING_SHARE if of_all.rounds == GAIN_MEMORY and of_all.hoped <= 0 else INVESTED_SHARE
+            if catch_up_s <= min(share * request.stats.prompt_s, TRIED_SHARE * left_s):
+                return True
+        return state.looks.pay(name, level_s + catch_up_s)

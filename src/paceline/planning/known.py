@@ -1,0 +1,173 @@
+"""What the planner knows: what passes cost, what each drafter is worth, and how each request is doing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.drafters.base import Drafter
+from paceline.planning.base import RoundCosts, RoundRecord
+from paceline.planning.gains import Gains
+from paceline.planning.ledger import Ledger
+from paceline.planning.looks import Comeback, Looks
+from paceline.planning.online_costs import OnlineCosts
+from paceline.planning.paper import PaperTrading
+from paceline.planning.round_plan import RequestPlan, RoundPlan
+from paceline.planning.survival import GrownTree, Outlook, SurvivalModel
+
+_HISTORY = 4096
+
+
+@dataclass(slots=True)
+class DrafterState:
+    """What is known of one drafter, over all requests.
+
+    Attributes:
+        is_model: whether asking costs passes.
+        outlook: how likely its next proposals are to be right.
+        ask_s: seconds that asking it for one request takes, its prompt read; of a model, its passes only.
+        last_asked: requests it was asked for when it was last considered.
+        gains: of all requests.
+    """
+
+    is_model: bool
+    outlook: Outlook
+    ask_s: float = 0.0
+    last_asked: int = 0
+    gains: Gains = field(default_factory=Gains)
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request's own.
+
+    Attributes:
+        outlooks: by drafter; they start from the drafter's over all requests.
+        gains: by drafter; likewise.
+        ledger: its own.
+        looks: what it has set aside for them.
+        rounds: begun.
+        asked: drafters that were asked for it; the first time they read its prompt.
+        paper: drafts that could not be afforded.
+        comebacks: by model, whether it may be asked all the same, because it was right of late.
+    """
+
+    ledger: Ledger
+    outlooks: dict[str, Outlook] = field(default_factory=dict)
+    gains: dict[str, Gains] = field(default_factory=dict)
+    looks: Looks = field(default_factory=Looks)
+    comebacks: dict[str, Comeback] = field(default_factory=dict)
+    rounds: int = 0
+    asked: set[str] = field(default_factory=set)
+    paper: PaperTrading = field(default_factory=PaperTrading)
+
+    def start_with(self, name: str, drafter: DrafterState) -> None:
+        """Start with what is known of a drafter over all requests."""
+        self.outlooks[name] = Outlook(memory=40.0, shared=drafter.outlook)
+        self.looks.saved_s[name] = 0.0
+        self.gains[name] = drafter.gains.copy()
+        if drafter.is_model:
+            self.comebacks[name] = Comeback()
+
+
+class Knowledge:
+    """What the planner knows.
+
+    Args:
+        costs: what passes take, as measured beforehand.
+
+    Attributes:
+        costs: corrected by the rounds as they go by.
+        survival: how far drafts are accepted.
+        drafters: by name, those that were met.
+        requests: by id.
+        ledger: of all requests together.
+        deciding_s: seconds that planning a round with drafts takes.
+    """
+
+    def __init__(self, costs: RoundCosts) -> None:
+        self.costs = OnlineCosts(costs)
+        self.survival = SurvivalModel()
+        self.drafters: dict[str, DrafterState] = {}
+        self.requests: dict[int, RequestState] = {}
+        self.ledger = Ledger(0.0, history=_HISTORY)
+        self.deciding_s = 0.0
+
+    def begin(self, request: Request, ledger: Ledger) -> None:
+        """Take note of a new request; it starts with what is known of all."""
+        state = self.requests[request.id] = RequestState(ledger)
+        for name, drafter in self.drafters.items():
+            state.start_with(name, drafter)
+        self.survival.begin(request.id)
+
+    def end(self, request: Request) -> None:
+        """Forget a request; what it taught about all requests stays."""
+        del self.requests[request.id]
+        self.survival.end(request.id)
+
+    def meet(self, drafter: Drafter, request: Request) -> DrafterState:
+        """Return what is known of a drafter, which may be new; any request that it has begun tells whether it reads."""
+        met = self.drafters.get(drafter.name)
+        if met is None:
+            is_model = drafter.unread(request) is not None
+            met = self.drafters[drafter.name] = DrafterState(is_model, Outlook(memory=400.0))
+            self.survival.know(drafter.name, is_model=is_model)
+            for state in self.requests.values():
+                state.start_with(drafter.name, met)
+        return met
+
+    def grown(self, plan: RequestPlan, tree: DraftTree) -> GrownTree:
+        """Return the survivals of a tree, made anew if it has grown."""
+        if plan.tree is None or plan.num_proposals != tree.num_proposals:
+            plan.tree = self.survival.grown(plan.request.id, tree, plan.tree)
+            plan.num_proposals = tree.num_proposals
+        return plan.tree
+
+    def credit(self, planned: RoundPlan, value: float) -> None:
+        """Remember what asking each drafter was worth, the last one first.
+
+        Args:
+            planned: the round, its drafts complete.
+            value: of its best cut.
+        """
+        for name in reversed(list(planned.value_before)):
+            asked = planned.asked.get(name, ())
+            if asked:
+                spent_s = planned.predicted_draft_s.get(name, 0.0)
+                gain = (value - planned.value_before[name]) / len(asked) - planned.pace * spent_s / len(asked)
+                for request_id in asked:
+                    is_beside = planned.plans[request_id].beside[name]
+                    self.requests[request_id].gains[name].where(is_beside).add(gain)
+                    self.drafters[name].gains.where(is_beside).add(gain)
+            value = planned.value_before[name]
+
+    def learn(self, planned: RoundPlan, record: RoundRecord) -> None:
+        """Compare what was drafted with what was said, and what drafting took with what it should have taken."""
+        for request, tree in zip(record.requests, record.trees, strict=True):
+            plan = planned.plans.get(request.id)
+            if plan is None or plan.tree is None:
+                continue
+            emitted = request.token_ids[request.num_prompt + plan.num_output :]
+            state = self.requests[request.id]
+            for verdict in self.survival.learn(request.id, plan.tree, emitted):
+                state.outlooks[verdict.source].add(verdict.before, verdict.right)
+                if verdict.depth == 1 and verdict.source in state.comebacks:
+                    state.comebacks[verdict.source].add(verdict.chance, verdict.right)
+            if tree.num_drafted:
+                for comeback in state.comebacks.values():
+                    comeback.confirm()
+        for name, spent_s in record.draft_seconds.items():
+            asked = len(planned.asked.get(name, ()))
+            if not asked:
+                continue
+            drafter = self.drafters[name]
+            if drafter.is_model:
+                self.costs.observe_draft(planned.predicted_draft_s.get(name, 0.0), spent_s)
+                spent_s = self.costs.draft_s(1, planned.context) * asked
+            elif name in planned.reading:
+                # That comes once for every request: the next time it will take much less.
+                continue
+            drafter.ask_s += 0.1 * (spent_s / asked - drafter.ask_s)
+        own_s = record.draft_s - sum(record.draft_seconds.values())
+        self.deciding_s += 0.05 * (max(own_s, 0.0) - self.deciding_s)

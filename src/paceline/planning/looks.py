@@ -1,0 +1,81 @@
+"""Looks: drafters that nothing speaks for are asked now and then all the same, to see whether that is still so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+LOOKING_SHARE: Final = 0.005
+"""Of plain time that is spent on looks."""
+
+LOOKS_IN_A_ROW: Final = 3
+"""Looks that may follow one that was promising."""
+
+_SHORTEST_STREAK, _LONGEST_STREAK = 2, 8
+
+
+@dataclass(slots=True)
+class Looks:
+    """What one request has set aside for looks, in equal parts for each drafter.
+
+    Attributes:
+        saved_s: seconds, by drafter; negative where a look went further than there was for it.
+    """
+
+    saved_s: dict[str, float] = field(default_factory=dict)
+
+    def set_aside_s(self, plain_s: float) -> float:
+        """Return what plain time brings each drafter."""
+        return LOOKING_SHARE * plain_s / max(len(self.saved_s), 1)
+
+    def save(self, plain_s: float, most_s: float = math.inf) -> None:
+        """Set aside of so much plain time; no drafter keeps more than ``most_s`` of it."""
+        saved_s = self.set_aside_s(plain_s)
+        for name in self.saved_s:
+            self.saved_s[name] = min(self.saved_s[name] + saved_s, most_s)
+
+    def pay(self, name: str, cost_s: float, *, leaving_s: float = 0.0) -> bool:
+        """Take what a look at a drafter costs and return true, if there is so much and ``leaving_s`` besides."""
+        if self.saved_s[name] < cost_s + leaving_s:
+            return False
+        self.saved_s[name] -= cost_s
+        return True
+
+    def overdraw(self, name: str, cost_s: float, most_s: float) -> bool:
+        """Take what following a look costs and return true, unless over ``most_s`` is owed; later looks wait."""
+        if self.saved_s[name] < -most_s:
+            return False
+        self.saved_s[name] -= cost_s
+        return True
+
+
+@dataclass(slots=True)
+class Comeback:
+    """Looks at the drafts of a model that was given up, and whether they are reason to look again at once.
+
+    Looks have to be rare, and so few tell little. One that was right against expectation is followed by others, and so
+    is a streak of right ones, as long as it lasts; if a streak ends before anything was worth verifying, the next one
+    has to be longer.
+
+    Attributes:
+        looks_left: times the model may be asked all the same.
+    """
+
+    looks_left: int = 0
+    _streak: int = 0
+    _needed: int = _SHORTEST_STREAK
+
+    def add(self, chance: float, right: bool) -> None:
+        """Count the verdict about a draft's first token, which was given ``chance``."""
+        if right:
+            self._streak += 1
+            self.looks_left = LOOKS_IN_A_ROW if chance < 0.5 or self._streak >= self._needed else 0
+            return
+        if self._streak >= self._needed:
+            self._needed = min(self._needed + 1, _LONGEST_STREAK)
+        self._streak = self.looks_left = 0
+
+    def confirm(self) -> None:
+        """Take note that something of it was worth verifying."""
+        self._streak, self._needed = 0, _SHORTEST_STREAK

@@ -1,0 +1,29 @@
+"""What the planner keeps of rounds that are over."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.planning.base import RoundRecord
+from paceline.planning.known import DrafterState, Knowledge
+from paceline.planning.round_plan import RoundPlan
+from paceline.planning.survival import Outlook
+from tests.planning.helpers import smooth
+
+
+def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:
+    known = Knowledge(smooth(0.01, 0.001))
+    suffix = known.drafters["suffix"] = DrafterState(is_model=False, outlook=Outlook(memory=400.0))
+
+    def learn(spent_s: float, *, reads: bool) -> float:
+        planned = RoundPlan(known.costs, {}, 1, 100.0, 50, 0.011, 0.05, draft_max=4, branches=0)
+        planned.asked["suffix"] = [1]
+        if reads:
+            planned.reading.add("suffix")
+        record = RoundRecord([], [], [], [], 0, spent_s, {"suffix": spent_s}, 0.011, 0.011 + spent_s)
+        known.learn(planned, record)
+        return suffix.ask_s
+
+    assert learn(0.02, reads=True) == 0.0
+    assert learn(0.00002, reads=False) == pytest.approx(0.000002)
+    assert learn(0.02, reads=True) == pytest.approx(0.000002)
