@@ -16,8 +16,8 @@ INVESTED_SHARE = 0.03
 """Of the time a prompt took the target that a draft model may take to catch up with it."""
 
 HOPED_SHARE, TRIED_SHARE = 0.04, 0.01
-"""Of what is left of an answer, that it may take where nothing is known of it yet: if drafts as they mostly are would
-be worth it here, and if they would not."""
+"""Of what is left of an answer, that it may take: if drafts as they were elsewhere, or mostly are, would be worth it
+here, and if they would not."""
 
 _TRIALS = 3
 _FIRST_ROUNDS = 8
@@ -179,7 +179,9 @@ class Asking:
             unread = drafter.unread(request) or 0
             catch_up_s = 0.0
             if unread > _CAUGHT_UP:
-                catch_up_s = costs.draft_s(unread, len(request.token_ids)) - costs.draft_s(1, planned.context)
+                # Its context grows as it reads: on the mean it is as long as after half of that.
+                context = len(request.token_ids) - unread // 2
+                catch_up_s = costs.draft_s(unread, context) - costs.draft_s(1, planned.context)
             if plan.blind or self._asks_model(planned, plan, name, catch_up_s, standing):
                 chosen.append(job)
                 predicted = planned.predicted_draft_s
@@ -223,8 +225,7 @@ class Asking:
                 return True
             # An investment: it has to come back over what is left of the answer, and may cost so much at most.
             limit_s = INVESTED_SHARE * request.stats.prompt_s + max(planned.headroom_s, 0.0)
-            if gain.rounds < _TRIALS:
-                limit_s = min(limit_s, HOPED_SHARE * left_s)
+            limit_s = min(limit_s, HOPED_SHARE * left_s)
             if catch_up_s <= limit_s and 0.25 * expected * left > planned.pace * catch_up_s:
                 state.ledger.grant(catch_up_s)
                 known.ledger.grant(catch_up_s)

@@ -72,7 +72,8 @@ _LONG_FILL_SHARES: Final = (0.2, 0.05)
 
 _LONG_REPEATS: Final = 3
 _WIDE: Final = 8
-"""Widest pass that is measured at the long context too."""
+"""Widest pass of the target that is measured at the long context too. Of a draft model it is the widest of all: what a
+context adds to narrow passes is lost in the noise, and it is prompts that it reads at once."""
 
 _GROWTH: Final = 64
 """Tokens by which the context may outgrow what it should be, where an engine cannot take them back."""
@@ -544,7 +545,7 @@ def _measure_long(
         return None
     if subject.reachable(_LONG_CONTEXT, fill_share) - short < _LEAST_LEVER:
         return None
-    wide = max(rows for rows in measured if rows <= _WIDE)
+    wide = max(rows for rows in measured if rows <= _WIDE or not subject.verifies)
     times_s: dict[int, list[float]] = {rows: [] for rows in {1, wide}}
     subject.fill(_LONG_CONTEXT, fill_share)
     long = subject.context
