@@ -20,7 +20,7 @@ def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:
         planned.asked["suffix"] = [1]
         if reads:
             planned.reading.add("suffix")
-        record = RoundRecord([], [], [], [], 0, spent_s, {"suffix": spent_s}, 0.011, 0.011 + spent_s)
+        record = RoundRecord([], [], [], [], 0, 0, spent_s, {"suffix": spent_s}, 0.011, 0.011 + spent_s)
         known.learn(planned, record)
         return suffix.ask_s
 

@@ -176,6 +176,7 @@ class DecodingLoop:
                 emission = self._finish(victim, "no_room", victim.num_output, len(victim.segments))
                 self._tell_ended()
                 return [emission]
+        prefill_context = sum(turn.request.cached for turn in turns if not turn.was_decoding)
         try:
             output.wait()
             verified_s = self._clock.now_s()
@@ -213,6 +214,7 @@ class DecodingLoop:
                 paths=[walk.path for _, walk in decoded],
                 levels=[drafts.levels.get(turn.request.id, _NO_LEVELS) for turn, _ in decoded],
                 prefill_rows=sum(len(turn.step.token_ids) for turn in turns if not turn.was_decoding),
+                prefill_context=prefill_context,
                 draft_s=draft_s,
                 draft_seconds=drafts.draft_seconds,
                 verify_s=verify_s,

@@ -227,9 +227,10 @@ class AutoPolicy:
         """Learn what was accepted and what it cost, and enter it in the ledgers."""
         planned, self._round = self._round, None
         count, known = len(record.requests), self._known
-        if not count:
-            return
         verify_s = record.round_s - record.draft_s
+        if not count:
+            known.costs.observe_prompt(record.prefill_rows, record.prefill_context, verify_s)
+            return
         if self._rest is not None:
             self._rest.add(record)
             if self._rest.over:

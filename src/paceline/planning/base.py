@@ -20,7 +20,8 @@ class RoundRecord:
         trees: ``[requests]`` trees as verified.
         paths: ``[requests]`` accepted nodes of each.
         levels: ``[requests]`` how many levels were asked of each drafter; empty where nothing was.
-        prefill_rows: rows of prompt that shared the pass.
+        prefill_rows: rows of prompt that shared the pass, and
+        prefill_context: tokens that the requests these belong to had in the cache before it.
         draft_s: seconds spent growing the trees, the policy's own included.
         draft_seconds: seconds in each drafter that was asked, for all requests of the round together.
         verify_s: seconds of the target's pass.
@@ -32,6 +33,7 @@ class RoundRecord:
     paths: Sequence[Sequence[int]]
     levels: Sequence[Mapping[str, int]]
     prefill_rows: int
+    prefill_context: int
     draft_s: float
     draft_seconds: Mapping[str, float]
     verify_s: float

@@ -27,6 +27,9 @@ class OnlineCosts:
 
     The draft model has a factor of its own: its passes are made in Python's company, which the profile times less of.
 
+    What a context adds to passes cannot be measured at first load where putting a long one into the cache takes too
+    long. Then the passes that read a prompt tell it, each by what it took more than the first of them.
+
     Args:
         measured: such as a :class:`~paceline.planning.cost.CostProfile`.
     """
@@ -40,6 +43,10 @@ class OnlineCosts:
         # Logarithm of what a width costs over drift and profile, and rounds it was learned from, by (rows, requests).
         self._widths: dict[tuple[int, int], tuple[float, int]] = {}
         self._draft_factor = 1.0
+        # Seconds that every cached token adds for every row, where it was not measured, and the sums it is fitted from.
+        self._token_row_s = 0.0
+        self._first_of_prompt: tuple[int, int, float] | None = None
+        self._longer_s = self._longer = 0.0
 
     @property
     def drift(self) -> float:
@@ -53,7 +60,7 @@ class OnlineCosts:
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
         """Return the seconds of a round of the target; see :meth:`RoundCosts.round_s`."""
-        seconds = self._measured.round_s(rows, context, requests) * self._factor
+        seconds = self._undrifted_s(rows, context, requests) * self._factor
         learned = self._widths.get((rows, requests))
         if learned is None:
             return seconds
@@ -66,7 +73,7 @@ class OnlineCosts:
 
     def observe_round(self, rows: int, context: int, requests: int, actual_s: float) -> None:
         """Learn from a round of the target that took ``actual_s``, drafting left out."""
-        predicted_s = self._measured.round_s(rows, context, requests)
+        predicted_s = self._undrifted_s(rows, context, requests)
         if actual_s <= 0 or predicted_s <= 0:
             return
         if rows == requests:
@@ -81,6 +88,22 @@ class OnlineCosts:
         surplus += surprise * max(1.0 / (rounds + 1), _SLOWEST_STEP)
         self._widths[rows, requests] = (surplus, rounds + 1)
 
+    def observe_prompt(self, rows: int, context: int, actual_s: float) -> None:
+        """Learn from a pass that read nothing but prompt, after ``context`` tokens that were in the cache before."""
+        first = self._first_of_prompt
+        if first is None or first[0] != rows or first[1] >= context:
+            self._first_of_prompt = rows, context, actual_s
+            return
+        _, first_context, first_s = first
+        if self._measured.round_s(rows, context) > self._measured.round_s(rows, first_context):
+            # It was measured, in passes as rounds make them.
+            return
+        # Least squares, through the first pass of each prompt.
+        longer = context - first_context
+        self._longer_s += longer * (actual_s - first_s) / (rows * self._factor)
+        self._longer += longer * longer
+        self._token_row_s = max(self._longer_s / self._longer, 0.0)
+
     def observe_draft(self, predicted_s: float, actual_s: float) -> None:
         """Learn from passes of the draft model.
 
@@ -92,3 +115,7 @@ class OnlineCosts:
             return
         ratio = min(max(actual_s / predicted_s, 1 / _LARGEST_DRAFT_SURPRISE), _LARGEST_DRAFT_SURPRISE)
         self._draft_factor *= ratio**_DRAFT_STEP
+
+    def _undrifted_s(self, rows: int, context: int, requests: int) -> float:
+        """Return the seconds of a round on a machine as fast as when it was measured."""
+        return self._measured.round_s(rows, context, requests) + rows * context * self._token_row_s

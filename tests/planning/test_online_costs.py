@@ -1,0 +1,70 @@
+"""Costs that follow the machine, told by rounds of known length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from paceline.core.loop import DecodingLoop
+from paceline.core.params import SamplingParams, StopRules
+from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, table_model
+from paceline.planning.auto import AutoPolicy
+from paceline.planning.online_costs import OnlineCosts
+from tests.planning.helpers import Curve, smooth
+
+CHUNK = 512
+
+
+def read_prompt(costs: OnlineCosts, seconds: Sequence[float]) -> None:
+    for index, pass_s in enumerate(seconds):
+        costs.observe_prompt(CHUNK, index * CHUNK, pass_s)
+
+
+def test_reading_a_prompt_tells_what_a_context_adds() -> None:
+    measured = smooth(0.05, 0.002)
+    # Attention of every row over 1,000 tokens takes 3 ms.
+    costs = OnlineCosts(measured)
+    read_prompt(costs, [measured.round_s(CHUNK) + CHUNK * context * 3e-6 for context in range(0, 4 * CHUNK, CHUNK)])
+    for rows in (1, 4):
+        assert costs.round_s(rows, 2000) == pytest.approx(measured.round_s(rows) + rows * 0.006)
+    # Plain rounds that are as slow as that are no machine that became slower.
+    for _ in range(9):
+        costs.observe_round(1, 2000, 1, measured.round_s(1) + 0.006)
+    assert costs.drift == pytest.approx(1.0)
+
+
+def test_a_short_prompt_tells_nothing_of_it() -> None:
+    costs = OnlineCosts(smooth(0.05, 0.002))
+    costs.observe_prompt(CHUNK, 0, 1.0)
+    costs.observe_prompt(100, CHUNK, 0.9)
+    costs.observe_prompt(CHUNK, 0, 3.0)
+    assert costs.round_s(4, 4000) == costs.round_s(4)
+
+
+def test_prompts_do_not_overrule_what_was_measured() -> None:
+    measured = Curve(lambda rows: 0.05 + 0.002 * rows, token_s=1e-6)
+    costs = OnlineCosts(measured)
+    read_prompt(costs, [1.0, 2.0, 3.0, 4.0])
+    assert costs.round_s(4, 2000) == measured.round_s(4, 2000)
+
+
+def test_passes_that_become_faster_promise_nothing() -> None:
+    """The first pass of a process is slow: that is no context that costs less than none."""
+    costs = OnlineCosts(smooth(0.05, 0.002))
+    read_prompt(costs, [2.0, 1.9, 1.8, 1.7])
+    assert costs.round_s(4, 4000) == costs.round_s(4)
+
+
+def test_the_loop_tells_the_planner_of_its_prompts() -> None:
+    model = table_model(np.full((10, 10), 0.1))
+    vocabulary = ScriptedVocabulary([b"a"] * 10, ())
+    engine = ScriptedEngine(model, vocabulary, max_rows=4, cost=lambda rows, context: 1.0 + rows * (1 + context) / 10)
+    policy = AutoPolicy(smooth(1.0, 0.1))
+    loop = DecodingLoop(engine, [], policy, clock=engine.clock)
+    loop.add([0] * 12, SamplingParams(0.0), StopRules(9))
+    while loop.active:
+        loop.step()
+    # A round after so much context takes more than twice as long, as three chunks of prompt had foretold.
+    assert policy.report().drift == pytest.approx(1.0, abs=0.05)
