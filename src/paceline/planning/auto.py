@@ -20,7 +20,6 @@ beforehand, by past rounds alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -172,7 +171,9 @@ class AutoPolicy:
                 self._lie_down(states[0], plain_s)
             return [None] * count
         planned = RoundPlan(known.costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
-        self._limit(planned)
+        widest = min(self.draft_max * count, _WIDEST)
+        self._cheapest_s = min(planned.seconds(rows) for rows in range(1, widest + 1)) - plain_s
+        planned.limit(widest)
         budgets: list[DraftBudget | None] = []
         for request, state, is_wanted in zip(requests, states, wanted, strict=True):
             blind = _is_blind(request)
@@ -282,21 +283,6 @@ class AutoPolicy:
         if self._late_actual_s <= 0:
             return 1.0
         return max(self._late_plain_s / self._late_actual_s, 1.0)
-
-    def _limit(self, planned: RoundPlan) -> None:
-        """Say how wide a round may be by what may be lost, and what its seconds are worth then."""
-        count, plain_s, headroom_s = planned.requests, planned.plain_s, planned.headroom_s
-        widest = min(self.draft_max * count, _WIDEST)
-        self._cheapest_s = min(planned.seconds(rows) for rows in range(1, widest + 1)) - plain_s
-        if planned.seconds(widest) - plain_s <= headroom_s:
-            return
-        # The best round may be out of reach: then a second is worth what it brings within reach.
-        planned.pace = count / plain_s
-        within = (rows for rows in range(widest, 0, -1) if planned.seconds(rows) - plain_s <= headroom_s)
-        most_rows = next(within, 0)
-        planned.blocked = not most_rows
-        # Where nothing is within reach, what is looked at is followed as far as it goes, on paper.
-        planned.most_rows = most_rows or math.inf
 
     def _lie_down(self, state: RequestState, plain_s: float) -> None:
         """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a look."""

@@ -130,6 +130,19 @@ class RoundPlan:
             seconds.append(self.costs.round_s(self.requests + len(seconds), self.context, self.requests))
         return seconds
 
+    def limit(self, widest: int) -> None:
+        """Find the most drafted rows, up to ``widest``, that the headroom allows, and what seconds are worth then."""
+        plain_s, headroom_s = self.plain_s, self.headroom_s
+        if self.seconds(widest) - plain_s <= headroom_s:
+            return
+        # The best round may be out of reach: then a second is worth what it brings within reach.
+        self.pace = self.requests / plain_s
+        within = (rows for rows in range(widest, 0, -1) if self.seconds(rows) - plain_s <= headroom_s)
+        most_rows = next(within, 0)
+        self.blocked = not most_rows
+        # Where nothing is within reach, what is looked at is followed as far as it goes, on paper.
+        self.most_rows = most_rows or math.inf
+
     @property
     def draft_s(self) -> float:
         """Seconds that the drafts asked for so far should take."""
