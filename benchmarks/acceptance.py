@@ -15,7 +15,7 @@ from paceline.core.params import SamplingParams, StopRules
 from paceline.core.verify import CoupledVerifier, Proposal
 from paceline.engines.base import FloatArray
 from paceline.models.embedded import heldout
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 
 TEMPERATURE = 0.8
 PROMPTS = 40

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from paceline.planning.cost import CostProfile, PassCost, WidthCost
+from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 
 PASS_MS: Final[Mapping[str, Mapping[int, float]]] = {
     "Q4_0": {1: 16, 2: 26, 3: 37, 4: 24, 5: 36, 6: 46, 8: 44, 12: 63, 16: 62},

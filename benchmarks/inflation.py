@@ -34,7 +34,7 @@ from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.inflate import PRESETS, LlamaShape, file_type_named, fitted_shape, inflate
-from paceline.planning.fixed import NO_SPECULATION
+from paceline.planning.policies.fixed import NO_SPECULATION
 
 PROMPT_CHARACTERS = 300
 CONTEXT_TOKENS = 1024

@@ -19,7 +19,7 @@ from paceline.core.errors import CapabilityError
 from paceline.engines.llama_cpp.quantize import quantize_gguf
 from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 
 NUM_PROMPTS = 50
 PROMPT_CHARACTERS = 600

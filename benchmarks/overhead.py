@@ -19,7 +19,7 @@ from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import EngineCapabilities, FloatArray, Step
 from paceline.engines.scripted import ScriptedVocabulary
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 
 SMALL_VOCAB = 4096
 LARGE_VOCAB = 152_064

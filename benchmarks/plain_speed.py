@@ -17,7 +17,7 @@ import numpy as np
 from paceline.api import Model
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
 from paceline.models.llama import LlamaShape
-from paceline.planning.fixed import NO_SPECULATION
+from paceline.planning.policies.fixed import NO_SPECULATION
 
 SHAPE = LlamaShape(16, 2048, 8192, heads=32, kv_heads=8, head_size=64, vocab_size=32_000, tied=True)
 REPEATS = 5

@@ -35,10 +35,10 @@ from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.models.files import whole_file
 from paceline.planning.base import Policy
-from paceline.planning.cost import CostProfile
-from paceline.planning.fixed import FixedPolicy
-from paceline.planning.oracle import oracle_s
-from paceline.planning.recording import (
+from paceline.planning.costs.profile import CostProfile
+from paceline.planning.policies.fixed import FixedPolicy
+from paceline.planning.replaying.oracle import oracle_s
+from paceline.planning.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
     Recording,
@@ -47,7 +47,7 @@ from paceline.planning.recording import (
     save_recordings,
 )
 from paceline.planning.registry import POLICY_NAMES, build_policy
-from paceline.planning.replay import replay
+from paceline.planning.replaying.replay import replay
 
 RECORD_EPILOG = """[bold]Examples[/bold]
 

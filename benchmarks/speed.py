@@ -12,7 +12,7 @@ from typing import Any
 from paceline.api import GenerateOptions, load
 from paceline.comparison import run_trials
 from paceline.models.embedded import heldout
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 
 PROMPTS = 8
 REPEATS = 3

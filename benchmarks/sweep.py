@@ -24,11 +24,11 @@ from paceline.bench.variants import AUTO, Variant, lap_seconds, policy_variants,
 from paceline.bench.workloads import MIXED
 from paceline.core.errors import InputError
 from paceline.models.files import check_parent, whole_file
-from paceline.planning.cost import CostProfile
-from paceline.planning.fixed import NO_SPECULATION
-from paceline.planning.recording import Recording
+from paceline.planning.costs.profile import CostProfile
+from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.planning.replaying.recording import Recording
 from paceline.planning.registry import POLICY_NAMES
-from paceline.planning.replay import replay
+from paceline.planning.replaying.replay import replay
 
 EPILOG = """[bold]Examples[/bold]
 

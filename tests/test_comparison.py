@@ -18,7 +18,7 @@ from paceline.engines.base import Engine, Step
 from paceline.engines.loading import EngineName, ModelOptions, open_engine
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 from tests.core.helpers import ForcedDrafter
 
 SIZE = 20

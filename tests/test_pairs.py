@@ -15,7 +15,7 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, open_engine
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 
 
 def gguf(path: Callable[[], Path], engine: EngineName) -> Engine:

@@ -24,7 +24,7 @@ from paceline.core.params import MAX_SEED
 from paceline.engines.loading import ModelOptions
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 
 MAX_ANSWER = CONTEXT_TOKENS - PROMPT_TOKENS
 

@@ -19,7 +19,7 @@ from paceline.core.errors import (
 )
 from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.loading import ModelOptions
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 
 __version__ = "0.1.0"
 

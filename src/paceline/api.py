@@ -33,9 +33,9 @@ from paceline.engines.loading import MAX_BRANCHES, ModelOptions, open_engine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.base import Policy
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.profile_cache import find_or_measure
-from paceline.planning.profiling import Report
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.costs.profile_cache import find_or_measure
+from paceline.planning.costs.profiling import Report
 from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def load(
             the embedded pair.
         draft: a smaller model with the same vocabulary, given likewise.
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
-            ``suffix`` and then the draft model if there is one. With a :class:`~paceline.planning.fixed.FixedPolicy`,
+            ``suffix`` and then the draft model if there is one. With a :class:`~paceline.planning.policies.fixed.FixedPolicy`,
             which cannot tell which of them pays, only the draft model if there is one.
         policy: what to draft: a policy or the name of one, from :data:`~paceline.planning.registry.POLICY_NAMES`.
             By default ``auto``, which plans by what passes cost on this machine. That is measured when a model is

@@ -10,7 +10,7 @@ from paceline.bench.sessions import Engines
 from paceline.core.clock import VirtualClock
 from paceline.core.noise import Float64Array
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, table_model
-from paceline.planning.cost import CostProfile, PassCost, WidthCost
+from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 
 BYTES = 256
 PASS_S = 1.0

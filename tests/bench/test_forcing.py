@@ -9,7 +9,7 @@ from paceline.bench.sessions import Session, finish, start
 from paceline.bench.workloads import Task
 from paceline.core.params import SamplingParams
 from paceline.core.verify import CoupledVerifier
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from tests.bench.helpers import LEVEL_S, PASS_S, counting_model, engines
 from tests.core.helpers import ForcedDrafter
 

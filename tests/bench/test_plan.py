@@ -8,7 +8,7 @@ from paceline.bench.plan import Forecast, fitted
 from paceline.bench.settings import BenchSettings
 from paceline.bench.variants import SERVER_DRAFT_VARIANTS, SERVER_NGRAM_VARIANTS
 from paceline.bench.workloads import WORKLOAD_NAMES, WORKLOADS
-from paceline.planning.cost import CostProfile, PassCost, WidthCost
+from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 
 
 def profile(pass_s: float) -> CostProfile:

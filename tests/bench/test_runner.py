@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.bench.page import render
@@ -17,9 +19,12 @@ from paceline.bench.variants import Variant, drafter_sets, replay_all, static_va
 from paceline.bench.workloads import Task
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import EngineError, InputError
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.recording import record
-from tests.bench.helpers import LEVEL_S, PASS_S, constant_model, counting_model, engines, profile
+from paceline.core.noise import Float64Array
+from paceline.engines.base import Step
+from paceline.engines.scripted import ScriptedEngine, ScriptedOutput
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.replaying.recording import record
+from tests.bench.helpers import LEVEL_S, PASS_S, bytes_vocabulary, constant_model, counting_model, engines, profile
 
 FORCED_AND_FREE = ("new-code", "structured-forced")
 
@@ -200,23 +205,28 @@ def test_a_time_limit_ends_after_whole_laps_of_every_workload() -> None:
 
 
 def test_texts_that_differ_from_plain_are_judged() -> None:
-    """A target whose rows change with every pass is broken, and its speculative runs differ without a near-tie."""
-    counting, passes = counting_model(), 0
+    """A target whose rows depend on how many are in the pass: its speculative runs differ, and by no near-tie."""
+    counting, is_wide = counting_model(), False
 
-    def unsteady(tokens: Any) -> Any:
-        nonlocal passes
-        passes += 1
-        row = counting(tokens).copy()
-        if passes > 100 and passes % 40 == 0:
-            row[(passes // 40) % 256] += 200.0
-        return row
+    def unsteady(tokens: Sequence[int]) -> Float64Array:
+        row = counting(tokens)
+        return np.roll(row, 1) if is_wide and len(tokens) % 16 == 0 else row
 
-    result = run(engines(target=unsteady), settings(laps=1))
-    differing = [each for each in result.workloads[0].variants if each.num_equal < len(each.pairs)]
-    assert differing
-    for each in differing:
-        assert len(each.judgements) == 1
-        assert each.judgements[0].verdict in ("bug", "unrepeatable", "not judged")
+    class Unsteady(ScriptedEngine):
+        def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+            nonlocal is_wide
+            is_wide = any(len(step.outputs) > 1 for step in steps)
+            return super().forward(steps)
+
+    loaded = engines()
+    assert isinstance(loaded.clock, VirtualClock)
+    target = Unsteady(unsteady, bytes_vocabulary(), clock=loaded.clock)
+    result = run(replace(loaded, target=target), settings(laps=1))
+    plain, *others = result.workloads[0].variants
+    assert plain.num_equal == len(plain.pairs) == 1
+    for each in others:
+        assert each.num_equal == 0
+        assert [judgement.verdict for judgement in each.judgements] == ["bug"]
 
 
 def test_the_engines_stay_open_for_their_owner() -> None:

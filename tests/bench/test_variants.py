@@ -17,8 +17,8 @@ from paceline.bench.variants import (
     static_variants,
 )
 from paceline.core.errors import InputError
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.recording import Recording, record
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.replaying.recording import Recording, record
 from paceline.planning.registry import POLICY_NAMES
 from tests.bench.helpers import LEVEL_S, PASS_S, engines, profile
 

@@ -49,7 +49,7 @@ from paceline.core.verify import CoupledVerifier
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
 from paceline.models.embedded import HELDOUT_KINDS
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 
 VOCAB = 12
 

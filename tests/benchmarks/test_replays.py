@@ -13,11 +13,11 @@ from benchmarks.cost_tables import PASS_MS, measured_profile
 from typer.testing import CliRunner
 
 from paceline.core.errors import InputError
-from paceline.planning.fixed import FixedPolicy
-from paceline.planning.oracle import oracle_s
-from paceline.planning.recording import load_recordings, save_recordings
+from paceline.planning.policies.fixed import FixedPolicy
+from paceline.planning.replaying.oracle import oracle_s
+from paceline.planning.replaying.recording import load_recordings, save_recordings
 from paceline.planning.registry import POLICY_NAMES
-from paceline.planning.replay import replay
+from paceline.planning.replaying.replay import replay
 from tests.planning.helpers import Skill, synthetic
 
 

@@ -13,10 +13,10 @@ from benchmarks.sweep import sweep_costs
 from typer.testing import CliRunner
 
 from paceline.bench.variants import PLAIN, policy_variants, replay_all, static_variants
-from paceline.planning.auto import AutoPolicy
-from paceline.planning.fixed import NO_SPECULATION
-from paceline.planning.recording import Recording, save_recordings
-from paceline.planning.replay import replay
+from paceline.planning.auto.policy import AutoPolicy
+from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.planning.replaying.recording import Recording, save_recordings
+from paceline.planning.replaying.replay import replay
 from tests.planning.helpers import Skill, synthetic
 
 PROFILE = measured_profile("Q4_0", 1.0)

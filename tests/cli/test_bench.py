@@ -45,7 +45,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModelOptions]]:
 
     monkeypatch.setattr("paceline.cli.bench.open_engine", open_engine)
     monkeypatch.setattr("paceline.bench.sessions.WallClock", lambda: loaded.clock)
-    monkeypatch.setattr("paceline.planning.profiling.WallClock", lambda: loaded.clock)
+    monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: loaded.clock)
     yield opened
     for engine in (loaded.target, loaded.draft)[: len(opened)]:
         assert isinstance(engine, ScriptedEngine)

@@ -21,7 +21,7 @@ from paceline.core.errors import EngineError
 from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.planning.cost import CostProfile
+from paceline.planning.costs.profile import CostProfile
 from tests.cli.test_run import Invoke, spawn
 
 # Milliseconds by rows, with a cliff down from 3 to 4.
@@ -73,7 +73,7 @@ class Engines:
 def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
     engines = Engines()
     monkeypatch.setattr("paceline.cli.profile.open_engine", engines.open)
-    monkeypatch.setattr("paceline.planning.profiling.WallClock", lambda: engines.clock)
+    monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: engines.clock)
     yield engines
     assert engines.all_closed
 

@@ -20,7 +20,7 @@ from paceline.core.verify import VerifierName, make_verifier
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
 from paceline.planning.base import Policy, RoundRecord
-from paceline.planning.fixed import NO_SPECULATION
+from paceline.planning.policies.fixed import NO_SPECULATION
 
 PLAIN_PARAMS = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 """The model's own distribution: every filter off."""

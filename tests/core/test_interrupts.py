@@ -12,7 +12,7 @@ from paceline.core.params import SamplingParams, StopRules
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 
 VOCABULARY = ScriptedVocabulary.of_size(30)
 TARGET = random_model(30, seed=1, order=2)

@@ -18,7 +18,7 @@ from paceline.drafters.base import Drafter
 from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, table_model
 from paceline.planning.base import Policy
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from tests.core.helpers import PLAIN_PARAMS, ForcedDrafter, decode
 
 GREEDY = SamplingParams(0.0)

@@ -34,9 +34,9 @@ from paceline.engines.scripted import (
     random_model,
     table_model,
 )
-from paceline.planning.auto import AutoPolicy
+from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 from tests.conftest import SUMMARY_LINES
 from tests.core.helpers import (
     Answer,

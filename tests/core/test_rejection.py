@@ -30,7 +30,7 @@ from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, table_model
 from paceline.planning.base import Policy
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from tests.core.helpers import PLAIN_PARAMS, ForcedDrafter, decode, softmax
 
 Distribution: TypeAlias = dict[tuple[int, ...], float]

@@ -24,7 +24,7 @@ from paceline.engines.scripted import (
     random_model,
     table_model,
 )
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from tests.core.helpers import PLAIN_PARAMS, decode, request_of
 from tests.drafters.helpers import grow, proposals, settle
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.planning.recording import Chain, DrafterTape, Level, Recording
+from paceline.planning.replaying.recording import Chain, DrafterTape, Level, Recording
 
 VOCAB_SIZE = 50
 TEXT_TOKENS = 40

@@ -14,12 +14,12 @@ from paceline.core.request import Request
 from paceline.core.tree import ROOT
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model, table_model
-from paceline.planning.auto import CERTAIN_AFTER, FIRST_PLAIN_ROUNDS, START_ROUNDS, AutoPolicy
+from paceline.planning.auto.policy import CERTAIN_AFTER, FIRST_PLAIN_ROUNDS, START_ROUNDS, AutoPolicy
 from paceline.planning.base import RoundRecord
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.oracle import oracle_s
-from paceline.planning.recording import Recording
-from paceline.planning.replay import replay
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.replaying.oracle import oracle_s
+from paceline.planning.replaying.recording import Recording
+from paceline.planning.replaying.replay import replay
 from tests.core.helpers import PLAIN_PARAMS
 from tests.core.test_rejection import DRAFT_3, TARGET_3, draft_of, markov_text, text_distribution, total_variation
 from tests.planning.helpers import MEASURED_MS, Curve, Skill, smooth, synthetic, table

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from paceline.core.tree import Evidence
-from paceline.planning.calibration import Belief, Calibration, MarginFeatures, MatchFeatures
+from paceline.planning.auto.calibration import Belief, Calibration, MarginFeatures, MatchFeatures
 
 REQUEST = 0
 

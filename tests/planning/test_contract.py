@@ -16,7 +16,7 @@ from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model, table_model
 from paceline.planning.base import RoundRecord
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 from tests.core.helpers import PLAIN_PARAMS, ForcedDrafter
 
 GREEDY = SamplingParams(0.0)

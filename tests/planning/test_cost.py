@@ -12,7 +12,7 @@ import pytest
 from paceline.core.errors import InputError
 from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
-from paceline.planning.cost import CostProfile, DriftTracker, PassCost, WidthCost
+from paceline.planning.costs.profile import CostProfile, DriftTracker, PassCost, WidthCost
 
 # Milliseconds of the 1B shape in Q4_0 on two cores (design notes): dearer at 3 rows than at 4, at 6 than at 8.
 Q4_0 = {1: 16.0, 2: 26.0, 3: 37.0, 4: 24.0, 6: 46.0, 8: 44.0, 12: 63.0}

@@ -8,7 +8,7 @@ from paceline.core.tree import ROOT, DraftTree
 from paceline.core.verify import VerifierName
 from paceline.drafters.base import DraftBudget, DraftJob
 from paceline.drafters.lookup import LookupDrafter
-from paceline.planning.fixed import MAX_DRAFT, MAX_SIBLINGS, NO_SPECULATION, FixedPolicy
+from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS, NO_SPECULATION, FixedPolicy
 from tests.core.helpers import PLAIN_PARAMS, request_of
 
 

@@ -12,9 +12,9 @@ from paceline.core.params import StopRules
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
 from paceline.planning.base import Policy
-from paceline.planning.fixed import FixedPolicy
-from paceline.planning.recording import save_recordings
-from paceline.planning.replay import replay
+from paceline.planning.policies.fixed import FixedPolicy
+from paceline.planning.replaying.recording import save_recordings
+from paceline.planning.replaying.replay import replay
 from tests.core.helpers import PLAIN_PARAMS, decode
 from tests.planning.helpers import MEASURED_MS, Skill, synthetic, table
 

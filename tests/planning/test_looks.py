@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planning.looks import LOOKING_SHARE, LOOKS_IN_A_ROW, Comeback, Looks
+from paceline.planning.auto.looks import LOOKING_SHARE, LOOKS_IN_A_ROW, Comeback, Looks
 
 
 def test_every_drafter_has_its_part_of_what_is_set_aside() -> None:

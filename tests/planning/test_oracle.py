@@ -14,11 +14,11 @@ from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import Policy
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.oracle import oracle_s
-from paceline.planning.recording import Recording
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.replaying.oracle import oracle_s
+from paceline.planning.replaying.recording import Recording
 from paceline.planning.registry import POLICY_NAMES, build_policy
-from paceline.planning.replay import Drift, replay
+from paceline.planning.replaying.replay import Drift, replay
 from tests.core.helpers import MoodyPolicy
 from tests.planning.helpers import MEASURED_MS, Curve, Skill, smooth, synthetic, table
 

@@ -15,9 +15,9 @@ import pytest
 from paceline.core.errors import ModelFileError
 from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
-from paceline.planning import profile_cache
-from paceline.planning.cost import CostProfile, PassCost, WidthCost
-from paceline.planning.profile_cache import (
+from paceline.planning.costs import profile_cache
+from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
+from paceline.planning.costs.profile_cache import (
     ProfileKey,
     find_or_measure,
     fingerprint,

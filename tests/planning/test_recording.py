@@ -19,8 +19,8 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model, table_model
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.recording import Level, Recording, load_recordings, record, save_recordings
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.replaying.recording import Level, Recording, load_recordings, record, save_recordings
 from tests.core.helpers import ForcedDrafter
 from tests.planning.helpers import Skill, synthetic
 

@@ -18,12 +18,12 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
-from paceline.planning.auto import AutoPolicy
+from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy, RoundRecord
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.recording import Recording, record
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.replaying.recording import Recording, record
 from paceline.planning.registry import POLICY_NAMES, build_policy
-from paceline.planning.replay import ReplayResult, replay
+from paceline.planning.replaying.replay import ReplayResult, replay
 from tests.core.helpers import MoodyPolicy, looping_model
 from tests.planning.helpers import MEASURED_MS, Curve, Skill, smooth, synthetic, table
 

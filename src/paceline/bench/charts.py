@@ -11,7 +11,7 @@ from paceline.bench.svg import Plot, Scale, diamond, label, path, picture, short
 from paceline.bench.table import interval
 from paceline.bench.variants import Replayed
 from paceline.bench.workloads import MIXED
-from paceline.planning.cost import PassCost
+from paceline.planning.costs.profile import PassCost
 
 _WIDTH = 980.0
 _LABELS = 300.0

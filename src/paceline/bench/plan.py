@@ -23,8 +23,8 @@ from paceline.bench.workloads import (
     PROMPT_TOKENS,
     WORKLOADS,
 )
-from paceline.planning.cost import CostProfile
-from paceline.planning.recording import RECORDED_DEPTH
+from paceline.planning.costs.profile import CostProfile
+from paceline.planning.replaying.recording import RECORDED_DEPTH
 
 QUICK_S = 120.0
 QUICK_WORKLOADS = ("new-code", "structured-forced", "hard", "editing-forced")

@@ -12,7 +12,7 @@ from paceline.bench.intervals import Estimate, estimate
 from paceline.bench.sessions import Spent
 from paceline.bench.variants import Replayed, Variant
 from paceline.comparison import Trial
-from paceline.planning.cost import CostProfile
+from paceline.planning.costs.profile import CostProfile
 
 RESULTS_VERSION = 1
 

@@ -43,8 +43,8 @@ from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Task
 from paceline.comparison import Trial, explain
 from paceline.core.divergence import first_difference
 from paceline.core.errors import EngineError, PacelineError
-from paceline.planning.auto import AutoPolicy
-from paceline.planning.cost import CostProfile
+from paceline.planning.auto.policy import AutoPolicy
+from paceline.planning.costs.profile import CostProfile
 
 _PREPARING_SHARE = 0.45
 """Of a time limit, that looking for prompts and recording them may take at most."""

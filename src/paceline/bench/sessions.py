@@ -18,7 +18,7 @@ from paceline.core.loop import DecodingLoop
 from paceline.drafters.registry import build_drafters
 from paceline.engines.base import Engine
 from paceline.planning.base import Policy, RoundRecord
-from paceline.planning.fixed import NO_SPECULATION
+from paceline.planning.policies.fixed import NO_SPECULATION
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,8 +10,8 @@ from paceline.bench.results import WorkloadResult
 from paceline.bench.sessions import Answered, Engines, Session, Stop, Stopped, finish, start
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
-from paceline.planning.fixed import NO_SPECULATION
-from paceline.planning.recording import RECORDED_DEPTH, Recording, record
+from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.planning.replaying.recording import RECORDED_DEPTH, Recording, record
 
 _TRIES_PER_TASK = 6
 """Tasks looked at for each that is wanted, at most: greedy answers of small models mostly loop."""

@@ -16,11 +16,11 @@ from typing import Final, Literal, TypeAlias
 
 from paceline.core.errors import InputError
 from paceline.planning.base import Policy, RoundCosts
-from paceline.planning.cost import CostProfile
-from paceline.planning.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.recording import Recording
+from paceline.planning.costs.profile import CostProfile
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.replaying.recording import Recording
 from paceline.planning.registry import POLICY_NAMES, build_policy
-from paceline.planning.replay import ReplayResult, replay
+from paceline.planning.replaying.replay import ReplayResult, replay
 
 Kind: TypeAlias = Literal["plain", "server", "static", "policy", "auto"]
 
@@ -97,7 +97,7 @@ SERVER_DRAFT_VARIANTS: Final = tuple(
     for length in (1, 2, 3, 5, 8, 16)
     for p_min in (0.0, 0.6)
 )
-"""Settings with a draft model, as :class:`~paceline.planning.fixed.FixedPolicy` names them. They are tried live: how a
+"""Settings with a draft model, as :class:`~paceline.planning.policies.fixed.FixedPolicy` names them. They are tried live: how a
 server drafts differs from what is recorded here, so a replay would not find its best."""
 
 

@@ -56,9 +56,9 @@ from paceline.engines.loading import ModelOptions, open_engine, reader_of
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.files import check_parent, whole_file
-from paceline.planning.cost import CostProfile
-from paceline.planning.profile_cache import find_or_measure
-from paceline.planning.profiling import ProfilingBudget
+from paceline.planning.costs.profile import CostProfile
+from paceline.planning.costs.profile_cache import find_or_measure
+from paceline.planning.costs.profiling import ProfilingBudget
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -42,9 +42,9 @@ from paceline.engines.loading import ModelOptions, open_engine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.files import check_parent, whole_file
-from paceline.planning.cost import CostProfile, PassCost
-from paceline.planning.profile_cache import KeptProfile, find_or_measure
-from paceline.planning.profiling import ProfilingBudget, usable_widths
+from paceline.planning.costs.profile import CostProfile, PassCost
+from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
+from paceline.planning.costs.profiling import ProfilingBudget, usable_widths
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from paceline.api import Generation, Model
 from paceline.comparison import Comparison
 from paceline.core.stats import RequestStats, percentile
-from paceline.planning.auto import AutoPolicy, PlannerReport
+from paceline.planning.auto.policy import AutoPolicy, PlannerReport
 from paceline.planning.base import Policy
-from paceline.planning.fixed import FixedPolicy
+from paceline.planning.policies.fixed import FixedPolicy
 
 PERCENTILES = (0.5, 0.9, 0.99)
 

@@ -41,7 +41,7 @@ class RoundRecord:
 
 
 class RoundCosts(Protocol):
-    """Seconds of passes; a :class:`~paceline.planning.cost.CostProfile` is one."""
+    """Seconds of passes; a :class:`~paceline.planning.costs.profile.CostProfile` is one."""
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
         """Return the seconds of a whole round of the target: ``rows`` of all trees, ``context`` cached tokens."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal, TypeAlias, get_args
 
 from paceline.core.errors import InputError
-from paceline.planning.accept_ratio import AcceptRatioPolicy
-from paceline.planning.auto import AutoPolicy
+from paceline.planning.policies.accept_ratio import AcceptRatioPolicy
+from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy, RoundCosts
-from paceline.planning.fixed import FixedPolicy
-from paceline.planning.heuristic import HeuristicPolicy
-from paceline.planning.profile_ev import ProfileEvPolicy
+from paceline.planning.policies.fixed import FixedPolicy
+from paceline.planning.policies.heuristic import HeuristicPolicy
+from paceline.planning.policies.profile_ev import ProfileEvPolicy
 
 PolicyName: TypeAlias = Literal["auto", "fixed", "accept-ratio", "profile-ev", "heuristic"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)

@@ -25,8 +25,8 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, engine_for
 from paceline.models.cache import models_folder
-from paceline.planning.cost import PROFILE_VERSION, CostProfile
-from paceline.planning.profiling import TARGET_WIDTHS, ProfilingBudget, Report, measure_profile, usable_widths
+from paceline.planning.costs.profile import PROFILE_VERSION, CostProfile
+from paceline.planning.costs.profiling import TARGET_WIDTHS, ProfilingBudget, Report, measure_profile, usable_widths
 
 _HEAD_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 1 << 16
@@ -126,7 +126,7 @@ def find_or_measure(
         report: told about progress of measuring.
 
     Raises:
-        InputError: as :func:`~paceline.planning.profiling.measure_profile` does.
+        InputError: as :func:`~paceline.planning.costs.profiling.measure_profile` does.
         EngineError: likewise.
     """
     wanted = TARGET_WIDTHS if widths is None else widths

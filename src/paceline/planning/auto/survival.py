@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceline.core.tree import ROOT, Candidate, DraftTree
-from paceline.planning.calibration import Calibration, Company, MarginFeatures, MatchFeatures, SiblingFeatures
+from paceline.planning.auto.calibration import Calibration, Company, MarginFeatures, MatchFeatures, SiblingFeatures
 
 
 @dataclass(frozen=True, slots=True)

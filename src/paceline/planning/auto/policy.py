@@ -27,15 +27,15 @@ from paceline.core.errors import InputError
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
-from paceline.planning.asking import Asking
+from paceline.planning.auto.asking import Asking
 from paceline.planning.base import RoundCosts, RoundRecord
-from paceline.planning.calibration import Reliability
-from paceline.planning.fixed import MAX_DRAFT, MAX_SIBLINGS
-from paceline.planning.known import Knowledge, RequestState
-from paceline.planning.ledger import ALLOWED_SHARE_OF_ONE, Ledger, LedgerEntry
-from paceline.planning.paper import PaperRound
-from paceline.planning.rest import Rest
-from paceline.planning.round_plan import Proposal, RequestPlan, RoundPlan
+from paceline.planning.auto.calibration import Reliability
+from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS
+from paceline.planning.auto.known import Knowledge, RequestState
+from paceline.planning.auto.ledger import ALLOWED_SHARE_OF_ONE, Ledger, LedgerEntry
+from paceline.planning.auto.paper import PaperRound
+from paceline.planning.auto.rest import Rest
+from paceline.planning.auto.round_plan import Proposal, RequestPlan, RoundPlan
 
 START_ROUNDS = 4.0
 """Plain rounds that a request may lose before it has won any, and"""
@@ -86,7 +86,7 @@ class AutoPolicy:
     """Plans by measured costs and calibrated acceptance.
 
     Args:
-        costs: what passes take, such as a :class:`~paceline.planning.cost.CostProfile`.
+        costs: what passes take, such as a :class:`~paceline.planning.costs.profile.CostProfile`.
         draft_max: deepest draft.
         siblings: proposals a draft model makes for a position.
         branches: most branches of all trees of a round together; what the engine was loaded for.

@@ -8,13 +8,13 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import Drafter
 from paceline.planning.base import RoundCosts, RoundRecord
-from paceline.planning.gains import Gains
-from paceline.planning.ledger import Ledger
-from paceline.planning.looks import Comeback, Looks
-from paceline.planning.online_costs import OnlineCosts
-from paceline.planning.paper import PaperTrading
-from paceline.planning.round_plan import RequestPlan, RoundPlan
-from paceline.planning.survival import GrownTree, Outlook, SurvivalModel
+from paceline.planning.auto.gains import Gains
+from paceline.planning.auto.ledger import Ledger
+from paceline.planning.auto.looks import Comeback, Looks
+from paceline.planning.auto.online_costs import OnlineCosts
+from paceline.planning.auto.paper import PaperTrading
+from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
+from paceline.planning.auto.survival import GrownTree, Outlook, SurvivalModel
 
 _HISTORY = 4096
 

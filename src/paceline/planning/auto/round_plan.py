@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeAlias
 from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftJob
-from paceline.planning.online_costs import OnlineCosts
-from paceline.planning.survival import GrownTree
+from paceline.planning.auto.online_costs import OnlineCosts
+from paceline.planning.auto.survival import GrownTree
 
 Proposal: TypeAlias = tuple[float, int, int]
 """(Survival, request, node) of a drafted token."""

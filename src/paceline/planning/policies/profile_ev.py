@@ -23,7 +23,7 @@ from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import RoundCosts, RoundRecord
-from paceline.planning.fixed import MAX_DRAFT
+from paceline.planning.policies.fixed import MAX_DRAFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ProfileEvPolicy:
     """Maximises sequence probability times speed, round by round.
 
     Attributes:
-        costs: what passes take, such as a :class:`~paceline.planning.cost.CostProfile`.
+        costs: what passes take, such as a :class:`~paceline.planning.costs.profile.CostProfile`.
         look_ahead: tokens further that a longer draft is sought.
         draft_max: longest draft.
     """

@@ -10,7 +10,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import RoundRecord
-from paceline.planning.fixed import MAX_DRAFT
+from paceline.planning.policies.fixed import MAX_DRAFT
 
 
 @dataclass(slots=True)

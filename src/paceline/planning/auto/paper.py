@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.tree import ROOT
-from paceline.planning.survival import GrownTree
+from paceline.planning.auto.survival import GrownTree
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import math
 from collections import deque
 
 from paceline.planning.base import RoundCosts
-from paceline.planning.cost import DriftTracker
+from paceline.planning.costs.profile import DriftTracker
 
 AS_MEASURED = 0.1
 """Share by which plain rounds may take more or less than was measured on a machine that is as it was."""
@@ -31,7 +31,7 @@ class OnlineCosts:
     long. Then the passes that read a prompt tell it, each by what it took more than the first of them.
 
     Args:
-        measured: such as a :class:`~paceline.planning.cost.CostProfile`.
+        measured: such as a :class:`~paceline.planning.costs.profile.CostProfile`.
     """
 
     def __init__(self, measured: RoundCosts) -> None:

@@ -23,8 +23,8 @@ from paceline.core.errors import InputError
 from paceline.core.noise import Float64Array
 from paceline.core.tree import ROOT
 from paceline.planning.base import RoundCosts
-from paceline.planning.recording import Chain, DrafterTape, Recording
-from paceline.planning.replay import Drift, tape_named
+from paceline.planning.replaying.recording import Chain, DrafterTape, Recording
+from paceline.planning.replaying.replay import Drift, tape_named
 
 
 def oracle_s(
@@ -40,7 +40,7 @@ def oracle_s(
 
     Args:
         recording: the request.
-        costs: as for :func:`~paceline.planning.replay.replay`.
+        costs: as for :func:`~paceline.planning.replaying.replay.replay`.
         drafters: as there.
         drift: as there.
         free_s: as there; such drafters are taken to be asked before the draft model.

@@ -27,7 +27,7 @@ from paceline.core.errors import CapabilityError, ContextLengthError, InputError
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, FloatArray, Step
-from paceline.planning.cost import MAX_WIDTH, CostProfile, PassCost, WidthCost
+from paceline.planning.costs.profile import MAX_WIDTH, CostProfile, PassCost, WidthCost
 
 Report: TypeAlias = Callable[[float], None]
 """Is told the share that is done, from 0 to 1."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from paceline.core.tree import ROOT
 from paceline.drafters.base import Drafter, DraftJob
-from paceline.planning.gains import GAIN_MEMORY
-from paceline.planning.known import DrafterState, Knowledge, RequestState
-from paceline.planning.looks import LOOKING_SHARE
-from paceline.planning.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others
+from paceline.planning.auto.gains import GAIN_MEMORY
+from paceline.planning.auto.known import DrafterState, Knowledge, RequestState
+from paceline.planning.auto.looks import LOOKING_SHARE
+from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others
 
 INVESTED_SHARE = 0.03
 """Of the time a prompt took the target that a draft model may take to catch up with it."""

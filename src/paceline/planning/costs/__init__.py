@@ -1,0 +1,1 @@
+"""What rounds cost on a machine: measured, read, and kept."""

@@ -1,0 +1,1 @@
+"""Recorded drafts, and what a policy would have made of them."""

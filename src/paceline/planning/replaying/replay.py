@@ -1,0 +1,258 @@
+"""Replay: a recording's rounds under any policy, through the real decoding loop, in virtual time.
+
+::
+
+    Recording ──tapes──> replay drafters ─┐
+        │                                 ├── DecodingLoop <── the policy under test
+        └──text──> ReplayEngine ──────────┘        │
+                       │                           v
+    RoundCosts ──> virtual clock            ReplayResult
+
+Nothing of the loop is written a second time: budgets, levels, siblings, pruning, verification and bookkeeping are what
+they are live. Only the models are replaced: the target's rows say the recorded token, the draft model's passes say the
+recorded proposals, and both move the clock by what such a pass costs. The draft model's cache is followed by the real
+drafter, so catching up after a pause is charged as it is live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+from paceline.core.clock import VirtualClock
+from paceline.core.errors import InputError
+from paceline.core.loop import DecodingLoop
+from paceline.core.params import SamplingParams, StopRules
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.core.verify import CoupledVerifier
+from paceline.drafters.base import Drafter
+from paceline.engines.scripted import ScriptedVocabulary
+from paceline.planning.base import Policy, RoundCosts
+from paceline.planning.replaying.models import ReplayEngine, ReplayFreeDrafter, ReplayModelDrafter
+from paceline.planning.replaying.recording import DrafterTape, Recording
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+Drift: TypeAlias = Callable[[float], float]
+"""Factor on every pass, from the virtual time at which it starts; for machines that become slower or faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRequest:
+    """What a policy made of one recording.
+
+    Attributes:
+        name: of the recording.
+        num_tokens: tokens of the answer.
+        rounds: decoding rounds; the first token comes with the prompt.
+        num_drafted: draft tokens verified.
+        num_accepted: draft tokens kept.
+        start_s: virtual time at which its prompt was read.
+        decode_s: virtual seconds of its rounds.
+        arrivals_s: virtual time at which each token came.
+    """
+
+    name: str
+    num_tokens: int
+    rounds: int
+    num_drafted: int
+    num_accepted: int
+    start_s: float
+    decode_s: float
+    arrivals_s: Sequence[float]
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second of decoding; ``None`` if there were no rounds."""
+        return (self.num_tokens - 1) / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def accept_share(self) -> float | None:
+        """Accepted / drafted; ``None`` if nothing was drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What a policy made of several recordings.
+
+    Attributes:
+        requests: in the order of the recordings.
+        decode_s: virtual seconds of rounds in which anything was decoded; requests that shared a round share it.
+    """
+
+    requests: tuple[ReplayedRequest, ...]
+    decode_s: float
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens of all requests per second of decoding; ``None`` if there were no rounds."""
+        tokens = sum(request.num_tokens - 1 for request in self.requests)
+        return tokens / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def rounds(self) -> int:
+        """Decoding rounds, each request's own."""
+        return sum(request.rounds for request in self.requests)
+
+    @property
+    def accept_share(self) -> float | None:
+        """Accepted / drafted; ``None`` if nothing was drafted."""
+        drafted = sum(request.num_drafted for request in self.requests)
+        return sum(request.num_accepted for request in self.requests) / drafted if drafted else None
+
+    def shares_of(self, oracle_seconds: Sequence[float]) -> tuple[list[float], float]:
+        """Return the oracle's time over the policy's, for each request and for all; 1 is the best there is.
+
+        Args:
+            oracle_seconds: for each recording, from :func:`~paceline.planning.replaying.oracle.oracle_s`.
+        """
+        shares = [
+            oracle / request.decode_s if request.decode_s > 0 else 1.0
+            for oracle, request in zip(oracle_seconds, self.requests, strict=True)
+        ]
+        return shares, sum(oracle_seconds) / self.decode_s if self.decode_s > 0 else 1.0
+
+
+def replay(
+    recordings: Sequence[Recording],
+    policy: Policy,
+    costs: RoundCosts,
+    *,
+    drafters: Sequence[str] | None = None,
+    concurrent: int = 1,
+    drift: Drift | None = None,
+    free_s: float = 0.0,
+    own_s: float = 0.0,
+) -> ReplayResult:
+    """Run recordings, one after the other or several at once, under one policy and one virtual clock.
+
+    A policy cannot draft deeper, or with more siblings, than was recorded.
+
+    Args:
+        recordings: made with the same drafters.
+        policy: keeps what it learns from one recording to the next, as it would live.
+        costs: what passes take. The draft model's, for the tokens fed to it, however many.
+        drafters: names of those to take part, in the order they are asked; by default all that were recorded.
+        concurrent: most requests at once.
+        drift: factor on ``costs`` as virtual time goes by.
+        free_s: seconds of asking a drafter without a model, for each request.
+        own_s: seconds that deciding about a round with drafts takes, for which a policy may have to make up.
+
+    Raises:
+        InputError: the recordings do not go together, or lack a drafter that is asked for.
+    """
+    check_recordings(recordings)
+    if concurrent < 1:
+        raise InputError(f"replay of {concurrent} requests at once: give 1 or more")
+    first = recordings[0]
+    names = [tape.name for tape in first.tapes] if drafters is None else list(drafters)
+    clock = VirtualClock()
+    factor = drift or (lambda now_s: 1.0)
+    engine = ReplayEngine(
+        lambda rows, context, requests: costs.round_s(rows, context, requests) * factor(clock.now_s()),
+        clock,
+        ScriptedVocabulary([b""] * first.vocab_size, first.end_ids),
+        recordings,
+        max_depth=first.depth,
+    )
+    built: list[Drafter] = []
+    for name in names:
+        tapes = [tape_named(recording, name) for recording in recordings]
+        if tapes[0].is_model:
+            draft_engine = ReplayEngine(
+                lambda rows, context, requests: costs.draft_s(rows, context) * factor(clock.now_s()),
+                clock,
+                ScriptedVocabulary([b""] * first.vocab_size, tapes[0].end_ids),
+            )
+            built.append(ReplayModelDrafter(draft_engine, tapes, first.vocab_size))
+        else:
+            built.append(ReplayFreeDrafter(tapes, clock, free_s))
+    loop = DecodingLoop(engine, built, cast(Policy, _Slow(policy, clock, own_s)), clock=clock)
+    requests: list[Request] = []
+    starts_s: list[float] = []
+    decode_s = 0.0
+    while len(requests) < len(recordings) or loop.active:
+        while len(requests) < len(recordings) and len(loop.active) < concurrent:
+            requests.append(_add(loop, recordings[len(requests)]))
+            starts_s.append(clock.now_s())
+        decoding = any(request.decoding for request in loop.active)
+        before_s = clock.now_s()
+        loop.step()
+        if decoding:
+            decode_s += clock.now_s() - before_s
+    return ReplayResult(
+        tuple(
+            ReplayedRequest(
+                recording.name,
+                request.num_output,
+                request.stats.rounds,
+                request.stats.num_drafted,
+                request.stats.num_accepted,
+                start_s,
+                request.stats.decode_s,
+                tuple(request.stats.arrivals_s),
+            )
+            for recording, request, start_s in zip(recordings, requests, starts_s, strict=True)
+        ),
+        decode_s,
+    )
+
+
+def check_recordings(recordings: Sequence[Recording]) -> None:
+    """Raise unless recordings can share one loop.
+
+    Raises:
+        InputError: there are none, or they are of different vocabularies or depths.
+    """
+    if not recordings:
+        raise InputError("there are no recordings to replay: make some with python -m benchmarks record")
+    if len({(r.vocab_size, r.end_ids, r.depth, tuple(t.name for t in r.tapes)) for r in recordings}) > 1:
+        raise InputError("the recordings are of different models, drafters or depths: replay each kind by itself")
+
+
+def tape_named(recording: Recording, name: str) -> DrafterTape:
+    """Return a drafter's tape.
+
+    Raises:
+        InputError: that drafter was not recorded.
+    """
+    for tape in recording.tapes:
+        if tape.name == name:
+            return tape
+    raise InputError(f"drafter {name!r} was not recorded: there are {', '.join(t.name for t in recording.tapes) or 0}")
+
+
+def _add(loop: DecodingLoop, recording: Recording) -> Request:
+    params = SamplingParams(recording.temperature, top_k=0, top_p=1.0, min_p=0.0)
+    rules = StopRules(recording.max_tokens, ignore_end=recording.ignore_end)
+    # Which tokens the prompt had matters to nobody here, only how many.
+    request = loop.add([0] * recording.num_prompt, params, rules)
+    # Policies see the temperature of the recording; the rows say its tokens without any noise.
+    request.verifier = CoupledVerifier(_GREEDY)
+    return request
+
+
+class _Slow:
+    """A policy that takes virtual time to decide.
+
+    Args:
+        policy: that decides.
+        clock: moved by ``own_s``.
+        own_s: seconds of a round with drafts.
+    """
+
+    def __init__(self, policy: Policy, clock: VirtualClock, own_s: float) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._own_s = own_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+        """Take the time, and decide."""
+        self._clock.advance(self._own_s)
+        self._policy.select(requests, trees)
