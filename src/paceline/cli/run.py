@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -39,6 +37,7 @@ from paceline.cli.options import (
     refuse_given,
     split_devices,
 )
+from paceline.cli.prompt import read_prompt, unescape
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
 from paceline.comparison import Comparison, OpenReader, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
@@ -46,13 +45,11 @@ from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingPa
 from paceline.core.verify import VerifierName
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import ModelOptions, reader_of
-from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
+from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.costs.profiling import Report
 from paceline.planning.registry import POLICY_NAMES, check_policy_name
-
-DEMO_SAMPLE = "code:4"
 
 _SAMPLING, _SPECULATION, _OUTPUT = "Sampling", "Speculation", "Prompt and output"
 _SAMPLING_DEFAULTS = SamplingParams()
@@ -290,10 +287,10 @@ def run(
         "logit_bias": _parse_biases(logit_bias or []),
         "order": LLAMA_CPP_ORDER if sampler_order == "llama.cpp" else TRANSFORMERS_ORDER,
         "seed": int.from_bytes(os.urandom(4), "little") if seed == -1 else seed,
-        "stop": tuple(_unescape(text) if escape else text for text in stop or ()),
+        "stop": tuple(unescape(text) if escape else text for text in stop or ()),
         "ignore_end": ignore_eos,
     }
-    text = _read_prompt(prompt, file, sample, escape, embedded=model is None)
+    text = read_prompt(prompt, file, sample, escape, embedded=model is None)
     plain = no_speculation or draft_max == 0
     chosen = _policy(context, policy, plain, FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings))
     target_options = ModelOptions(
@@ -448,57 +445,6 @@ def _checked_max_tokens(predict: int, options: GenerateOptions) -> int:
     sampling = {k: v for k, v in options.items() if k in SamplingParams.__dataclass_fields__}
     SamplingParams(**sampling)  # type: ignore[arg-type]
     return max_tokens
-
-
-def _read_prompt(prompt: str | None, file: Path | None, sample: str | None, escape: bool, *, embedded: bool) -> str:
-    given = [name for name, value in (("-p", prompt), ("-f", file), ("--sample", sample)) if value is not None]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} both give a prompt: leave out one of them")
-    if prompt is not None:
-        text = _unescape(prompt) if escape else prompt
-    elif file is not None:
-        text = _read_file(file)
-    elif sample is not None or embedded:
-        return _read_sample(sample or DEMO_SAMPLE)
-    else:
-        raise InputError("there is no prompt: give one with -p, a file with -f, or --sample code")
-    if not text:
-        raise InputError("the prompt is empty: give at least one character with -p or -f")
-    return text
-
-
-def _read_sample(name: str) -> str:
-    """Return the first half of a held-out text, cut at the end of a line."""
-    kind, _, number = name.partition(":")
-    samples = heldout(kind)
-    if not (number or "1").isdecimal() or not 1 <= int(number or 1) <= len(samples):
-        raise InputError(f"there is no sample {name}: {kind} has {kind}:1 to {kind}:{len(samples)}")
-    text = samples[int(number or 1) - 1]
-    half = text[: len(text) // 2]
-    return half[: half.rfind("\n") + 1] or half
-
-
-def _read_file(file: Path) -> str:
-    try:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot read the prompt file {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"the prompt file {file} is not UTF-8: byte {error.start} is {data[error.start]:#04x}"
-        ) from None
-    # As llama.cpp does: the newline that ends a text file is not part of the prompt.
-    return text.removesuffix("\n").removesuffix("\r")
-
-
-_ESCAPE = re.compile(r"""\\(?:([nrt'"\\])|x([0-9a-fA-F]{2}))""")
-_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
-
-
-def _unescape(text: str) -> str:
-    r"""Replace ``\n``, ``\t``, ``\xHH`` and the like; unknown escapes stay as they are."""
-    return _ESCAPE.sub(lambda m: _ESCAPED[m[1]] if m[1] else chr(int(m[2], 16)), text)
 
 
 def _parse_biases(values: list[str]) -> dict[int, float]:
