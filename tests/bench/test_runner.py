@@ -204,8 +204,8 @@ def test_a_time_limit_ends_after_whole_laps_of_every_workload() -> None:
     assert loaded.clock.now_s() - start_s <= 5000.0
 
 
-def test_texts_that_differ_from_plain_are_judged() -> None:
-    """A target whose rows depend on how many are in the pass: its speculative runs differ, and by no near-tie."""
+def unsteady_engines() -> Engines:
+    """Return a target whose rows depend on how many are in the pass: its speculative texts differ from plain's."""
     counting, is_wide = counting_model(), False
 
     def unsteady(tokens: Sequence[int]) -> Float64Array:
@@ -221,12 +221,26 @@ def test_texts_that_differ_from_plain_are_judged() -> None:
     loaded = engines()
     assert isinstance(loaded.clock, VirtualClock)
     target = Unsteady(unsteady, bytes_vocabulary(), clock=loaded.clock)
-    result = run(replace(loaded, target=target), settings(laps=1))
+    return replace(loaded, target=target)
+
+
+def test_texts_that_differ_from_plain_are_judged() -> None:
+    result = run(unsteady_engines(), settings(laps=1))
     plain, *others = result.workloads[0].variants
     assert plain.num_equal == len(plain.pairs) == 1
     for each in others:
         assert each.num_equal == 0
         assert [judgement.verdict for judgement in each.judgements] == ["bug"]
+
+
+def test_pairs_are_reported_whatever_becomes_of_explaining_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise EngineError("no memory is left")
+
+    monkeypatch.setattr("paceline.bench.runner.explain", fail)
+    result = run(unsteady_engines(), settings(laps=1))
+    assert result.notes == ["not all differences were explained: EngineError: no memory is left"]
+    assert [len(each.pairs) for each in result.workloads[0].variants] == [1, 1, 1]
 
 
 def test_the_engines_stay_open_for_their_owner() -> None:
@@ -425,3 +439,21 @@ def test_a_setting_that_a_server_cannot_run_is_left_out() -> None:
     assert result.ended_by == "done"
     assert result.notes == ["new-code: left out, as it cannot"]
     assert named(result, "llama-server, ngram-mod").pairs
+
+
+def test_a_server_that_runs_none_of_the_settings_is_compared_without_drafts() -> None:
+    class Refusing(SimulatedServers):
+        def contestant(self, variant: Variant) -> Contestant:
+            if variant.name.endswith("plain"):
+                return super().contestant(variant)
+
+            class Failing:
+                def answer(self, task: Task, temperature: float, stopped: Stop) -> Answer:
+                    raise EngineError("it cannot")
+
+            return Failing()
+
+    result = run(engines(), settings(), servers=Refusing({"plain": 32.0}))
+    assert result.ended_by == "done"
+    servers = [each.variant.name for each in result.workloads[0].variants if each.variant.kind == "server"]
+    assert servers == ["llama-server, plain"]

@@ -139,7 +139,7 @@ def fitted(
     *,
     given: Collection[str] = (),
 ) -> BenchSettings:
-    """Return settings that are forecast to fit a limit: shorter answers first, then fewer prompts and workloads.
+    """Return settings that are forecast to fit a limit: with fewer prompts, then shorter answers, then fewer workloads.
 
     If nothing fits, the least is returned, and the runner ends when the time is over.
 

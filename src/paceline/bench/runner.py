@@ -168,7 +168,12 @@ class Runner:
             for each, contestant in zip(contest.result.variants, contest.contestants, strict=True):
                 # Now, as explaining differences asks some of them to answer once more.
                 each.snapshot = _snapshot(contestant)
-        self._judge(contests)
+        try:
+            self._judge(contests)
+        except PacelineError as error:
+            self.result.notes.append(f"not all differences were explained: {type(error).__name__}: {error}")
+        if self._stopped() and self.result.ended_by == "done":
+            self.result.ended_by = "interrupt"
         self.result.took_s = self._engines.clock.now_s() - started_s
         return self.result
 
@@ -266,20 +271,24 @@ class Runner:
         """Yield the server's settings that run: plain, and the best with n-grams, with a draft model and with both."""
         yield SERVER_PLAIN
         ngram = self._fastest(servers, SERVER_NGRAM_VARIANTS, tasks[0])
-        yield ngram
+        if ngram is not None:
+            yield ngram
         if "draft" in self._settings.drafters:
             draft = self._fastest(servers, SERVER_DRAFT_VARIANTS, tasks[0])
-            yield draft
-            yield server_draft_and_ngram(draft, ngram)
+            if draft is not None:
+                yield draft
+                if ngram is not None:
+                    yield server_draft_and_ngram(draft, ngram)
 
-    def _fastest(self, servers: Servers, variants: Sequence[Variant], prepared: Prepared) -> Variant:
-        """Try a server's settings on a first prompt, as far as there is time for them."""
+    def _fastest(self, servers: Servers, variants: Sequence[Variant], prepared: Prepared) -> Variant | None:
+        """Try a server's settings on a first prompt, as far as there is time for them; ``None`` if it takes none."""
         workload = prepared.task.workload
-        fastest, best_speed = variants[0], 0.0
+        fastest: Variant | None = None
+        best_speed = 0.0
         for variant in variants:
             if self._remaining_s() < _CAUTION * self._forecast.lap_s(workload):
                 self.result.notes.append(f"{workload}: not all settings of llama-server were tried, for lack of time")
-                break
+                return fastest or variant
             doing = f"{workload}: trying settings of llama-server"
             self._progress(doing)
             try:
@@ -290,8 +299,9 @@ class Runner:
                 continue
             finally:
                 self._progress(doing, self._forecast.run_s(workload))
-            if self._tells_something(answer) and answer.per_second > best_speed:
-                fastest, best_speed = variant, answer.per_second
+            speed = answer.per_second if self._tells_something(answer) else 0.0
+            if fastest is None or speed > best_speed:
+                fastest, best_speed = variant, speed
         return fastest
 
     # --- running ------------------------------------------------------------------------------------------------------
