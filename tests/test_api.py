@@ -12,6 +12,7 @@ import paceline
 from paceline.core.noise import Float64Array
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.planning.auto.policy import AutoPolicy
 
 
 def scripted_model(max_sequences: int = 4) -> paceline.Model:
@@ -157,6 +158,12 @@ def test_the_engine_holds_every_branch_the_policy_may_ask_for() -> None:
         answer = model.generate("def f(x):", max_tokens=24, temperature=0.0, ignore_end=True)
         # A tree with too many branches would be refused by the engine, and every round would decode plainly.
         assert answer.stats.num_drafted > 4 * 6 * answer.stats.rounds // 2
+
+
+def test_the_planner_knows_how_many_branches_the_engine_holds() -> None:
+    with paceline.load(paceline.ModelOptions(embedded_target(), branches=2), draft=embedded_draft()) as model:
+        assert isinstance(model.policy, AutoPolicy)
+        assert model.policy.branches == 2
 
 
 def test_every_request_of_several_gets_its_branches_and_its_place_at_the_draft() -> None:

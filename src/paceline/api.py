@@ -29,13 +29,13 @@ from paceline.core.verify import VERIFIER_NAMES, VerifierName
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
-from paceline.engines.loading import MAX_BRANCHES, ModelOptions, open_engine
+from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, ModelOptions, open_engine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.base import Policy
-from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.costs.profiling import Report
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
 
 if TYPE_CHECKING:
@@ -270,8 +270,9 @@ def load(
             the embedded pair.
         draft: a smaller model with the same vocabulary, given likewise.
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
-            ``suffix`` and then the draft model if there is one. With a :class:`~paceline.planning.policies.fixed.FixedPolicy`,
-            which cannot tell which of them pays, only the draft model if there is one.
+            ``suffix`` and then the draft model if there is one. With a
+            :class:`~paceline.planning.policies.fixed.FixedPolicy`, which cannot tell which of them pays, only the draft
+            model if there is one.
         policy: what to draft: a policy or the name of one, from :data:`~paceline.planning.registry.POLICY_NAMES`.
             By default ``auto``, which plans by what passes cost on this machine. That is measured when a model is
             loaded for the first time, in at most ten seconds, and kept.
@@ -324,7 +325,8 @@ def load(
         built = build_drafters(names, target=target_engine, draft=draft_engine)
         if isinstance(policy, str):
             kept = find_or_measure(target_engine, target_options, draft_engine, draft_options, report=report)
-            policy = build_policy(policy, costs=kept.profile)
+            branches = DEFAULT_BRANCHES if target_options.branches is None else target_options.branches
+            policy = build_policy(policy, costs=kept.profile, branches=branches)
     except BaseException:
         if draft_engine is not None:
             draft_engine.close()

@@ -268,12 +268,13 @@ class WatchingPolicy:
         self._inner.select(requests, trees)
 
     def observe(self, record: RoundRecord) -> None:
-        for request, tree, path, levels in zip(record.requests, record.trees, record.paths, record.levels, strict=True):
+        for request, tree, path, emitted in zip(
+            record.requests, record.trees, record.paths, record.emitted, strict=True
+        ):
             assert request.id in self.active, "observed after its end"
-            assert set(levels) <= set(record.draft_seconds)
+            assert emitted == request.num_output - self._num_output[request.id]
             left_the_tree = bool(path) and len(tree.candidates(path[-1])) > 0
-            whole_walk = request.num_output - self._num_output[request.id] == len(path) + 1
-            if left_the_tree and whole_walk:
+            if left_the_tree and emitted == len(path) + 1:
                 self.partial[request.id] += 1
         self._inner.observe(record)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from paceline.core.tree import ROOT
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model, table_model
 from paceline.planning.auto.policy import CERTAIN_AFTER, FIRST_PLAIN_ROUNDS, START_ROUNDS, AutoPolicy
-from paceline.planning.base import RoundRecord
+from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.replaying.oracle import oracle_s
 from paceline.planning.replaying.recording import Recording
@@ -130,6 +131,22 @@ def test_a_lookup_that_finds_nothing_at_first_is_asked_again_though_deciding_tak
     assert seconds(5e-4) <= 0.6 * replay(recordings, AutoPolicy(curve), curve, drafters=["draft"]).decode_s
 
 
+def test_a_draft_that_turns_good_is_noticed_though_catching_up_and_deciding_take_time() -> None:
+    """Two drafters share what is set aside for looks, so that between two of them the draft falls behind."""
+    curve = Curve(lambda rows: 0.015 + 0.001 * rows, lambda rows: 0.00098 + 0.00002 * rows)
+
+    def seconds_of_the_end(right: float | Callable[[int], float]) -> float:
+        skills = {"suffix": Skill(0.5, silent=0.97, is_model=False), "draft": Skill(right)}
+        recordings = [synthetic(seed, skills, num_tokens=700, num_prompt=100, depth=16) for seed in range(12)]
+        seconds = 0.0
+        for recording in recordings:
+            (request,) = replay([recording], AutoPolicy(curve), curve, free_s=2e-5, own_s=1.5e-4).requests
+            seconds += request.arrivals_s[-1] - request.arrivals_s[400]
+        return seconds
+
+    assert seconds_of_the_end(lambda position: 0.05 if position < 300 else 0.95) <= 1.1 * seconds_of_the_end(0.95)
+
+
 def test_plain_rounds_are_made_early_where_they_take_other_than_was_measured() -> None:
     (recording,), curve = texts(1.0, num_tokens=1500, count=1), CURVES["F16"]
 
@@ -201,6 +218,55 @@ def test_rejection_keeps_the_distribution() -> None:
     spoken = text_distribution(table_model(TARGET_3), 3, lambda: [draft_of(DRAFT_3)], policy, num_tokens=3)
     assert policy.drafted > 0
     assert total_variation(spoken, markov_text(TARGET_3, 3)) < 1e-12
+
+
+def seconds_under_rejection(
+    curve: Curve, policy: Policy, *, requests: int, num_prompt: int, num_tokens: int, right: float = 0.5
+) -> float:
+    """Decode requests at once whose drafts come from a model that is ``right`` in part; return virtual seconds."""
+    model = random_model(12, seed=1)
+    vocabulary = ScriptedVocabulary.of_size(12)
+    clock = VirtualClock()
+    target = ScriptedEngine(
+        model, vocabulary, clock=clock, cost=lambda rows, context: curve.round_s(rows), max_rows=2000
+    )
+    drafting = ScriptedEngine(
+        blended_model(model, random_model(12, seed=2), 1.0 - right),
+        vocabulary,
+        clock=clock,
+        cost=lambda rows, context: curve.draft_s(rows),
+        max_rows=2000,
+    )
+    loop = DecodingLoop(target, [DraftModelDrafter(drafting, target_vocab_size=12)], policy, clock=clock)
+    for seed in range(requests):
+        params = replace(PLAIN_PARAMS, seed=seed)
+        loop.add([seed % 12] * num_prompt, params, StopRules(num_tokens), verifier="rejection")
+    while loop.active:
+        loop.step()
+    return clock.now_s()
+
+
+def test_blind_requests_share_what_a_round_has_room_for() -> None:
+    """Four rows more cost nothing, whoever has them; each of sixteen requests must not count on them for itself."""
+    curve = Curve(lambda rows: 0.05 * max(rows - 19, 1), lambda rows: 0.0001)
+    scene = {"requests": 16, "num_prompt": 1, "num_tokens": 60}
+    plain = seconds_under_rejection(curve, NO_SPECULATION, **scene)
+    assert seconds_under_rejection(curve, AutoPolicy(curve), **scene) <= 1.05 * plain
+
+
+def test_a_blind_draft_reads_a_prompt_only_if_that_comes_back() -> None:
+    curve = Curve(lambda rows: 0.04 + 0.01 * rows, lambda rows: 0.005 * rows)
+    scene = {"requests": 1, "num_prompt": 1000, "num_tokens": 30}
+    plain = seconds_under_rejection(curve, NO_SPECULATION, **scene)
+    # The prompt takes the target ten seconds, the draft would take five, and the answer takes one and a half.
+    assert seconds_under_rejection(curve, AutoPolicy(curve), **scene, right=1.0) <= plain + 0.1
+
+
+def test_a_blind_draft_that_is_right_is_used() -> None:
+    curve = Curve(lambda rows: 0.049 + 0.001 * rows, lambda rows: 0.001)
+    scene = {"requests": 1, "num_prompt": 10, "num_tokens": 200}
+    plain = seconds_under_rejection(curve, NO_SPECULATION, **scene)
+    assert seconds_under_rejection(curve, AutoPolicy(curve), **scene, right=1.0) <= 0.5 * plain
 
 
 def test_trees_have_no_more_branches_than_the_engine_can_hold() -> None:

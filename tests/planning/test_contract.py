@@ -84,10 +84,23 @@ def test_a_record_says_what_was_asked_and_what_it_took() -> None:
         loop.step()
     record = policy.records[-1]
     assert [request.id for request in record.requests] == [0, 1]
-    assert list(record.levels) == [{"forced": 1, "draft": 2}] * 2
+    assert list(record.emitted) == [3, 3]
     # A level is one pass for both requests.
     assert record.draft_seconds == {"forced": 0.0, "draft": 2.0}
     assert (record.draft_s, record.verify_s, record.round_s) == (2.0, 10.0, 12.0)
+
+
+def test_what_was_accepted_beyond_the_end_was_not_emitted() -> None:
+    target = ScriptedEngine(COUNTING, ScriptedVocabulary([str(digit).encode() for digit in range(10)], {5}))
+    policy = Diary()
+    loop = DecodingLoop(target, [ForcedDrafter(lambda request: [[4, 5, 6, 7]])], policy, clock=target.clock)
+    request = loop.add([0, 1, 2], GREEDY, StopRules(50))
+    while request.finish_reason is None:
+        loop.step()
+    assert request.output_ids == [3, 4, 5]
+    (record,) = [record for record in policy.records if record.requests]
+    assert [len(path) for path in record.paths] == [4]
+    assert list(record.emitted) == [2]
 
 
 def test_nothing_asked_is_nothing_in_the_record() -> None:
@@ -96,7 +109,7 @@ def test_nothing_asked_is_nothing_in_the_record() -> None:
     while request.finish_reason is None:
         loop.step()
     # Of two tokens the first comes with the prompt, and the second leaves nothing to draft.
-    assert list(policy.records[-1].levels) == [{}]
+    assert list(policy.records[-1].emitted) == [1]
     assert policy.records[-1].draft_seconds == {}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planning.base import RoundRecord
 from paceline.planning.auto.known import DrafterState, Knowledge
 from paceline.planning.auto.round_plan import RoundPlan
 from paceline.planning.auto.survival import Outlook
+from paceline.planning.base import RoundRecord
 from tests.planning.helpers import smooth
 
 

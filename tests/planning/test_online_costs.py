@@ -10,8 +10,8 @@ import pytest
 from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, table_model
-from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.auto.online_costs import OnlineCosts
+from paceline.planning.auto.policy import AutoPolicy
 from tests.planning.helpers import Curve, smooth
 
 CHUNK = 512

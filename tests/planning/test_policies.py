@@ -15,8 +15,8 @@ from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
-from paceline.planning.policies.accept_ratio import AcceptRatioPolicy
 from paceline.planning.base import Policy, RoundRecord
+from paceline.planning.policies.accept_ratio import AcceptRatioPolicy
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.policies.heuristic import HeuristicPolicy
 from paceline.planning.policies.profile_ev import ProfileEvPolicy
@@ -45,7 +45,7 @@ def chain(*probabilities: float, source: str = "draft") -> DraftTree:
 def observe(policy: Policy, request: Request, drafted: int, accepted: int) -> None:
     tree = chain(*[0.5] * drafted)
     path = list(range(1, accepted + 1))
-    policy.observe(RoundRecord([request], [tree], [path], [{}], 0, 0, 0.0, {}, 1.0, 1.0))
+    policy.observe(RoundRecord([request], [tree], [path], [accepted + 1], 0, 0, 0.0, {}, 1.0, 1.0))
 
 
 def length(policy: Policy, request: Request) -> int:

@@ -21,8 +21,8 @@ from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blende
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.replaying.recording import Recording, record
 from paceline.planning.registry import POLICY_NAMES, build_policy
+from paceline.planning.replaying.recording import Recording, record
 from paceline.planning.replaying.replay import ReplayResult, replay
 from tests.core.helpers import MoodyPolicy, looping_model
 from tests.planning.helpers import MEASURED_MS, Curve, Skill, smooth, synthetic, table

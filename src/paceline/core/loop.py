@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.clock import Clock, WallClock
@@ -27,8 +27,6 @@ from paceline.core.verify import VerifierName, Walk, make_verifier
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
 from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
 from paceline.planning.base import Policy, RoundRecord
-
-_NO_LEVELS: Mapping[str, int] = {}
 
 
 @dataclass(slots=True)
@@ -50,12 +48,10 @@ class _Drafts:
     Attributes:
         trees: one for each decoding request.
         draft_seconds: seconds each drafter took.
-        levels: by request id, how many levels were asked of each drafter.
     """
 
     trees: list[DraftTree]
     draft_seconds: dict[str, float] = field(default_factory=dict)
-    levels: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
 class DecodingLoop:
@@ -184,11 +180,10 @@ class DecodingLoop:
             walks = [self._walk(turn, output, index) for index, turn in enumerate(turns)]
             sampled_s = self._clock.now_s()
 
-            emissions: list[Emission] = []
-            for index, (turn, walk) in enumerate(zip(turns, walks, strict=True)):
-                settled = self._settle(turn, walk, TargetRows(output, index))
-                if settled is not None:
-                    emissions.append(settled)
+            settled = [
+                self._settle(turn, walk, TargetRows(output, index))
+                for index, (turn, walk) in enumerate(zip(turns, walks, strict=True))
+            ]
         except BaseException:
             self._abandon(turns)
             raise
@@ -204,15 +199,20 @@ class DecodingLoop:
                 stats.phases.add(draft_s, verify_s, sampled_s - verified_s, round_s)
             else:
                 stats.prompt_s += round_s
+        emissions = [emission for emission in settled if emission is not None]
         for emission in emissions:
             emission.request.stats.arrivals_s.extend([ended_s] * len(emission.token_ids))
-        decoded = [(turn, walk) for turn, walk in zip(turns, walks, strict=True) if turn.was_decoding and walk]
+        decoded = [
+            (turn, walk, emission)
+            for turn, walk, emission in zip(turns, walks, settled, strict=True)
+            if turn.was_decoding and walk is not None and emission is not None
+        ]
         self._policy.observe(
             RoundRecord(
-                requests=[turn.request for turn, _ in decoded],
-                trees=[turn.tree for turn, _ in decoded],
-                paths=[walk.path for _, walk in decoded],
-                levels=[drafts.levels.get(turn.request.id, _NO_LEVELS) for turn, _ in decoded],
+                requests=[turn.request for turn, _, _ in decoded],
+                trees=[turn.tree for turn, _, _ in decoded],
+                paths=[walk.path for _, walk, _ in decoded],
+                emitted=[len(emission.token_ids) for _, _, emission in decoded],
                 prefill_rows=sum(len(turn.step.token_ids) for turn in turns if not turn.was_decoding),
                 prefill_context=prefill_context,
                 draft_s=draft_s,
@@ -237,14 +237,10 @@ class DecodingLoop:
                 limited = self._limit(request, budget)
                 if limited.max_depth > 0:
                     jobs.append(DraftJob(request, tree, limited))
-                    drafts.levels[request.id] = {}
         for drafter in self._drafters:
             growing = jobs if self._capabilities.trees else [job for job in jobs if job.tree.num_drafted == 0]
             while growing and (growing := self._policy.choose(drafter, growing)):
                 name = drafter.name
-                for job in growing:
-                    asked = drafts.levels[job.request.id]
-                    asked[name] = asked.get(name, 0) + 1
                 started_s = self._clock.now_s()
                 more = drafter.grow(growing)
                 spent_s = self._clock.now_s() - started_s

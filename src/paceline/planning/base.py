@@ -19,7 +19,7 @@ class RoundRecord:
         requests: the decoding requests of the round.
         trees: ``[requests]`` trees as verified.
         paths: ``[requests]`` accepted nodes of each.
-        levels: ``[requests]`` how many levels were asked of each drafter; empty where nothing was.
+        emitted: ``[requests]`` tokens each of them emitted: its accepted ones and one more, unless it ended before.
         prefill_rows: rows of prompt that shared the pass, and
         prefill_context: tokens that the requests these belong to had in the cache before it.
         draft_s: seconds spent growing the trees, the policy's own included.
@@ -31,7 +31,7 @@ class RoundRecord:
     requests: Sequence[Request]
     trees: Sequence[DraftTree]
     paths: Sequence[Sequence[int]]
-    levels: Sequence[Mapping[str, int]]
+    emitted: Sequence[int]
     prefill_rows: int
     prefill_context: int
     draft_s: float

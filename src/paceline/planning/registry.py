@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Literal, TypeAlias, get_args
 
 from paceline.core.errors import InputError
-from paceline.planning.policies.accept_ratio import AcceptRatioPolicy
+from paceline.engines.loading import DEFAULT_BRANCHES
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy, RoundCosts
+from paceline.planning.policies.accept_ratio import AcceptRatioPolicy
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.policies.heuristic import HeuristicPolicy
 from paceline.planning.policies.profile_ev import ProfileEvPolicy
 
 PolicyName: TypeAlias = Literal["auto", "fixed", "accept-ratio", "profile-ev", "heuristic"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+ADAPTIVE_POLICIES: tuple[PolicyName, ...] = tuple(name for name in POLICY_NAMES if name != "fixed")
+"""Those that find draft lengths by themselves."""
 COST_POLICIES: tuple[PolicyName, ...] = ("auto", "profile-ev")
 """Those that plan by what passes cost."""
 
@@ -28,13 +31,20 @@ def check_policy_name(name: str) -> None:
         raise InputError(f"unknown policy {name!r}: choose from {', '.join(POLICY_NAMES)}")
 
 
-def build_policy(name: str, *, fixed: FixedPolicy | None = None, costs: RoundCosts | None = None) -> Policy:
+def build_policy(
+    name: str,
+    *,
+    fixed: FixedPolicy | None = None,
+    costs: RoundCosts | None = None,
+    branches: int = DEFAULT_BRANCHES,
+) -> Policy:
     """Return a new policy.
 
     Args:
         name: among :data:`POLICY_NAMES`.
         fixed: the settings of ``fixed``; its own defaults if left out.
         costs: what passes take, for policies that plan by it.
+        branches: that the target holds at once, over all requests.
 
     Raises:
         InputError: an unknown name, settings that the policy does not have, or no costs where they are needed.
@@ -50,4 +60,4 @@ def build_policy(name: str, *, fixed: FixedPolicy | None = None, costs: RoundCos
         return HeuristicPolicy()
     if costs is None:
         raise InputError(f"policy {name!r} needs to know what passes cost: measure it with paceline profile")
-    return AutoPolicy(costs) if name == "auto" else ProfileEvPolicy(costs)
+    return AutoPolicy(costs, branches=branches) if name == "auto" else ProfileEvPolicy(costs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from paceline.core.request import Request
 from paceline.core.tree import ROOT
 from paceline.drafters.base import Drafter, DraftJob
 from paceline.planning.auto.gains import GAIN_MEMORY
@@ -20,6 +21,7 @@ HOPED_SHARE, TRIED_SHARE = 0.04, 0.01
 here, and if they would not."""
 
 _TRIALS = 3
+_NEGLIGIBLE = 0.01
 _FIRST_ROUNDS = 8
 _OF_NOTE = 0.3
 _CAUGHT_UP = 8
@@ -37,14 +39,33 @@ class Asking:
         self._known = known
         self._draft_max = draft_max
 
-    def is_worthwhile(self, state: RequestState, pace: float, *, blocked: bool) -> bool:
+    def is_worthwhile(self, request: Request, state: RequestState, pace: float, *, blocked: bool) -> bool:
         """Return whether some drafter is worth asking, or a look that is paid for: the quick way to plain decoding."""
         if self._speaks_for_any(state, pace, blocked=blocked):
             return True
         # A round that is planned for the sake of a look: then planning it is part of what the look costs.
         deciding_s = self._known.deciding_s
-        drafters = self._known.drafters.items()
-        return any(state.looks.pay(name, deciding_s, leaving_s=drafter.ask_s) for name, drafter in drafters)
+        return any(
+            state.looks.pay(name, deciding_s, leaving_s=self._look_s(request, state, name)) for name in state.gains
+        )
+
+    def _look_s(self, request: Request, state: RequestState, name: str) -> float:
+        """Return what a look at a drafter takes: of a model, with what it has missed since it was asked."""
+        drafter = self._known.drafters[name]
+        if not drafter.is_model:
+            return drafter.ask_s
+        length = len(request.token_ids)
+        unread = length - state.asked.get(name, 0)
+        return self._known.costs.draft_s(1, length) + self._catch_up_s(unread, length)
+
+    def _catch_up_s(self, unread: int, length: int) -> float:
+        """Return what reading takes a model beyond a level, at the end of a text of ``length`` tokens."""
+        if unread <= _CAUGHT_UP:
+            return 0.0
+        # Its context grows as it reads: on the mean it is as long as after half of that.
+        context = length - unread // 2
+        draft_s = self._known.costs.draft_s
+        return max(draft_s(unread, context) - draft_s(1, context), 0.0)
 
     def _speaks_for_any(self, state: RequestState, pace: float, *, blocked: bool) -> bool:
         """Return whether by what is known some drafter is worth asking."""
@@ -62,33 +83,60 @@ class Asking:
             for name, drafter in drafters.items()
         )
 
-    def missing_s(self, state: RequestState) -> float:
+    def missing_s(self, request: Request, state: RequestState) -> float:
         """Return the seconds that have to be set aside until some drafter can be looked at."""
-        costs_s = {name: drafter.ask_s + self._known.deciding_s for name, drafter in self._known.drafters.items()}
-        return min((cost_s - state.looks.saved_s[name] for name, cost_s in costs_s.items()), default=math.inf)
+        deciding_s, saved_s = self._known.deciding_s, state.looks.saved_s
+        return min(
+            (deciding_s + self._look_s(request, state, name) - saved_s[name] for name in state.gains), default=math.inf
+        )
 
-    def blind_depth(self, state: RequestState, planned: RoundPlan) -> int:
-        """Return the length of chain that is worth most, by what was accepted on average."""
+    def blind_depths(self, states: Sequence[RequestState], planned: RoundPlan) -> list[int]:
+        """Return the lengths of chains that are worth most together, by what was accepted on average."""
         drafters = self._known.drafters
         models = [name for name, drafter in drafters.items() if drafter.is_model]
         names = models or list(drafters)
         if not names:
-            return 1
-        outlooks = [state.outlooks[name].ahead(None, self._draft_max) for name in names]
-        level_s = self._known.costs.draft_s(1, planned.context) if models else 0.0
-        best, best_depth, gained, survival = 0.0, 0, 0.0, 1.0
-        for depth in range(1, self._draft_max + 1):
-            survival *= max(chances[depth - 1] for chances in outlooks)
-            gained += survival
-            extra_s = planned.seconds(depth) - planned.plain_s + depth * level_s
-            if extra_s > planned.headroom_s:
-                continue
+            # Nobody was met yet, for which one request is enough.
+            return [1] + [0] * (len(states) - 1)
+        proposals = []
+        for index, state in enumerate(states):
+            outlooks = [state.outlooks[name].ahead(None, self._draft_max) for name in names]
+            survival = 1.0
+            for depth in range(self._draft_max):
+                survival *= max(chances[depth] for chances in outlooks)
+                if survival < _NEGLIGIBLE:
+                    break
+                proposals.append((-survival, depth, index))
+        proposals.sort()
+        best, best_rows, gained, draft_s = 0.0, 0, 0.0, 0.0
+        level_rows = [0] * self._draft_max
+        for rows, (negative, depth, _) in enumerate(proposals, start=1):
+            gained -= negative
+            if models:
+                draft_s += self._level_s(planned, level_rows[depth])
+                level_rows[depth] += 1
+            extra_s = planned.seconds(rows) - planned.plain_s + draft_s
             value = gained - planned.pace * extra_s
-            if value > best:
-                best, best_depth = value, depth
-        if not best_depth and state.looks.pay(names[0], planned.seconds(1) - planned.plain_s + level_s):
-            return 1
-        return best_depth
+            if value > best and extra_s <= planned.headroom_s:
+                best, best_rows = value, rows
+        depths = [0] * len(states)
+        for _, depth, index in proposals[:best_rows]:
+            depths[index] = depth + 1
+        rows = best_rows
+        for index, state in enumerate(states):
+            if not depths[index]:
+                look_s = max(planned.seconds(rows + 1) - planned.seconds(rows), 0.0)
+                look_s += self._level_s(planned, rows) if models else 0.0
+                if state.looks.pay(names[0], look_s):
+                    depths[index] = 1
+                    rows += 1
+        return depths
+
+    def _level_s(self, planned: RoundPlan, rows: int) -> float:
+        """Return what one more row than ``rows`` adds to a model's pass; wider may be cheaper, but not for that."""
+        level_s = self._known.costs.draft_s
+        more_s = level_s(rows + 1, planned.context) - (level_s(rows, planned.context) if rows else 0.0)
+        return max(more_s, 0.0)
 
     def first(self, planned: RoundPlan, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Choose the trees that a drafter is asked for at all."""
@@ -98,16 +146,25 @@ class Asking:
             plan.beside[name] = max(self._known.grown(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
         standing = planned.cut(planned.ranked())
         planned.value_before[name] = standing.value
+        growing = [job for job in jobs if self._has_room(planned, job)]
         if met.is_model:
-            chosen = self._choose_for_model(planned, drafter, jobs, standing)
+            chosen = self._choose_for_model(planned, drafter, growing, standing)
         else:
-            chosen = [job for job in jobs if self._asks_free(planned, planned.plans[job.request.id], name, met)]
+            chosen = [job for job in growing if self._asks_free(planned, planned.plans[job.request.id], name, met)]
         for job in chosen:
             asked = self._known.requests[job.request.id].asked
             if name not in asked:
-                asked.add(name)
                 planned.reading.add(name)
+            asked[name] = len(job.request.token_ids)
         return chosen
+
+    @staticmethod
+    def _has_room(planned: RoundPlan, job: DraftJob) -> bool:
+        """Return whether a blind tree may get a branch, if it may need one: nothing of it is cut afterwards."""
+        if not planned.plans[job.request.id].blind or not job.tree.num_drafted:
+            return True
+        planned.blind_branches += 1
+        return planned.blind_branches <= planned.branches
 
     def further(self, planned: RoundPlan, name: str, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Choose the trees to which a model should add a level beyond the first."""
@@ -174,15 +231,11 @@ class Asking:
         chosen: list[DraftJob] = []
         for job in jobs:
             request, plan = job.request, planned.plans[job.request.id]
-            if len(chosen) == most and not plan.blind:
+            if len(chosen) >= most and not plan.blind:
                 continue
-            unread = drafter.unread(request) or 0
-            catch_up_s = 0.0
-            if unread > _CAUGHT_UP:
-                # Its context grows as it reads: on the mean it is as long as after half of that.
-                context = len(request.token_ids) - unread // 2
-                catch_up_s = costs.draft_s(unread, context) - costs.draft_s(1, planned.context)
-            if plan.blind or self._asks_model(planned, plan, name, catch_up_s, standing):
+            catch_up_s = self._catch_up_s(drafter.unread(request) or 0, len(request.token_ids))
+            is_ready = plan.blind and catch_up_s == 0
+            if is_ready or self._asks_model(planned, plan, name, catch_up_s, standing):
                 chosen.append(job)
                 predicted = planned.predicted_draft_s
                 predicted[name] = predicted.get(name, 0.0) + catch_up_s

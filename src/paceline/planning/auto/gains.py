@@ -1,4 +1,4 @@
-"""What asking a drafter brings: tokens beyond what the round was worth without it, its own time paid for."""
+"""What asking a drafter brings: tokens beyond what the round was worth without it, a model's passes paid for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GAIN_MEMORY: Final = 25
 
 @dataclass(slots=True)
 class Gain:
-    """What asking a drafter adds to a round, in tokens, its own time paid for.
+    """What asking a drafter adds to a round, in tokens, a model's passes paid for.
 
     Attributes:
         mean: over the latest rounds in which it was asked.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import Drafter
-from paceline.planning.base import RoundCosts, RoundRecord
 from paceline.planning.auto.gains import Gains
 from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.looks import Comeback, Looks
@@ -15,6 +14,7 @@ from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.paper import PaperTrading
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.auto.survival import GrownTree, Outlook, SurvivalModel
+from paceline.planning.base import RoundCosts, RoundRecord
 
 _HISTORY = 4096
 
@@ -48,7 +48,7 @@ class RequestState:
         ledger: its own.
         looks: what it has set aside for them.
         rounds: begun.
-        asked: drafters that were asked for it; the first time they read its prompt.
+        asked: by drafter, tokens of the text when it was asked last; the first time it reads the prompt.
         paper: drafts that could not be afforded.
         comebacks: by model, whether it may be asked all the same, because it was right of late.
     """
@@ -59,7 +59,7 @@ class RequestState:
     looks: Looks = field(default_factory=Looks)
     comebacks: dict[str, Comeback] = field(default_factory=dict)
     rounds: int = 0
-    asked: set[str] = field(default_factory=set)
+    asked: dict[str, int] = field(default_factory=dict)
     paper: PaperTrading = field(default_factory=PaperTrading)
 
     def start_with(self, name: str, drafter: DrafterState) -> None:

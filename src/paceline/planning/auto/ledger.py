@@ -3,7 +3,7 @@
 Debt is the time decoding took less what plain decoding would have taken for the same tokens. A round that could lose
 runs only if debt plus its worst loss stays within an allowance: a few plain rounds to begin with, a small share of the
 plain time, and what was invested knowingly (a draft model that reads the prompt). So an answer is never slower than
-plain decoding by more than the allowance, whatever the estimates say.
+plain decoding by more than the allowance, whatever the estimates say; nor are answers that share rounds, all together.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-ALLOWED_SHARE = 0.005
-"""Of plain time that may be lost in the long run, over all requests."""
-
-ALLOWED_SHARE_OF_ONE = 0.008
-"""Of plain time that one request may lose."""
+ALLOWED_SHARE = 0.007
+"""Of plain time that may be lost in the long run. It is more than looks take, or what was lost could never be made up
+for, and nothing that they find be tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +36,15 @@ class Ledger:
 
     Args:
         start_s: allowance before anything was decoded.
-        share: of plain time that is allowed besides.
         history: entries kept for reports.
     """
 
-    def __init__(self, start_s: float, *, share: float = ALLOWED_SHARE, history: int = 0) -> None:
+    def __init__(self, start_s: float, *, history: int = 0) -> None:
         self.tokens = 0
         self.plain_s = 0.0
         self.actual_s = 0.0
         self.history: deque[LedgerEntry] = deque(maxlen=history)
         self._granted_s = start_s
-        self._share = share
 
     @property
     def debt_s(self) -> float:
@@ -58,7 +54,7 @@ class Ledger:
     @property
     def allowance_s(self) -> float:
         """Seconds that may be lost by now."""
-        return self._granted_s + self._share * self.plain_s
+        return self._granted_s + ALLOWED_SHARE * self.plain_s
 
     @property
     def headroom_s(self) -> float:

@@ -27,15 +27,16 @@ from paceline.core.errors import InputError
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
+from paceline.engines.loading import DEFAULT_BRANCHES
 from paceline.planning.auto.asking import Asking
-from paceline.planning.base import RoundCosts, RoundRecord
 from paceline.planning.auto.calibration import Reliability
-from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS
 from paceline.planning.auto.known import Knowledge, RequestState
-from paceline.planning.auto.ledger import ALLOWED_SHARE_OF_ONE, Ledger, LedgerEntry
+from paceline.planning.auto.ledger import Ledger, LedgerEntry
 from paceline.planning.auto.paper import PaperRound
 from paceline.planning.auto.rest import Rest
 from paceline.planning.auto.round_plan import Proposal, RequestPlan, RoundPlan
+from paceline.planning.base import RoundCosts, RoundRecord
+from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS
 
 START_ROUNDS = 4.0
 """Plain rounds that a request may lose before it has won any, and"""
@@ -70,7 +71,6 @@ class PlannerReport:
         ledger: debt after every round, over all requests; the latest rounds only.
         debt_s: seconds lost so far against plain decoding; negative is a gain.
         plain_s: seconds that plain decoding would have taken.
-        pace: tokens a second of plain decoding over those of late.
         drift: how many times as long plain rounds take as when they were measured.
     """
 
@@ -78,7 +78,6 @@ class PlannerReport:
     ledger: Sequence[LedgerEntry]
     debt_s: float
     plain_s: float
-    pace: float
     drift: float
 
 
@@ -92,7 +91,9 @@ class AutoPolicy:
         branches: most branches of all trees of a round together; what the engine was loaded for.
     """
 
-    def __init__(self, costs: RoundCosts, *, draft_max: int = 16, siblings: int = 2, branches: int = 8) -> None:
+    def __init__(
+        self, costs: RoundCosts, *, draft_max: int = 16, siblings: int = 2, branches: int = DEFAULT_BRANCHES
+    ) -> None:
         if not 1 <= draft_max <= MAX_DRAFT:
             raise InputError(f"drafts of up to {draft_max} tokens: give 1 to {MAX_DRAFT}")
         if not 1 <= siblings <= MAX_SIBLINGS:
@@ -125,7 +126,7 @@ class AutoPolicy:
         self._wake()
         start_rounds = min(START_ROUNDS, START_SHARE * request.rules.max_tokens)
         start_s = start_rounds * self._known.costs.round_s(1, len(request.token_ids))
-        self._known.begin(request, Ledger(start_s, share=ALLOWED_SHARE_OF_ONE))
+        self._known.begin(request, Ledger(start_s))
 
     def end(self, request: Request) -> None:
         """Forget the request; what it taught about all requests stays."""
@@ -152,9 +153,8 @@ class AutoPolicy:
         longest = PLAIN_EVERY if is_certain else FIRST_PLAIN_EVERY
         if self._rounds <= FIRST_PLAIN_ROUNDS or self._since_plain > longest:
             return [None] * count
-        headroom_s = known.ledger.headroom_s
-        if count == 1:
-            headroom_s = min(headroom_s, states[0].ledger.headroom_s)
+        # What all have won by now is no reason to let those of this round lose it.
+        headroom_s = min(known.ledger.headroom_s, sum(state.ledger.headroom_s for state in states))
         # All of it at once would be one gamble where several smaller ones tell more.
         headroom_s *= RISKED_SHARE
         pace = count / plain_s * self._speedup
@@ -163,21 +163,23 @@ class AutoPolicy:
             state.looks.save(plain_s / count, most_s=plain_s)
         blocked = headroom_s < self._cheapest_s
         wanted = [
-            _is_blind(request) or self._asking.is_worthwhile(state, pace, blocked=blocked)
+            _is_blind(request) or self._asking.is_worthwhile(request, state, pace, blocked=blocked)
             for request, state in zip(requests, states, strict=True)
         ]
         if not any(wanted):
             if count == 1:
-                self._lie_down(states[0], plain_s)
+                self._lie_down(requests[0], states[0], plain_s)
             return [None] * count
         planned = RoundPlan(known.costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
         widest = min(self.draft_max * count, _WIDEST)
         self._cheapest_s = min(planned.seconds(rows) for rows in range(1, widest + 1)) - plain_s
         planned.limit(widest)
+        blind_states = [state for request, state in zip(requests, states, strict=True) if _is_blind(request)]
+        blind_depths = iter(self._asking.blind_depths(blind_states, planned) if blind_states else ())
         budgets: list[DraftBudget | None] = []
-        for request, state, is_wanted in zip(requests, states, wanted, strict=True):
+        for request, is_wanted in zip(requests, wanted, strict=True):
             blind = _is_blind(request)
-            depth = self._asking.blind_depth(state, planned) if blind else self.draft_max
+            depth = next(blind_depths) if blind else self.draft_max
             if depth == 0 or not is_wanted:
                 budgets.append(None)
                 continue
@@ -241,29 +243,23 @@ class AutoPolicy:
             return
         rows = sum(len(tree) for tree in record.trees)
         context = sum(len(request.token_ids) - 1 for request in record.requests)
-        emitted = [len(path) + 1 for path in record.paths]
-        if rows == count:
-            self._since_plain = 0
-            self._plain_rounds += 1
         if planned is not None:
             known.learn(planned, record)
-        if record.prefill_rows:
-            # Prompts shared the pass: its time says nothing about drafts.
-            return
+        is_plain, is_shared = rows == count, record.prefill_rows > 0
+        if is_plain:
+            self._since_plain = 0
         # A plain round is what plain decoding takes, whatever was measured before; deciding came on top.
-        plain_s = verify_s if rows == count else known.costs.round_s(count, context, count)
-        known.costs.observe_round(rows, context, count, verify_s)
-        tokens = sum(emitted)
-        self._book(tokens, record.round_s, tokens / count * plain_s)
-        for request, own in zip(record.requests, emitted, strict=True):
-            state = known.requests[request.id]
-            state.ledger.book(own, record.round_s / count, own / count * plain_s)
-            if state.paper.idle:
-                continue
-            state.paper.follow(request.token_ids[-own:], plain_s)
-            if state.paper.grants < PAPER_GRANTS and state.paper.grant(PAPER_ROUNDS * plain_s):
-                state.ledger.grant(START_ROUNDS * plain_s)
-                known.ledger.grant(START_ROUNDS * plain_s)
+        plain_s = verify_s if is_plain and not is_shared else known.costs.round_s(count, context, count)
+        if not is_shared:
+            # Where prompts share a pass its time says nothing about drafts.
+            self._plain_rounds += is_plain
+            known.costs.observe_round(rows, context, count, verify_s)
+            tokens = sum(record.emitted)
+            self._book(tokens, record.round_s, tokens / count * plain_s)
+            for request, own in zip(record.requests, record.emitted, strict=True):
+                known.requests[request.id].ledger.book(own, record.round_s / count, own / count * plain_s)
+        for request, own in zip(record.requests, record.emitted, strict=True):
+            self._follow_on_paper(request, own, plain_s)
 
     def report(self) -> PlannerReport:
         """Return what was learned so far."""
@@ -273,7 +269,6 @@ class AutoPolicy:
             list(known.ledger.history),
             known.ledger.debt_s,
             known.ledger.plain_s,
-            self._speedup,
             known.costs.drift,
         )
 
@@ -284,11 +279,11 @@ class AutoPolicy:
             return 1.0
         return max(self._late_plain_s / self._late_actual_s, 1.0)
 
-    def _lie_down(self, state: RequestState, plain_s: float) -> None:
+    def _lie_down(self, request: Request, state: RequestState, plain_s: float) -> None:
         """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a look."""
         if not state.paper.idle:
             return
-        rest = Rest.until(self._asking.missing_s(state), state.looks.set_aside_s(plain_s))
+        rest = Rest.until(self._asking.missing_s(request, state), state.looks.set_aside_s(plain_s))
         if rest is not None:
             self._rest, self._resting = rest, state
 
@@ -318,9 +313,20 @@ class AutoPolicy:
         """Follow what would have been verified if it could have been afforded."""
         (plan,) = planned.plans.values()
         paper = self._known.requests[plan.request.id].paper
-        if plan.tree is not None and paper.idle:
+        # A blind request's tree is verified, whatever it is worth.
+        if plan.tree is not None and not plan.blind and paper.idle:
             extra_s = planned.seconds(len(ranked)) - planned.plain_s + planned.draft_s
             paper.open(PaperRound(plan.tree, [node for _, _, node in ranked], extra_s))
+
+    def _follow_on_paper(self, request: Request, emitted: int, plain_s: float) -> None:
+        """Compare what was not verified with the tokens emitted; where it would have won enough, allow more."""
+        state = self._known.requests[request.id]
+        if state.paper.idle:
+            return
+        state.paper.follow(request.token_ids[len(request.token_ids) - emitted :], plain_s)
+        if state.paper.grants < PAPER_GRANTS and state.paper.grant(PAPER_ROUNDS * plain_s):
+            state.ledger.grant(START_ROUNDS * plain_s)
+            self._known.ledger.grant(START_ROUNDS * plain_s)
 
 
 def _is_blind(request: Request) -> bool:

@@ -54,6 +54,6 @@ class Rest:
         if record.prefill_rows:
             return
         self.rounds += 1
-        self.tokens += len(record.paths[0]) + 1
+        self.tokens += record.emitted[0]
         self.actual_s += record.round_s
         self.plain_s += record.round_s - record.draft_s

@@ -96,6 +96,7 @@ class RoundPlan:
         branches: most branches of all trees together.
         most_rows: drafted rows that can be verified within the headroom.
         blocked: whether there are none.
+        blind_branches: trees of blind requests that may branch.
         predicted_draft_s: by drafter, what its passes should take.
         asked: by drafter, the requests it was asked for.
         reading: drafters that are asked for the first time for one of the requests, and read its prompt.
@@ -113,6 +114,7 @@ class RoundPlan:
     branches: int
     most_rows: float = math.inf
     blocked: bool = False
+    blind_branches: int = 0
     predicted_draft_s: dict[str, float] = field(default_factory=dict)
     asked: dict[str, list[int]] = field(default_factory=dict)
     reading: set[str] = field(default_factory=set)
