@@ -14,13 +14,13 @@ from benchmarks.inflation import EPILOG as INFLATION_EPILOG
 from benchmarks.inflation import inflation
 from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
 from benchmarks.llama_bench import llama_bench
-from benchmarks.machine import machine
 from benchmarks.pair.command import EPILOG, pair
 from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
 from benchmarks.sweep import EPILOG as SWEEP_EPILOG
 from benchmarks.sweep import sweep
 from paceline.cli import exits
 from paceline.core.errors import InputError, PacelineError
+from paceline.machine import machine
 
 MEASUREMENTS = {
     "lossless": lossless,

@@ -22,7 +22,6 @@ import numpy as np
 import typer
 from rich.progress import track
 
-from benchmarks.machine import machine
 from paceline.api import Generation, Model
 from paceline.cli.display import error_console
 from paceline.comparison import measure_rounding
@@ -31,6 +30,7 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engines.base import COMMITTED_END, FloatArray, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
+from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.inflate import PRESETS, LlamaShape, file_type_named, fitted_shape, inflate

@@ -18,9 +18,9 @@ from typing import Annotated, Any
 import typer
 from rich.progress import track
 
-from benchmarks.machine import machine
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.llama_cpp import native
+from paceline.machine import machine
 from paceline.models.cache import resolve
 
 EPILOG = """[bold]Examples[/bold]

@@ -7,7 +7,7 @@ is limited by the interpreter alone: about a tenth of a millisecond a round, and
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from benchmarks.cost_tables import PASS_MS, measured_profile
-from benchmarks.machine import machine
 from paceline.api import load
 from paceline.bench.results import WorkloadResult
 from paceline.bench.sessions import wall_engines
@@ -31,23 +30,25 @@ from paceline.cli.options import refuse_given
 from paceline.core.errors import InputError
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
 from paceline.engines.loading import ModelOptions, open_engine
+from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.models.files import whole_file
 from paceline.planning.base import Policy
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import FixedPolicy
+from paceline.planning.registry import ADAPTIVE_POLICIES, build_policy
 from paceline.planning.replaying.oracle import oracle_s
 from paceline.planning.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
+    DrafterTape,
     Recording,
     load_recordings,
     record,
     save_recordings,
 )
-from paceline.planning.registry import POLICY_NAMES, build_policy
-from paceline.planning.replaying.replay import replay
+from paceline.planning.replaying.replay import replay, tape_named
 
 RECORD_EPILOG = """[bold]Examples[/bold]
 
@@ -178,6 +179,7 @@ def _record_workloads(settings: BenchSettings, target: ModelOptions, draft: Mode
 
 
 def replay_command(
+    context: typer.Context,
     recordings: Annotated[
         Path, typer.Option("--recordings", help="Made with python -m benchmarks record.", metavar="FILE")
     ],
@@ -194,13 +196,12 @@ def replay_command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here.", metavar="FILE")] = None,
 ) -> None:
     """Replay recordings under every policy and every static draft length, beside the best there could have been."""
+    check_draft_ms(context, draft_ms, [costs])
     groups = recordings_by_kind(recordings)
-    if draft_ms <= 0:
-        raise InputError(f"--draft-ms {draft_ms:g} is out of range: give more than 0")
-    profile = costs_named(costs, draft_ms)
-    recorded = [tape.name for tape in next(iter(groups.values()))[0].tapes]
-    names = recorded if drafters is None else _split(drafters)
-    policies = {f"fixed {length}": length for length in (0, *STATIC_LENGTHS)} | dict.fromkeys(POLICY_NAMES[1:], None)
+    first = next(iter(groups.values()))[0]
+    names = [tape.name for tape in first.tapes] if drafters is None else _split(drafters)
+    profile = costs_named(costs, draft_ms, [tape_named(first, name) for name in names])
+    policies = {f"fixed {length}": length for length in (0, *STATIC_LENGTHS)} | dict.fromkeys(ADAPTIVE_POLICIES, None)
     figures: dict[str, Any] = {}
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
@@ -274,11 +275,28 @@ def _table(kind: str, count: int, costs: str, of_kind: dict[str, dict[str, Any]]
     return table
 
 
-def costs_named(name: str, draft_ms: float) -> CostProfile:
-    """Return a measured table by its name, or what ``paceline profile --json`` wrote to a file.
+def check_draft_ms(context: typer.Context, draft_ms: float, costs: Sequence[str]) -> None:
+    """Raise unless a pass of the draft can take so long, and some of the costs are a table that leaves it open.
 
     Raises:
-        InputError: it is neither.
+        InputError: with the value and the way out.
+    """
+    if draft_ms <= 0:
+        raise InputError(f"--draft-ms {draft_ms:g} is out of range: give more than 0")
+    if not any(name in PASS_MS for name in costs):
+        refuse_given(context, {"draft_ms": "has no effect on costs from a file, which holds the draft's: leave it out"})
+
+
+def costs_named(name: str, draft_ms: float, tapes: Iterable[DrafterTape]) -> CostProfile:
+    """Return a measured table by its name, or what ``paceline profile --json`` wrote to a file.
+
+    Args:
+        name: of the table, or the file's.
+        draft_ms: see :func:`~benchmarks.cost_tables.measured_profile`.
+        tapes: of the drafters that take part.
+
+    Raises:
+        InputError: it is neither, or lacks the costs of a draft model that takes part.
     """
     if name in PASS_MS:
         return measured_profile(name, draft_ms)
@@ -289,7 +307,10 @@ def costs_named(name: str, draft_ms: float) -> CostProfile:
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the costs {name}: {error}") from None
     # The command's report holds the profile among other figures.
-    return CostProfile.from_json(data.get("profile", data) if isinstance(data, dict) else data)
+    profile = CostProfile.from_json(data.get("profile", data) if isinstance(data, dict) else data)
+    if profile.draft is None and any(tape.is_model for tape in tapes):
+        raise InputError(f"{name} is of no draft model, and one was recorded: measure both (paceline profile -md)")
+    return profile
 
 
 def _split(names: str) -> list[str]:

@@ -18,16 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cost_tables import PASS_MS
-from benchmarks.machine import machine
-from benchmarks.replays import costs_named, progress_bar, recordings_by_kind
+from benchmarks.replays import check_draft_ms, costs_named, progress_bar, recordings_by_kind
 from paceline.bench.variants import AUTO, Variant, lap_seconds, policy_variants, static_variants
 from paceline.bench.workloads import MIXED
-from paceline.core.errors import InputError
+from paceline.machine import machine
 from paceline.models.files import check_parent, whole_file
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.planning.registry import ADAPTIVE_POLICIES
 from paceline.planning.replaying.recording import Recording
-from paceline.planning.registry import POLICY_NAMES
 from paceline.planning.replaying.replay import replay
 
 EPILOG = """[bold]Examples[/bold]
@@ -37,7 +36,7 @@ python -m benchmarks sweep --recordings bench.npz  [dim]# made by record --workl
 python -m benchmarks sweep --recordings bench.npz --costs f16.json,q4_0.json --json sweep.json
 """
 
-OTHER_POLICIES: tuple[str, ...] = tuple(name for name in POLICY_NAMES if name not in ("fixed", AUTO))
+OTHER_POLICIES: tuple[str, ...] = tuple(name for name in ADAPTIVE_POLICIES if name != AUTO)
 _PIPE_WIDTH = 160
 
 Seconds: TypeAlias = Sequence[float]
@@ -73,6 +72,7 @@ class Swept:
 
 
 def sweep(
+    context: typer.Context,
     recordings: Annotated[
         Path, typer.Option("--recordings", help="Made with python -m benchmarks record --workloads.", metavar="FILE")
     ],
@@ -90,10 +90,11 @@ def sweep(
     """Hold auto against every static setting and policy, on each workload and on all of them in one session."""
     if json_file is not None:
         check_parent(json_file)
+    names = costs.split(",")
+    check_draft_ms(context, draft_ms, names)
     groups = recordings_by_kind(recordings)
-    if draft_ms <= 0:
-        raise InputError(f"--draft-ms {draft_ms:g} is out of range: give more than 0")
-    profiles = {name: costs_named(name, draft_ms) for name in costs.split(",")}
+    tapes = next(iter(groups.values()))[0].tapes
+    profiles = {name: costs_named(name, draft_ms, tapes) for name in names}
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH

@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from benchmarks.machine import machine
 from benchmarks.pair.evaluation import CONTEXT_TOKENS, DRAFT_LENGTH, PROMPT_TOKENS, Evaluation, Figures, work
 from benchmarks.pair.report import markdown, print_tables, tables
 from paceline.api import Model, load
@@ -22,6 +21,7 @@ from paceline.cli.display import error_console
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_SEED
 from paceline.engines.loading import ModelOptions
+from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.planning.policies.fixed import FixedPolicy

@@ -43,7 +43,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModelOptions]]:
         assert isinstance(engine, ScriptedEngine)
         return engine
 
-    monkeypatch.setattr("paceline.cli.bench.open_engine", open_engine)
+    monkeypatch.setattr("paceline.cli.engines.open_engine", open_engine)
     monkeypatch.setattr("paceline.bench.sessions.WallClock", lambda: loaded.clock)
     monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: loaded.clock)
     yield opened
@@ -151,7 +151,7 @@ def test_bad_input_gives_one_clear_line_before_anything_is_loaded(
     def refuse(options: ModelOptions) -> None:
         raise AssertionError("a model was opened")
 
-    monkeypatch.setattr("paceline.cli.bench.open_engine", refuse)
+    monkeypatch.setattr("paceline.cli.engines.open_engine", refuse)
     outcome = invoke("bench", *arguments)
     assert outcome.status == 2
     assert words in outcome.err

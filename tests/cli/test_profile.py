@@ -72,7 +72,7 @@ class Engines:
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
     engines = Engines()
-    monkeypatch.setattr("paceline.cli.profile.open_engine", engines.open)
+    monkeypatch.setattr("paceline.cli.engines.open_engine", engines.open)
     monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: engines.clock)
     yield engines
     assert engines.all_closed

@@ -77,15 +77,6 @@ def test_requests_and_sampling_add_to_a_round() -> None:
     assert CostProfile(staircase()).round_s(4, requests=3) == pytest.approx(0.024)
 
 
-def test_drift_scales_every_time_and_replaces_itself() -> None:
-    cost = profile()
-    slow = cost.with_drift(3.0).with_drift(2.0)
-    assert slow.round_s(4, 100, 2) == pytest.approx(2 * cost.round_s(4, 100, 2))
-    assert slow.draft_s(2, 5) == pytest.approx(2 * cost.draft_s(2, 5))
-    assert slow.sampling_s(1) == pytest.approx(2 * cost.sampling_s(1))
-    assert slow.with_drift(1.0) == cost
-
-
 def test_medians_and_quartiles() -> None:
     width = WidthCost.of(3, [5.0, 1.0, 2.0, 100.0, 3.0])
     assert (width.rows, width.samples, width.low_s, width.median_s, width.high_s) == (3, 5, 2.0, 3.0, 5.0)
@@ -123,12 +114,10 @@ def test_nonsense_is_refused_when_built() -> None:
         PassCost((exact(1, 1.0),), token_s=-1e-9)
     with pytest.raises(ValueError, match="quartiles"):
         WidthCost(1, 1, median_s=1.0, low_s=2.0, high_s=3.0)
-    with pytest.raises(ValueError, match="drift"):
-        profile().with_drift(0.0)
 
 
 def test_json_gives_back_an_equal_profile() -> None:
-    for cost in (profile(), CostProfile(staircase()), profile().with_drift(1.5)):
+    for cost in (profile(), CostProfile(staircase())):
         assert CostProfile.from_json(cost.to_json()) == cost
         assert CostProfile.from_json(json.loads(json.dumps(cost.to_json()))) == cost
 
@@ -174,7 +163,6 @@ def changed(path: str, value: object) -> object:
         (changed("target.long_context", 3), "damaged"),
         (changed("request_s", -1.0), "damaged"),
         (changed("sampling_row_s", math.inf), "damaged"),
-        (changed("drift", 0), "damaged"),
     ],
 )
 def test_what_is_no_sound_profile_is_one_clear_error(data: object, why: str) -> None:
@@ -210,7 +198,6 @@ def test_drift_follows_a_machine_that_becomes_twice_as_slow() -> None:
         elif since >= 5:
             assert tracker.factor == pytest.approx(2.0)
     assert since > 50
-    assert cost.with_drift(tracker.factor).round_s(4) == pytest.approx(0.048)
 
 
 def test_one_outlier_changes_nothing() -> None:

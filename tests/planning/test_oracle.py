@@ -15,9 +15,9 @@ from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.registry import ADAPTIVE_POLICIES, build_policy
 from paceline.planning.replaying.oracle import oracle_s
 from paceline.planning.replaying.recording import Recording
-from paceline.planning.registry import POLICY_NAMES, build_policy
 from paceline.planning.replaying.replay import Drift, replay
 from tests.core.helpers import MoodyPolicy
 from tests.planning.helpers import MEASURED_MS, Curve, Skill, smooth, synthetic, table
@@ -128,7 +128,10 @@ def test_an_answer_that_ends_before_its_limit() -> None:
 
 
 def policies() -> dict[str, Policy]:
-    built: dict[str, Policy] = {name: build_policy(name, costs=table(MEASURED_MS["Q4_0"])) for name in POLICY_NAMES[1:]}
+    built: dict[str, Policy] = {
+        name: build_policy(name, costs=table(MEASURED_MS["Q4_0"])) for name in ADAPTIVE_POLICIES
+    }
+    assert "auto" in built
     built |= {f"fixed {k}": FixedPolicy(k, siblings=s) for k, s in ((0, 1), (1, 1), (2, 2), (4, 1), (8, 2))}
     built |= {f"mood {seed}": MoodyPolicy(random.Random(seed)) for seed in range(4)}
     return built

@@ -58,7 +58,7 @@ KEY = ProfileKey({"model": "one", "threads": None})
 
 def test_what_is_stored_is_found_again(folder: Path) -> None:
     assert load_profile(KEY) is None
-    path = store_profile(KEY, profile_of(3.0).with_drift(1.7))
+    path = store_profile(KEY, profile_of(3.0))
     assert path == folder / KEY.name
     assert load_profile(KEY) == profile_of(3.0)
     assert profiles_folder() == folder

@@ -52,7 +52,6 @@ def test_every_position_has_what_would_be_proposed_there() -> None:
             assert len(level.token_ids) == 2
             assert level.margins == (4.0, -4.0)
             assert level.probability == pytest.approx(probability)
-        assert recording.matched(draft, done - 1) == min(3, 12 - done)
     # With the prompt's two digits the text comes round to a known pair after ten more.
     assert [len(chain) for chain in suffix.chains] == [0] * 9 + [3] * 2
     assert suffix.chains[9][0] == Level((2,), (None,), 0.5, 2, 1)

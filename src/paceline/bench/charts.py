@@ -144,12 +144,11 @@ def staircase(cost: PassCost, title: str, x_label: str) -> str:
     beyond = min(wide + 1.0, top / one_ms)
     body = [path([(x(0), y(0)), (x(beyond), y(one_ms * beyond))], class_="unity")]
     body.append(path([(x(step.rows), y(step.median_s * 1e3)) for step in widths], class_="line c1"))
-    dearest = 0.0
+    cheaper_rows = cost.cheaper_rows()
     for step in widths:
         place = x(step.rows)
         low, high = y(step.low_s * 1e3), y(step.high_s * 1e3)
-        cheaper = step.high_s < dearest
-        dearest = max(dearest, step.low_s)
+        cheaper = step.rows in cheaper_rows
         spread = f"{step.low_s * 1e3:.3g} to {step.high_s * 1e3:.3g}"
         words = f"{step.rows} rows: {step.median_s * 1e3:.3g} ms, quartiles {spread}"
         note = "; cheaper than a narrower pass" if cheaper else ""

@@ -39,7 +39,7 @@ def estimate(values: Sequence[float], *, seed: int = 0) -> Estimate:
     median = statistics.median(values)
     if len(values) == 1:
         return Estimate(median, None, None, 1)
-    data = np.asarray(values, dtype=np.float64)
+    data = np.sort(np.asarray(values, dtype=np.float64))
     chosen = np.random.default_rng(seed).integers(len(data), size=(DRAWS, len(data)))
     low, high = np.quantile(np.median(data[chosen], axis=1), (0.025, 0.975))
     return Estimate(median, float(low), float(high), len(data))

@@ -9,7 +9,7 @@ from string import Template
 
 from paceline.bench import charts
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
-from paceline.bench.table import FIGURES, caption, interval, texts
+from paceline.bench.table import FIGURES, caption, figures, texts, title
 
 _COLUMNS = (*FIGURES, "texts")
 
@@ -182,25 +182,9 @@ def _table(workload: WorkloadResult) -> str:
 
 
 def _row(workload: WorkloadResult, each: VariantResult) -> str:
-    ratio, speed = each.ratio(), each.per_second()
-    assert ratio is not None
-    assert speed is not None
-    by_task, share, length = each.by_task(), each.accept_share, each.acceptance_length
-    name = "plain against plain" if each.variant.kind == "plain" else each.variant.name
-    cells = (
-        f"{speed.median:.1f}",
-        f"{ratio.median:.2f}",
-        interval(ratio),
-        f"{min(by_task.values()):.2f}",
-        "" if each.replayed is None else f"{each.replayed.ratio:.2f}",
-        "" if share is None else f"{share:.0%}",
-        "" if length is None else f"{length:.2f}",
-        "" if each.own_share is None else f"{each.own_share:.1%}",
-        str(ratio.count),
-        texts(workload, each),
-    )
+    cells = (*figures(each), texts(workload, each))
     return (
-        f'<tr class="{each.variant.kind}"><th>{escape(name)}</th>'
+        f'<tr class="{each.variant.kind}"><th>{escape(title(each))}</th>'
         + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         + "</tr>"
     )

@@ -210,6 +210,11 @@ class WorkloadResult:
     static: list[Replayed] = field(default_factory=list)
     variants: list[VariantResult] = field(default_factory=list)
 
+    @property
+    def measured(self) -> bool:
+        """Whether any variant finished a lap."""
+        return any(each.laps() for each in self.variants)
+
     def best(self, kind: str) -> VariantResult | None:
         """Return the variant of a kind that was fastest live; ``None`` if none has run."""
         ran = [(each, each.ratio()) for each in self.variants if each.variant.kind == kind]
@@ -253,8 +258,8 @@ class BenchResult:
 
     @property
     def measured(self) -> bool:
-        """Whether there is any pair to report."""
-        return any(each.pairs for workload in self.workloads for each in workload.variants)
+        """Whether there is any figure to report."""
+        return any(workload.measured for workload in self.workloads)
 
     @property
     def found_bug(self) -> bool:

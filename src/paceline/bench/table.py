@@ -43,7 +43,7 @@ def print_result(console: Console, result: BenchResult) -> None:
     for workload in result.workloads:
         console.print()
         _print_workload(console, workload)
-    measured = [workload for workload in result.workloads if any(each.pairs for each in workload.variants)]
+    measured = [workload for workload in result.workloads if workload.measured]
     if len(measured) > 1:
         console.print()
         console.print(_summary(measured))
@@ -72,6 +72,30 @@ def caption(workload: WorkloadResult) -> str:
     return "; ".join(parts)
 
 
+def title(each: VariantResult) -> str:
+    """Name a variant by what its figures say."""
+    return "plain against plain" if each.variant.kind == "plain" else each.variant.name
+
+
+def figures(each: VariantResult) -> list[str]:
+    """Write the figures of a variant that finished a lap, in the order of :data:`FIGURES`."""
+    ratio, speed = each.ratio(), each.per_second()
+    assert ratio is not None
+    assert speed is not None
+    share, length = each.accept_share, each.acceptance_length
+    return [
+        f"{speed.median:.1f}",
+        f"{ratio.median:.2f}",
+        interval(ratio),
+        f"{min(each.by_task().values()):.2f}",
+        _NONE if each.replayed is None else f"{each.replayed.ratio:.2f}",
+        _NONE if share is None else f"{share:.0%}",
+        _NONE if length is None else f"{length:.2f}",
+        _NONE if each.own_share is None else f"{each.own_share:.1%}",
+        str(ratio.count),
+    ]
+
+
 def texts(workload: WorkloadResult, each: VariantResult) -> str:
     """Say whether a variant's texts were plain's, and if not, why."""
     if workload.forced and each.num_equal == len(each.pairs):
@@ -96,7 +120,7 @@ def interval(value: Estimate | None) -> str:
 def _print_workload(console: Console, workload: WorkloadResult) -> None:
     console.print(workload.name, style="bold cyan", markup=False)
     console.print(caption(workload), style="dim", markup=False)
-    if not any(each.pairs for each in workload.variants):
+    if not workload.measured:
         console.print("nothing was measured here", style="yellow", markup=False)
         return
     table = Table(box=None, pad_edge=False)
@@ -107,26 +131,10 @@ def _print_workload(console: Console, workload: WorkloadResult) -> None:
     ratios = {id(each): each.ratio() for each in workload.variants}
     fastest = max((ratio.median for ratio in ratios.values() if ratio is not None), default=0.0)
     for each in workload.variants:
-        ratio, speed = ratios[id(each)], each.per_second()
-        if ratio is None or speed is None:
-            continue
-        style = "green" if ratio.median == fastest and each.variant.kind != "plain" else None
-        by_task = each.by_task()
-        share = each.accept_share
-        table.add_row(
-            "plain against plain" if each.variant.kind == "plain" else each.variant.name,
-            f"{speed.median:.1f}",
-            f"{ratio.median:.2f}",
-            interval(ratio),
-            f"{min(by_task.values()):.2f}" if by_task else _NONE,
-            _NONE if each.replayed is None else f"{each.replayed.ratio:.2f}",
-            _NONE if share is None else f"{share:.0%}",
-            _NONE if each.acceptance_length is None else f"{each.acceptance_length:.2f}",
-            _NONE if each.own_share is None else f"{each.own_share:.1%}",
-            str(len(each.laps())),
-            texts(workload, each),
-            style=style,
-        )
+        ratio = ratios[id(each)]
+        if ratio is not None:
+            style = "green" if ratio.median == fastest and each.variant.kind != "plain" else None
+            table.add_row(title(each), *figures(each), texts(workload, each), style=style)
     console.print(table)
 
 

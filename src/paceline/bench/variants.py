@@ -18,15 +18,15 @@ from paceline.core.errors import InputError
 from paceline.planning.base import Policy, RoundCosts
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.registry import ADAPTIVE_POLICIES, build_policy
 from paceline.planning.replaying.recording import Recording
-from paceline.planning.registry import POLICY_NAMES, build_policy
 from paceline.planning.replaying.replay import ReplayResult, replay
 
 Kind: TypeAlias = Literal["plain", "server", "static", "policy", "auto"]
 
 STATIC: Final = "static"
 AUTO: Final = "auto"
-VARIANT_NAMES: Final[tuple[str, ...]] = (STATIC, *(name for name in POLICY_NAMES if name != "fixed"))
+VARIANT_NAMES: Final[tuple[str, ...]] = (STATIC, *ADAPTIVE_POLICIES)
 
 DRAFT_LENGTHS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 P_MINS: Final = (0.0, 0.4, 0.75)
@@ -97,8 +97,8 @@ SERVER_DRAFT_VARIANTS: Final = tuple(
     for length in (1, 2, 3, 5, 8, 16)
     for p_min in (0.0, 0.6)
 )
-"""Settings with a draft model, as :class:`~paceline.planning.policies.fixed.FixedPolicy` names them. They are tried live: how a
-server drafts differs from what is recorded here, so a replay would not find its best."""
+"""Settings with a draft model, as :class:`~paceline.planning.policies.fixed.FixedPolicy` names them. They are tried
+live: how a server drafts differs from what is recorded here, so a replay would not find its best."""
 
 
 def check_variant_names(names: Sequence[str]) -> None:

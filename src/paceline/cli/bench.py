@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +16,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from paceline.bench.llama_server import LlamaServers, check_llama_server
-from paceline.bench.machine import machine
 from paceline.bench.page import render
 from paceline.bench.plan import QUICK_S, QUICK_WORKLOADS, fitted
 from paceline.bench.results import BenchResult
@@ -30,6 +27,7 @@ from paceline.bench.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_n
 from paceline.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, check_workload_names
 from paceline.cli import exits
 from paceline.cli.display import error_console
+from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
     BatchThreads,
@@ -44,18 +42,19 @@ from paceline.cli.options import (
     TargetModel,
     Threads,
     WeightsType,
+    check_output,
     is_given,
     options_for_draft,
     split_devices,
 )
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.drafters.compatibility import check_vocabularies
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
-from paceline.engines.loading import ModelOptions, open_engine, reader_of
+from paceline.engines.loading import ModelOptions, reader_of
+from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.models.files import check_parent, whole_file
+from paceline.models.files import whole_file
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.costs.profiling import ProfilingBudget
@@ -227,7 +226,7 @@ def bench(
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     for option, path in (("--json", json_file), ("--html", html)):
         if path is not None:
-            _check_output(option, path)
+            check_output(option, path)
     target_options = ModelOptions(
         embedded_target() if model is None else resolve(model),
         engine=engine,
@@ -261,9 +260,10 @@ def bench(
     with (
         # Loading calls back from native code, where an interrupt would be lost; rounds are not torn either.
         interrupts_held() as interrupted,
-        _loaded(target_options, draft_options) as engines,
+        opened(target_options, draft_options) as (target_engine, draft_engine),
         _Progress(remaining_s) as progress,
     ):
+        engines = wall_engines(target_engine, draft_engine, reader_of(target_options))
         profile = _profile(engines, target_options, draft_options, limit_s, interrupted, progress)
         if limit_s is not None:
             length = engines.target.capabilities.context_length
@@ -335,23 +335,6 @@ def _profile(
     ).profile
 
 
-@contextmanager
-def _loaded(target: ModelOptions, draft: ModelOptions | None) -> Iterator[Engines]:
-    """Open the engines, and close them afterwards."""
-    target_engine = open_engine(target)
-    try:
-        draft_engine = None if draft is None else open_engine(draft)
-        try:
-            if draft_engine is not None:
-                check_vocabularies(target_engine.vocabulary, draft_engine.vocabulary)
-            yield wall_engines(target_engine, draft_engine, reader_of(target))
-        finally:
-            if draft_engine is not None:
-                draft_engine.close()
-    finally:
-        target_engine.close()
-
-
 class _Progress:
     """A bar with the time left on a terminal; elsewhere a line for every new thing that is being done."""
 
@@ -421,12 +404,3 @@ def _named_server(against: str, workloads: Sequence[str]) -> Path:
             "choose others, or leave it out"
         )
     return Path(path)
-
-
-def _check_output(option: str, path: Path) -> None:
-    """Refuse what cannot be written, before the long run."""
-    if path.is_dir() or not path.name:
-        raise InputError(f"{option} {path} is a folder: give the path of a file")
-    check_parent(path)
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{option} {path} cannot be written: there is no permission to write into {path.parent}")

@@ -6,6 +6,7 @@ default that leaves a choice open (``None``, ``-1`` or ``""``).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import typer
 from paceline.core.errors import InputError
 from paceline.engines.loading import DType, EngineName, ModelOptions
 from paceline.models.cache import complete_model
+from paceline.models.files import check_parent
 
 MODELS_PANEL = "Models"
 """The part of the help that these options are listed in."""
@@ -210,3 +212,17 @@ def refuse_given(context: typer.Context, reasons: Mapping[str, str]) -> None:
         reason = reasons.get(parameter.name or "")
         if reason is not None and is_given(context, parameter.name or ""):
             raise InputError(f"{parameter.opts[0]} {reason}")
+
+
+def check_output(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written, before what it is for has taken long.
+
+    Raises:
+        InputError: it is a folder, or its own may not be written into.
+        ModelFileError: there is no folder for it.
+    """
+    if path.is_dir() or not path.name:
+        raise InputError(f"{option} {path} is a folder: give the path of a file")
+    check_parent(path)
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{option} {path} cannot be written: there is no permission to write into {path.parent}")

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from paceline.cli.display import error_console
+from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
     MODELS_PANEL,
@@ -33,15 +34,16 @@ from paceline.cli.options import (
     TargetModel,
     Threads,
     WeightsType,
+    check_output,
     options_for_draft,
     split_devices,
 )
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import Engine
-from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.loading import ModelOptions
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.models.files import check_parent, whole_file
+from paceline.models.files import whole_file
 from paceline.planning.costs.profile import CostProfile, PassCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.planning.costs.profiling import ProfilingBudget, usable_widths
@@ -125,9 +127,7 @@ def profile_command(
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     for option, path in (("--json", json_file), ("--png", png)):
         if path is not None:
-            if path.is_dir() or not path.name:
-                raise InputError(f"{option} {path} is a folder: give the path of a file")
-            check_parent(path)
+            check_output(option, path)
     if model is None and model_draft is None:
         model_draft = str(embedded_draft())
     if model_draft is None and (ctx_size_draft is not None or device_draft or gpu_layers_draft != -1):
@@ -158,7 +158,7 @@ def profile_command(
     with (
         # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
         interrupts_held() as interrupted,
-        _engines(target_options, draft_options) as (target, draft),
+        opened(target_options, draft_options) as (target, draft),
         _progress(interrupted) as report,
     ):
         report(0.0)
@@ -245,7 +245,7 @@ def _print_table(console: Console, cost: PassCost, width: int, *, of_target: boo
     console.print(header.rstrip(), style="dim", markup=False)
     longest = max(1, min(_LONGEST_BAR, width - len(header) - len(" ↓")))
     dearest_s = max(step.median_s for step in cost.widths)
-    cheaper = _cheaper_rows(cost)
+    cheaper = cost.cheaper_rows()
     for step in cost.widths:
         quartiles = f"{_ms(step.low_s)} {dash} {_ms(step.high_s)}"
         figures = f"{step.rows:>10}  {_ms(step.median_s):>9}  {quartiles:>17}  {_ms(step.median_s / step.rows):>8}"
@@ -264,7 +264,7 @@ def _further_lines(profile: CostProfile, *, blocks: bool) -> list[str]:
     if profile.draft is not None:
         passes.append(("draft pass", profile.draft))
     lines = []
-    if any(_cheaper_rows(cost) for _, cost in passes):
+    if any(cost.cheaper_rows() for _, cost in passes):
         lines.append(f"{mark} costs less than a narrower pass")
     for name, cost in passes:
         if cost.long_context is None:
@@ -279,17 +279,6 @@ def _further_lines(profile: CostProfile, *, blocks: bool) -> list[str]:
     lines.append(f"sampling at temperature adds {_ms(profile.sampling_row_s)} ms a row that is visited")
     lines.append(f"{profile.num_passes} passes in {profile.took_s:.1f} s")
     return lines
-
-
-def _cheaper_rows(cost: PassCost) -> set[int]:
-    """Return the widths that cost less than a narrower one, by more than their spread."""
-    cheaper = set()
-    dearest_s = 0.0
-    for step in cost.widths:
-        if step.high_s < dearest_s:
-            cheaper.add(step.rows)
-        dearest_s = max(dearest_s, step.low_s)
-    return cheaper
 
 
 def _bar(share: float, longest: int, blocks: bool) -> str:
@@ -377,21 +366,6 @@ def _parse_widths(text: str) -> list[int]:
             raise InputError(f"widths {text!r}: {part.strip()!r} is not within 1 to {_MOST_ROWS}, the lower end first")
         widths += range(low, high + 1)
     return widths
-
-
-@contextmanager
-def _engines(target: ModelOptions, draft: ModelOptions | None) -> Iterator[tuple[Engine, Engine | None]]:
-    """Open the engines, and close them afterwards."""
-    target_engine = open_engine(target)
-    try:
-        draft_engine = None if draft is None else open_engine(draft)
-        try:
-            yield target_engine, draft_engine
-        finally:
-            if draft_engine is not None:
-                draft_engine.close()
-    finally:
-        target_engine.close()
 
 
 def _check_widths(target: Engine, wanted: list[int]) -> None:

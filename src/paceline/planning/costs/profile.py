@@ -2,10 +2,10 @@
 
 ::
 
-    profiling.py ──measures──> CostProfile ──with_drift──> CostProfile ──round_s, draft_s──> the planner
-                                  │   ^                        ^
-                                  v   │                        │ factor
-                            profile_cache.py             DriftTracker <──observed rounds
+    profiling.py ──measures──> CostProfile ──round_s, draft_s──> auto/online_costs.py ──> the planner
+                                  │   ^                              ^
+                                  v   │                              │ factor
+                            profile_cache.py                   DriftTracker <──observed rounds
 
 The time of a pass against its rows is a staircase with cliffs both ways: kernels change with the width, so that four
 rows may cost less than three. Nothing here smooths that away. A measured width costs what was measured, its median; the
@@ -134,6 +134,16 @@ class PassCost:
         further = context - self.context
         return max(here_s + further * (self.token_s + rows * self.token_row_s), here_s / 2)
 
+    def cheaper_rows(self) -> set[int]:
+        """Return the widths that cost less than a narrower one, by more than their spread."""
+        cheaper = set()
+        dearest_s = 0.0
+        for width in self.widths:
+            if width.high_s < dearest_s:
+                cheaper.add(width.rows)
+            dearest_s = max(dearest_s, width.low_s)
+        return cheaper
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data for :func:`json.dumps`."""
         plain = dataclasses.asdict(self)
@@ -155,7 +165,6 @@ class CostProfile:
             round, which contains greedy choices only.
         num_passes: passes made to measure all of this.
         took_s: seconds it took.
-        drift: all times are multiplied by it; 1 as measured.
     """
 
     target: PassCost
@@ -164,15 +173,12 @@ class CostProfile:
     sampling_row_s: float = 0.0
     num_passes: int = 0
     took_s: float = 0.0
-    drift: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("request_s", "sampling_row_s", "num_passes", "took_s"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}: it is at least 0")
-        if not 0 < self.drift < math.inf:
-            raise ValueError(f"a drift of {self.drift}: it is above 0")
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
         """Return the seconds of a whole round of the target.
@@ -183,7 +189,7 @@ class CostProfile:
             requests: whose trees share the pass.
         """
         others_s = (requests - 1) * (self.request_s or 0.0)
-        return (self.target.seconds(rows, context) + others_s) * self.drift
+        return self.target.seconds(rows, context) + others_s
 
     def draft_s(self, rows: int = 1, context: int = 0) -> float:
         """Return the seconds of feeding ``rows`` tokens to the draft model and reading the last row.
@@ -196,15 +202,11 @@ class CostProfile:
         """
         if self.draft is None:
             raise ValueError("this profile is without a draft model")
-        return self.draft.seconds(rows, context) * self.drift
+        return self.draft.seconds(rows, context)
 
     def sampling_s(self, rows: int) -> float:
         """Return the seconds that sampling ``rows`` visited rows at temperature adds to a round."""
-        return rows * self.sampling_row_s * self.drift
-
-    def with_drift(self, factor: float) -> CostProfile:
-        """Return the profile of a machine ``factor`` times as slow as when it was measured; replaces earlier drift."""
-        return dataclasses.replace(self, drift=factor)
+        return rows * self.sampling_row_s
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for :func:`json.dumps`; :meth:`from_json` gives back an equal profile."""
@@ -242,7 +244,6 @@ class CostProfile:
                 sampling_row_s=_number(data["sampling_row_s"]),
                 num_passes=_count(data["num_passes"]),
                 took_s=_number(data["took_s"]),
-                drift=_number(data["drift"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(
@@ -269,7 +270,7 @@ class DriftTracker:
 
     @property
     def factor(self) -> float:
-        """How many times as long rounds take now as predicted; for :meth:`CostProfile.with_drift`."""
+        """How many times as long rounds take now as predicted."""
         # An odd number of them: statistics.median does more than this needs, every round.
         return sorted(self._ratios)[len(self._ratios) // 2]
 
@@ -277,7 +278,7 @@ class DriftTracker:
         """Take note of a round.
 
         Args:
-            predicted_s: what the profile *as measured* (without drift) says of the round.
+            predicted_s: what the profile says of the round.
             actual_s: what it took. A round too short for the clock, which takes no time, says nothing.
         """
         if not 0 < predicted_s < math.inf or not 0 <= actual_s < math.inf:

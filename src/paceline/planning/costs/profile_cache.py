@@ -24,6 +24,7 @@ from paceline.core.clock import Clock
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, engine_for
+from paceline.machine import processor
 from paceline.models.cache import models_folder
 from paceline.planning.costs.profile import PROFILE_VERSION, CostProfile
 from paceline.planning.costs.profiling import TARGET_WIDTHS, ProfilingBudget, Report, measure_profile, usable_widths
@@ -160,8 +161,7 @@ def store_profile(key: ProfileKey, profile: CostProfile) -> Path | None:
     Processes that store at once do not disturb each other: the last one's entry stays, and each is whole.
     """
     path = profiles_folder() / key.name
-    # As measured: a drift is of the moment.
-    entry = {"key": key.facts, "profile": profile.with_drift(1.0).to_json()}
+    entry = {"key": key.facts, "profile": profile.to_json()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _replacing(path) as temporary:
@@ -254,12 +254,7 @@ def _build(name: EngineName) -> str:
 
 def _machine() -> dict[str, Any]:
     """Say which machine this is, as a cache may lie in a home folder that several share."""
-    model = platform.processor()
-    with contextlib.suppress(OSError):
-        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-        model = found[1] if found else model
-    return {"system": platform.system(), "machine": platform.machine(), "cpu": model, "cores": os.cpu_count()}
+    return {"system": platform.system(), "machine": platform.machine(), "cpu": processor(), "cores": os.cpu_count()}
 
 
 def _canonical(facts: dict[str, Any]) -> str:

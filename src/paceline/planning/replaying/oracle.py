@@ -34,7 +34,6 @@ def oracle_s(
     drafters: Sequence[str] | None = None,
     drift: Drift | None = None,
     free_s: float = 0.0,
-    start_s: float = 0.0,
 ) -> float:
     """Return the least seconds of decoding any policy could have reached, alone on the machine.
 
@@ -44,7 +43,6 @@ def oracle_s(
         drafters: as there.
         drift: as there.
         free_s: as there; such drafters are taken to be asked before the draft model.
-        start_s: virtual time at which its prompt is read, which matters only under drift.
 
     Raises:
         InputError: a drafter was not recorded, or there are several draft models, whose caches it cannot follow.
@@ -56,8 +54,7 @@ def oracle_s(
         raise InputError(f"the oracle follows one draft model, not {len(models)}: name the drafters to replay")
     free = [tape for tape in tapes if not tape.is_model]
     search = _Search(recording, costs, free, models[0] if models else None, drift, free_s)
-    prompt_s = costs.round_s(recording.num_prompt, 0, 1) * (drift(start_s) if drift else 1.0)
-    return search.run(start_s + prompt_s)
+    return search.run(costs.round_s(recording.num_prompt, 0, 1) * (drift(0.0) if drift else 1.0))
 
 
 class _Search:

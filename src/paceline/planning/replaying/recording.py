@@ -155,16 +155,6 @@ class Recording:
             if len(tape.chains) != len(self.token_ids) - 1:
                 raise ValueError(f"{len(tape.chains)} positions of {tape.name} in {len(self.token_ids)} tokens")
 
-    def matched(self, tape: DrafterTape, position: int) -> int:
-        """Return how many tokens of the text a tape's chain, or at the end a sibling, gets right at a position."""
-        for depth, level in enumerate(tape.chains[position]):
-            place = position + 1 + depth
-            if place >= len(self.token_ids) or self.token_ids[place] not in level.token_ids:
-                return depth
-            if self.token_ids[place] != level.token_ids[0]:
-                return depth + 1
-        return len(tape.chains[position])
-
 
 class _NoOutput:
     """Stands in for the target's rows, which a recording does not hold."""
@@ -295,9 +285,9 @@ def _chain_of(tree: DraftTree, name: str) -> Chain:
     return tuple(levels)
 
 
-def evidence_of(level: Level, index: int, *, probability: bool = True) -> Evidence:
-    """Return what the drafter knew of one proposal of a level; its probability only if asked for."""
-    return Evidence(level.probability if probability else None, level.match_length, level.count, level.margins[index])
+def evidence_of(level: Level, index: int) -> Evidence:
+    """Return what the drafter knew of one proposal of a level."""
+    return Evidence(level.probability, level.match_length, level.count, level.margins[index])
 
 
 def save_recordings(path: Path, recordings: Sequence[Recording]) -> None:

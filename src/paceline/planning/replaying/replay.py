@@ -49,7 +49,6 @@ class ReplayedRequest:
         rounds: decoding rounds; the first token comes with the prompt.
         num_drafted: draft tokens verified.
         num_accepted: draft tokens kept.
-        start_s: virtual time at which its prompt was read.
         decode_s: virtual seconds of its rounds.
         arrivals_s: virtual time at which each token came.
     """
@@ -59,19 +58,8 @@ class ReplayedRequest:
     rounds: int
     num_drafted: int
     num_accepted: int
-    start_s: float
     decode_s: float
     arrivals_s: Sequence[float]
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens per second of decoding; ``None`` if there were no rounds."""
-        return (self.num_tokens - 1) / self.decode_s if self.decode_s > 0 else None
-
-    @property
-    def accept_share(self) -> float | None:
-        """Accepted / drafted; ``None`` if nothing was drafted."""
-        return self.num_accepted / self.num_drafted if self.num_drafted else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +160,10 @@ def replay(
             built.append(ReplayFreeDrafter(tapes, clock, free_s))
     loop = DecodingLoop(engine, built, cast(Policy, _Slow(policy, clock, own_s)), clock=clock)
     requests: list[Request] = []
-    starts_s: list[float] = []
     decode_s = 0.0
     while len(requests) < len(recordings) or loop.active:
         while len(requests) < len(recordings) and len(loop.active) < concurrent:
             requests.append(_add(loop, recordings[len(requests)]))
-            starts_s.append(clock.now_s())
         decoding = any(request.decoding for request in loop.active)
         before_s = clock.now_s()
         loop.step()
@@ -191,11 +177,10 @@ def replay(
                 request.stats.rounds,
                 request.stats.num_drafted,
                 request.stats.num_accepted,
-                start_s,
                 request.stats.decode_s,
                 tuple(request.stats.arrivals_s),
             )
-            for recording, request, start_s in zip(recordings, requests, starts_s, strict=True)
+            for recording, request in zip(recordings, requests, strict=True)
         ),
         decode_s,
     )

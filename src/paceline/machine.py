@@ -1,4 +1,4 @@
-"""What ran a bench: versions and hardware, so that figures can be told apart."""
+"""What paceline runs on: versions and hardware, so that figures can be told apart."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ def machine() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             facts[package] = version(package)
     facts["system"] = f"{platform.system()} {platform.machine()}"
-    facts["processor"] = _processor()
+    facts["processor"] = f"{processor() or 'unknown'}, {os.cpu_count()} cores"
     return facts
 
 
-def _processor() -> str:
-    name = platform.processor()
+def processor() -> str:
+    """Return the processor's name as its maker gives it, where the system says so."""
     with contextlib.suppress(OSError):
-        found = re.search(
-            r"^model name\s*:\s*(.+)$",
-            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"),
-            re.MULTILINE,
-        )
-        name = found[1] if found else name
-    return f"{name or 'unknown'}, {os.cpu_count()} cores"
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor()
