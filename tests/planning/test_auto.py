@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,11 +10,19 @@ import pytest
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InputError
 from paceline.core.loop import DecodingLoop
+from paceline.core.noise import Float64Array
 from paceline.core.params import StopRules
 from paceline.core.request import Request
 from paceline.core.tree import ROOT
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model, table_model
+from paceline.engines.scripted import (
+    LogitFunction,
+    ScriptedEngine,
+    ScriptedVocabulary,
+    blended_model,
+    random_model,
+    table_model,
+)
 from paceline.planning.auto.policy import CERTAIN_AFTER, FIRST_PLAIN_ROUNDS, START_ROUNDS, AutoPolicy
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
@@ -220,22 +228,26 @@ def test_rejection_keeps_the_distribution() -> None:
     assert total_variation(spoken, markov_text(TARGET_3, 3)) < 1e-12
 
 
+MODEL = random_model(12, seed=1)
+
+
 def seconds_under_rejection(
-    curve: Curve, policy: Policy, *, requests: int, num_prompt: int, num_tokens: int, right: float = 0.5
+    curve: Curve,
+    policy: Policy,
+    draft: LogitFunction,
+    *,
+    requests: int = 1,
+    num_prompt: int = 10,
+    num_tokens: int = 200,
 ) -> float:
-    """Decode requests at once whose drafts come from a model that is ``right`` in part; return virtual seconds."""
-    model = random_model(12, seed=1)
+    """Decode requests at once with a draft model beside :data:`MODEL`; return virtual seconds."""
     vocabulary = ScriptedVocabulary.of_size(12)
     clock = VirtualClock()
     target = ScriptedEngine(
-        model, vocabulary, clock=clock, cost=lambda rows, context: curve.round_s(rows), max_rows=2000
+        MODEL, vocabulary, clock=clock, cost=lambda rows, context: curve.round_s(rows), max_rows=2000
     )
     drafting = ScriptedEngine(
-        blended_model(model, random_model(12, seed=2), 1.0 - right),
-        vocabulary,
-        clock=clock,
-        cost=lambda rows, context: curve.draft_s(rows),
-        max_rows=2000,
+        draft, vocabulary, clock=clock, cost=lambda rows, context: curve.draft_s(rows), max_rows=2000
     )
     loop = DecodingLoop(target, [DraftModelDrafter(drafting, target_vocab_size=12)], policy, clock=clock)
     for seed in range(requests):
@@ -249,24 +261,35 @@ def seconds_under_rejection(
 def test_blind_requests_share_what_a_round_has_room_for() -> None:
     """Four rows more cost nothing, whoever has them; each of sixteen requests must not count on them for itself."""
     curve = Curve(lambda rows: 0.05 * max(rows - 19, 1), lambda rows: 0.0001)
+    draft = blended_model(MODEL, random_model(12, seed=2), 0.5)
     scene = {"requests": 16, "num_prompt": 1, "num_tokens": 60}
-    plain = seconds_under_rejection(curve, NO_SPECULATION, **scene)
-    assert seconds_under_rejection(curve, AutoPolicy(curve), **scene) <= 1.05 * plain
+    plain = seconds_under_rejection(curve, NO_SPECULATION, draft, **scene)
+    assert seconds_under_rejection(curve, AutoPolicy(curve), draft, **scene) <= plain
 
 
 def test_a_blind_draft_reads_a_prompt_only_if_that_comes_back() -> None:
     curve = Curve(lambda rows: 0.04 + 0.01 * rows, lambda rows: 0.005 * rows)
-    scene = {"requests": 1, "num_prompt": 1000, "num_tokens": 30}
-    plain = seconds_under_rejection(curve, NO_SPECULATION, **scene)
+    scene = {"num_prompt": 1000, "num_tokens": 30}
+    plain = seconds_under_rejection(curve, NO_SPECULATION, MODEL, **scene)
     # The prompt takes the target ten seconds, the draft would take five, and the answer takes one and a half.
-    assert seconds_under_rejection(curve, AutoPolicy(curve), **scene, right=1.0) <= plain + 0.1
+    assert seconds_under_rejection(curve, AutoPolicy(curve), MODEL, **scene) <= plain + 0.1
 
 
 def test_a_blind_draft_that_is_right_is_used() -> None:
     curve = Curve(lambda rows: 0.049 + 0.001 * rows, lambda rows: 0.001)
-    scene = {"requests": 1, "num_prompt": 10, "num_tokens": 200}
-    plain = seconds_under_rejection(curve, NO_SPECULATION, **scene)
-    assert seconds_under_rejection(curve, AutoPolicy(curve), **scene, right=1.0) <= 0.5 * plain
+    plain = seconds_under_rejection(curve, NO_SPECULATION, MODEL)
+    assert seconds_under_rejection(curve, AutoPolicy(curve), MODEL) <= 0.5 * plain
+
+
+def test_a_blind_draft_that_turns_good_is_used_again() -> None:
+    curve = Curve(lambda rows: 0.015 + 0.001 * rows, lambda rows: 0.00098 + 0.00002 * rows)
+    wrong = random_model(12, seed=2)
+
+    def turning(tokens: Sequence[int]) -> Float64Array:
+        return MODEL(tokens) if len(tokens) > 300 else wrong(tokens)
+
+    plain = seconds_under_rejection(curve, NO_SPECULATION, turning, num_tokens=1200)
+    assert seconds_under_rejection(curve, AutoPolicy(curve), turning, num_tokens=1200) <= 0.7 * plain
 
 
 def test_trees_have_no_more_branches_than_the_engine_can_hold() -> None:

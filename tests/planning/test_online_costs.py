@@ -51,10 +51,15 @@ def test_prompts_do_not_overrule_what_was_measured() -> None:
 
 
 def test_passes_that_become_faster_promise_nothing() -> None:
-    """The first pass of a process is slow: that is no context that costs less than none."""
     costs = OnlineCosts(smooth(0.05, 0.002))
     read_prompt(costs, [2.0, 1.9, 1.8, 1.7])
     assert costs.round_s(4, 4000) == costs.round_s(4)
+
+
+def test_the_first_pass_of_a_process_says_nothing() -> None:
+    costs = OnlineCosts(smooth(0.05, 0.002))
+    read_prompt(costs, [60.0, 1.0, 1.0 + CHUNK * CHUNK * 1e-6, 1.0 + 2 * CHUNK * CHUNK * 1e-6])
+    assert costs.round_s(1, 1000) == pytest.approx(costs.round_s(1) + 1e-3)
 
 
 def test_the_loop_tells_the_planner_of_its_prompts() -> None:

@@ -112,7 +112,7 @@ def _sections(result: BenchResult) -> list[str]:
     if result.notes or result.ended_by != "done":
         lines = list(result.notes)
         if result.ended_by != "done":
-            lines.append(f"ended by {result.ended_by} before all pairs were measured")
+            lines.append(f"ended by {result.ended_by} before all was measured and every difference explained")
         items = "".join(f"<li>{escape(line)}</li>" for line in lines)
         sections.append(_section("Left out", "", f"<ul>{items}</ul>"))
     return sections

@@ -258,8 +258,8 @@ class BenchResult:
 
     @property
     def measured(self) -> bool:
-        """Whether there is any figure to report."""
-        return any(workload.measured for workload in self.workloads)
+        """Whether there is any pair to report."""
+        return any(each.pairs for workload in self.workloads for each in workload.variants)
 
     @property
     def found_bug(self) -> bool:

@@ -168,10 +168,7 @@ class Runner:
             for each, contestant in zip(contest.result.variants, contest.contestants, strict=True):
                 # Now, as explaining differences asks some of them to answer once more.
                 each.snapshot = _snapshot(contestant)
-        try:
-            self._judge(contests)
-        except PacelineError as error:
-            self.result.notes.append(f"not all differences were explained: {type(error).__name__}: {error}")
+        self._judge(contests)
         if self._stopped() and self.result.ended_by == "done":
             self.result.ended_by = "interrupt"
         self.result.took_s = self._engines.clock.now_s() - started_s
@@ -381,7 +378,11 @@ class Runner:
         session.reference_ids = task.reference_ids
         options = task.options(self._settings.temperature)
         open_reader = self._engines.open_reader
-        divergence = explain(session, task.prompt_ids, options, plain, speculative, open_reader=open_reader)
+        try:
+            divergence = explain(session, task.prompt_ids, options, plain, speculative, open_reader=open_reader)
+        except PacelineError as error:
+            self.result.notes.append(f"{task.workload}: a difference is not judged, as {type(error).__name__}: {error}")
+            return "not judged"
         return "not judged" if divergence is None else divergence.verdict
 
 

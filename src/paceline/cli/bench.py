@@ -49,6 +49,7 @@ from paceline.cli.options import (
 )
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
+from paceline.drafters.compatibility import check_vocabularies
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
 from paceline.engines.loading import ModelOptions, reader_of
 from paceline.machine import machine
@@ -263,6 +264,8 @@ def bench(
         opened(target_options, draft_options) as (target_engine, draft_engine),
         _Progress(remaining_s) as progress,
     ):
+        if draft_engine is not None:
+            check_vocabularies(target_engine.vocabulary, draft_engine.vocabulary)
         engines = wall_engines(target_engine, draft_engine, reader_of(target_options))
         profile = _profile(engines, target_options, draft_options, limit_s, interrupted, progress)
         if limit_s is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paceline.drafters.compatibility import check_vocabularies
 from paceline.engines.base import Engine
 from paceline.engines.loading import ModelOptions, open_engine
 
@@ -16,14 +15,11 @@ def opened(target: ModelOptions, draft: ModelOptions | None) -> Iterator[tuple[E
 
     Raises:
         EngineError: a model cannot be loaded.
-        InputError: their vocabularies differ.
     """
     target_engine = open_engine(target)
     try:
         draft_engine = None if draft is None else open_engine(draft)
         try:
-            if draft_engine is not None:
-                check_vocabularies(target_engine.vocabulary, draft_engine.vocabulary)
             yield target_engine, draft_engine
         finally:
             if draft_engine is not None:

@@ -39,24 +39,39 @@ class Asking:
         self._known = known
         self._draft_max = draft_max
 
-    def is_worthwhile(self, request: Request, state: RequestState, pace: float, *, blocked: bool) -> bool:
+    def is_worthwhile(
+        self, request: Request, state: RequestState, pace: float, token_s: float, *, blocked: bool
+    ) -> bool:
         """Return whether some drafter is worth asking, or a look that is paid for: the quick way to plain decoding."""
         if self._speaks_for_any(state, pace, blocked=blocked):
             return True
         # A round that is planned for the sake of a look: then planning it is part of what the look costs.
         deciding_s = self._known.deciding_s
         return any(
-            state.looks.pay(name, deciding_s, leaving_s=self._look_s(request, state, name)) for name in state.gains
+            state.looks.pay(name, deciding_s, leaving_s=self._look_s(request, state, name, token_s))
+            for name in state.gains
         )
 
-    def _look_s(self, request: Request, state: RequestState, name: str) -> float:
-        """Return what a look at a drafter takes: of a model, with what it has missed since it was asked."""
+    def _look_s(self, request: Request, state: RequestState, name: str, token_s: float) -> float:
+        """Return what has to be set aside for a look at a drafter: of a model, for what it has missed too."""
         drafter = self._known.drafters[name]
         if not drafter.is_model:
             return drafter.ask_s
         length = len(request.token_ids)
-        unread = length - state.asked.get(name, 0)
-        return self._known.costs.draft_s(1, length) + self._catch_up_s(unread, length)
+        catch_up_s = self._catch_up_s(length - state.asked.get(name, 0), length)
+        if self._reads_for_the_prompt(request, state, name, catch_up_s, token_s):
+            catch_up_s = 0.0
+        return self._known.costs.draft_s(1, length) + catch_up_s
+
+    def _reads_for_the_prompt(
+        self, request: Request, state: RequestState, name: str, catch_up_s: float, token_s: float
+    ) -> bool:
+        """Return whether what a prompt cost pays for a model to read it, as nothing is known of a draft before that."""
+        if name in state.asked:
+            return False
+        of_all = self._known.drafters[name].gains.alone
+        share = LOOKING_SHARE if of_all.rounds == GAIN_MEMORY and of_all.hoped <= 0 else INVESTED_SHARE
+        return catch_up_s <= min(share * request.stats.prompt_s, TRIED_SHARE * _left(request) * token_s)
 
     def _catch_up_s(self, unread: int, length: int) -> float:
         """Return what reading takes a model beyond a level, at the end of a text of ``length`` tokens."""
@@ -83,54 +98,67 @@ class Asking:
             for name, drafter in drafters.items()
         )
 
-    def missing_s(self, request: Request, state: RequestState) -> float:
+    def missing_s(self, request: Request, state: RequestState, token_s: float) -> float:
         """Return the seconds that have to be set aside until some drafter can be looked at."""
         deciding_s, saved_s = self._known.deciding_s, state.looks.saved_s
         return min(
-            (deciding_s + self._look_s(request, state, name) - saved_s[name] for name in state.gains), default=math.inf
+            (deciding_s + self._look_s(request, state, name, token_s) - saved_s[name] for name in state.gains),
+            default=math.inf,
         )
 
-    def blind_depths(self, states: Sequence[RequestState], planned: RoundPlan) -> list[int]:
+    def blind_depths(self, requests: Sequence[Request], planned: RoundPlan) -> list[int]:
         """Return the lengths of chains that are worth most together, by what was accepted on average."""
-        drafters = self._known.drafters
-        models = [name for name, drafter in drafters.items() if drafter.is_model]
-        names = models or list(drafters)
-        if not names:
+        if not self._known.drafters:
             # Nobody was met yet, for which one request is enough.
-            return [1] + [0] * (len(states) - 1)
+            return [1] + [0] * (len(requests) - 1)
+        token_s = planned.plain_s / planned.requests
+        states = [self._known.requests[request.id] for request in requests]
+        names = [self._blind_names(request, state, token_s) for request, state in zip(requests, states, strict=True)]
         proposals = []
-        for index, state in enumerate(states):
-            outlooks = [state.outlooks[name].ahead(None, self._draft_max) for name in names]
+        for index, (request, state) in enumerate(zip(requests, states, strict=True)):
+            outlooks = [state.outlooks[name].ahead(None, self._draft_max) for name in names[index]]
             survival = 1.0
-            for depth in range(self._draft_max):
+            for depth in range(min(self._draft_max, _left(request) - 1)):
                 survival *= max(chances[depth] for chances in outlooks)
                 if survival < _NEGLIGIBLE:
                     break
                 proposals.append((-survival, depth, index))
         proposals.sort()
+        drafters = self._known.drafters
         best, best_rows, gained, draft_s = 0.0, 0, 0.0, 0.0
         level_rows = [0] * self._draft_max
-        for rows, (negative, depth, _) in enumerate(proposals, start=1):
+        for rows, (negative, depth, index) in enumerate(proposals, start=1):
             gained -= negative
-            if models:
+            if drafters[names[index][0]].is_model:
                 draft_s += self._level_s(planned, level_rows[depth])
                 level_rows[depth] += 1
             extra_s = planned.seconds(rows) - planned.plain_s + draft_s
             value = gained - planned.pace * extra_s
             if value > best and extra_s <= planned.headroom_s:
                 best, best_rows = value, rows
-        depths = [0] * len(states)
+        depths = [0] * len(requests)
         for _, depth, index in proposals[:best_rows]:
             depths[index] = depth + 1
         rows = best_rows
-        for index, state in enumerate(states):
-            if not depths[index]:
-                look_s = max(planned.seconds(rows + 1) - planned.seconds(rows), 0.0)
-                look_s += self._level_s(planned, rows) if models else 0.0
-                if state.looks.pay(names[0], look_s):
+        for index, (request, state) in enumerate(zip(requests, states, strict=True)):
+            if depths[index] == 0 and _left(request) > 1:
+                name = names[index][0]
+                row_s = max(planned.seconds(rows + 1) - planned.seconds(rows), 0.0)
+                if state.looks.pay(name, row_s + self._look_s(request, state, name, token_s)):
+                    planned.paid.add(request.id)
                     depths[index] = 1
                     rows += 1
         return depths
+
+    def _blind_names(self, request: Request, state: RequestState, token_s: float) -> list[str]:
+        """Return the drafters that a blind chain is to be expected of: models that have read the prompt, or may."""
+        drafters, length = self._known.drafters, len(request.token_ids)
+        models = [name for name, drafter in drafters.items() if drafter.is_model]
+        may_read = state.rounds <= _FIRST_ROUNDS and (
+            self._catch_up_s(length, length) <= HOPED_SHARE * _left(request) * token_s
+        )
+        ready = [name for name in models if may_read or name in state.asked]
+        return ready or [name for name in drafters if name not in models] or models
 
     def _level_s(self, planned: RoundPlan, rows: int) -> float:
         """Return what one more row than ``rows`` adds to a model's pass; wider may be cheaper, but not for that."""
@@ -231,10 +259,10 @@ class Asking:
         chosen: list[DraftJob] = []
         for job in jobs:
             request, plan = job.request, planned.plans[job.request.id]
-            if len(chosen) >= most and not plan.blind:
-                continue
             catch_up_s = self._catch_up_s(drafter.unread(request) or 0, len(request.token_ids))
-            is_ready = plan.blind and catch_up_s == 0
+            is_ready = plan.blind and (catch_up_s == 0 or request.id in planned.paid)
+            if len(chosen) >= most and not is_ready:
+                continue
             if is_ready or self._asks_model(planned, plan, name, catch_up_s, standing):
                 chosen.append(job)
                 predicted = planned.predicted_draft_s
@@ -271,14 +299,13 @@ class Asking:
             planned.value_ahead([front.alone()], 0.0, 0, 1),
         )
         expected = max(expected, ahead - standing.value)
-        left = request.rules.max_tokens - request.num_output
-        left_s = left * planned.plain_s / planned.requests
+        left, token_s = _left(request), planned.plain_s / planned.requests
         if is_affordable and expected > 0:
             if catch_up_s == 0:
                 return True
             # An investment: it has to come back over what is left of the answer, and may cost so much at most.
             limit_s = INVESTED_SHARE * request.stats.prompt_s + max(planned.headroom_s, 0.0)
-            limit_s = min(limit_s, HOPED_SHARE * left_s)
+            limit_s = min(limit_s, HOPED_SHARE * left * token_s)
             if catch_up_s <= limit_s and 0.25 * expected * left > planned.pace * catch_up_s:
                 state.ledger.grant(catch_up_s)
                 known.ledger.grant(catch_up_s)
@@ -289,10 +316,12 @@ class Asking:
         if comeback.looks_left and level_s + catch_up_s <= planned.plain_s / 8:
             comeback.looks_left -= 1
             return True
-        if name not in state.asked:
-            # Nothing can be known of a draft that has not read the prompt: reading it is paid by what the prompt cost.
-            of_all = known.drafters[name].gains.alone
-            share = LOOKING_SHARE if of_all.rounds == GAIN_MEMORY and of_all.hoped <= 0 else INVESTED_SHARE
-            if catch_up_s <= min(share * request.stats.prompt_s, TRIED_SHARE * left_s):
-                return True
-        return state.looks.pay(name, level_s + catch_up_s)
+        if self._reads_for_the_prompt(request, state, name, catch_up_s, token_s):
+            return True
+        # What was set aside for before it was decided to look is enough.
+        return state.looks.pay(name, min(level_s + catch_up_s, self._look_s(request, state, name, token_s)))
+
+
+def _left(request: Request) -> int:
+    """Return how many tokens an answer may still have."""
+    return request.rules.max_tokens - request.num_output

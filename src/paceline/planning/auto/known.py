@@ -26,7 +26,7 @@ class DrafterState:
     Attributes:
         is_model: whether asking costs passes.
         outlook: how likely its next proposals are to be right.
-        ask_s: seconds that asking it for one request takes, its prompt read; of a model, its passes only.
+        ask_s: seconds that asking it for one request takes, its prompt read; 0 for a model, whose passes are known.
         last_asked: requests it was asked for when it was last considered.
         gains: of all requests.
     """
@@ -164,10 +164,8 @@ class Knowledge:
             drafter = self.drafters[name]
             if drafter.is_model:
                 self.costs.observe_draft(planned.predicted_draft_s.get(name, 0.0), spent_s)
-                spent_s = self.costs.draft_s(1, planned.context) * asked
-            elif name in planned.reading:
-                # That comes once for every request: the next time it will take much less.
-                continue
-            drafter.ask_s += 0.1 * (spent_s / asked - drafter.ask_s)
+            elif name not in planned.reading:
+                # Reading a prompt comes once for every request: the next time it takes much less.
+                drafter.ask_s += 0.1 * (spent_s / asked - drafter.ask_s)
         own_s = record.draft_s - sum(record.draft_seconds.values())
         self.deciding_s += 0.05 * (max(own_s, 0.0) - self.deciding_s)

@@ -46,6 +46,7 @@ class OnlineCosts:
         # Seconds that every cached token adds for every row, where it was not measured, and the sums it is fitted from.
         self._token_row_s = 0.0
         self._first_of_prompt: tuple[int, int, float] | None = None
+        self._is_warm = False
         self._longer_s = self._longer = 0.0
 
     @property
@@ -90,6 +91,10 @@ class OnlineCosts:
 
     def observe_prompt(self, rows: int, context: int, actual_s: float) -> None:
         """Learn from a pass that read nothing but prompt, after ``context`` tokens that were in the cache before."""
+        if not self._is_warm:
+            # The first pass of a process reads the model from the disk.
+            self._is_warm = True
+            return
         first = self._first_of_prompt
         if first is None or first[0] != rows or first[1] >= context:
             self._first_of_prompt = rows, context, actual_s

@@ -163,7 +163,7 @@ class AutoPolicy:
             state.looks.save(plain_s / count, most_s=plain_s)
         blocked = headroom_s < self._cheapest_s
         wanted = [
-            _is_blind(request) or self._asking.is_worthwhile(request, state, pace, blocked=blocked)
+            _is_blind(request) or self._asking.is_worthwhile(request, state, pace, plain_s / count, blocked=blocked)
             for request, state in zip(requests, states, strict=True)
         ]
         if not any(wanted):
@@ -174,8 +174,8 @@ class AutoPolicy:
         widest = min(self.draft_max * count, _WIDEST)
         self._cheapest_s = min(planned.seconds(rows) for rows in range(1, widest + 1)) - plain_s
         planned.limit(widest)
-        blind_states = [state for request, state in zip(requests, states, strict=True) if _is_blind(request)]
-        blind_depths = iter(self._asking.blind_depths(blind_states, planned) if blind_states else ())
+        blind_requests = [request for request in requests if _is_blind(request)]
+        blind_depths = iter(self._asking.blind_depths(blind_requests, planned) if blind_requests else ())
         budgets: list[DraftBudget | None] = []
         for request, is_wanted in zip(requests, wanted, strict=True):
             blind = _is_blind(request)
@@ -283,7 +283,7 @@ class AutoPolicy:
         """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a look."""
         if not state.paper.idle:
             return
-        rest = Rest.until(self._asking.missing_s(request, state), state.looks.set_aside_s(plain_s))
+        rest = Rest.until(self._asking.missing_s(request, state, plain_s), state.looks.set_aside_s(plain_s))
         if rest is not None:
             self._rest, self._resting = rest, state
 

@@ -97,6 +97,7 @@ class RoundPlan:
         most_rows: drafted rows that can be verified within the headroom.
         blocked: whether there are none.
         blind_branches: trees of blind requests that may branch.
+        paid: blind requests whose drafts are a look, paid for with all that it takes.
         predicted_draft_s: by drafter, what its passes should take.
         asked: by drafter, the requests it was asked for.
         reading: drafters that are asked for the first time for one of the requests, and read its prompt.
@@ -115,6 +116,7 @@ class RoundPlan:
     most_rows: float = math.inf
     blocked: bool = False
     blind_branches: int = 0
+    paid: set[int] = field(default_factory=set)
     predicted_draft_s: dict[str, float] = field(default_factory=dict)
     asked: dict[str, list[int]] = field(default_factory=dict)
     reading: set[str] = field(default_factory=set)
