@@ -155,6 +155,15 @@ def test_a_draft_that_turns_good_is_noticed_though_catching_up_and_deciding_take
     assert seconds_of_the_end(lambda position: 0.05 if position < 300 else 0.95) <= 1.1 * seconds_of_the_end(0.95)
 
 
+def test_rounds_of_a_millisecond_are_not_planned_for_looks_that_are_too_dear() -> None:
+    """A level takes half a plain round, and so does deciding; the draft is right now and then."""
+    curve = Curve(lambda rows: 0.0007 + 0.0001 * rows, lambda rows: 0.0004)
+    skills = {"suffix": Skill(0.5, silent=0.95, is_model=False), "draft": Skill(0.3)}
+    recordings = [synthetic(seed, skills, num_tokens=600, num_prompt=100, depth=16) for seed in range(6)]
+    auto = replay(recordings, AutoPolicy(curve), curve, free_s=2e-5, own_s=4e-4).decode_s
+    assert auto <= 1.01 * plain_s(recordings, curve)
+
+
 def test_plain_rounds_are_made_early_where_they_take_other_than_was_measured() -> None:
     (recording,), curve = texts(1.0, num_tokens=1500, count=1), CURVES["F16"]
 

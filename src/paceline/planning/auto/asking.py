@@ -313,9 +313,12 @@ class Asking:
             return False
         plan.looked_at.add(name)
         comeback = state.comebacks[name]
-        if comeback.looks_left and level_s + catch_up_s <= planned.plain_s / 8:
-            comeback.looks_left -= 1
-            return True
+        if comeback.looks_left:
+            if level_s + catch_up_s <= planned.plain_s / 8:
+                comeback.looks_left -= 1
+                return True
+            # Too dear to follow at once: or every round would be planned for looks that are never made.
+            comeback.looks_left = 0
         if self._reads_for_the_prompt(request, state, name, catch_up_s, token_s):
             return True
         # What was set aside for before it was decided to look is enough.
