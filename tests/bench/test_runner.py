@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -425,37 +425,41 @@ def test_a_servers_own_text_that_loops_or_ends_at_once_tells_nothing(token_ids: 
             assert (len(each.pairs), each.left_out) == (3, 0)
 
 
+class PickyServers(SimulatedServers):
+    """Servers that fail under some settings.
+
+    Args:
+        seconds: of an answer, by what a setting's name ends in.
+        fails: says which settings, by their names.
+    """
+
+    def __init__(self, seconds: Mapping[str, float], fails: Callable[[str], bool]) -> None:
+        super().__init__(seconds)
+        self._fails = fails
+
+    def contestant(self, variant: Variant) -> Contestant:
+        if not self._fails(variant.name):
+            return super().contestant(variant)
+
+        class Failing:
+            def answer(self, task: Task, temperature: float, stopped: Stop) -> Answer:
+                raise EngineError("it cannot")
+
+        return Failing()
+
+
 def test_a_setting_that_a_server_cannot_run_is_left_out() -> None:
-    class Partial(SimulatedServers):
-        def contestant(self, variant: Variant) -> Contestant:
-            if "ngram-cache" not in variant.name:
-                return super().contestant(variant)
-
-            class Failing:
-                def answer(self, task: Task, temperature: float, stopped: Stop) -> Answer:
-                    raise EngineError("it cannot")
-
-            return Failing()
-
-    result = run(engines(), settings(), servers=Partial({"ngram-mod": 16.0}))
+    servers = PickyServers({"ngram-mod": 16.0}, lambda name: "ngram-cache" in name)
+    result = run(engines(), settings(), servers=servers)
     assert result.ended_by == "done"
     assert result.notes == ["new-code: left out, as it cannot"]
     assert named(result, "llama-server, ngram-mod").pairs
 
 
 def test_a_server_that_runs_none_of_the_settings_is_compared_without_drafts() -> None:
-    class Refusing(SimulatedServers):
-        def contestant(self, variant: Variant) -> Contestant:
-            if variant.name.endswith("plain"):
-                return super().contestant(variant)
-
-            class Failing:
-                def answer(self, task: Task, temperature: float, stopped: Stop) -> Answer:
-                    raise EngineError("it cannot")
-
-            return Failing()
-
-    result = run(engines(), settings(), servers=Refusing({"plain": 32.0}))
+    servers = PickyServers({"plain": 32.0}, lambda name: not name.endswith("plain"))
+    result = run(engines(), settings(), servers=servers)
     assert result.ended_by == "done"
-    servers = [each.variant.name for each in result.workloads[0].variants if each.variant.kind == "server"]
-    assert servers == ["llama-server, plain"]
+    assert [each.variant.name for each in result.workloads[0].variants if each.variant.kind == "server"] == [
+        "llama-server, plain"
+    ]

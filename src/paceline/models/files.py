@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,10 +120,12 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a path beside ``path`` to write to; it takes that name, replacing what has it, when all went well.
 
+    Whoever writes at once, in this process or another, does not disturb: the last file stays, and each is whole.
+
     Raises:
         ModelFileError: the disk or its permissions do not let it be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     with _write_errors(path):
         try:
             yield partial

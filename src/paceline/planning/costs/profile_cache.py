@@ -7,15 +7,13 @@ measured again and replaced; nothing here ever keeps a model from being run.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import platform
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +24,7 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, engine_for
 from paceline.machine import processor
 from paceline.models.cache import models_folder
+from paceline.models.files import whole_file
 from paceline.planning.costs.profile import PROFILE_VERSION, CostProfile
 from paceline.planning.costs.profiling import TARGET_WIDTHS, ProfilingBudget, Report, measure_profile, usable_widths
 
@@ -164,9 +163,9 @@ def store_profile(key: ProfileKey, profile: CostProfile) -> Path | None:
     entry = {"key": key.facts, "profile": profile.to_json()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path) as temporary:
-            temporary.write_text(json.dumps(entry, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    except OSError:
+        with whole_file(path) as partial:
+            partial.write_text(json.dumps(entry, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    except (OSError, ModelFileError):
         return None
     return path
 
@@ -259,17 +258,3 @@ def _machine() -> dict[str, Any]:
 
 def _canonical(facts: dict[str, Any]) -> str:
     return json.dumps(facts, sort_keys=True, ensure_ascii=False)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a file beside ``path`` that takes its place in the end, and disappears if it does not come to that."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
