@@ -23,7 +23,14 @@ from paceline.engines.scripted import (
     random_model,
     table_model,
 )
-from paceline.planning.auto.policy import CERTAIN_AFTER, FIRST_PLAIN_ROUNDS, START_ROUNDS, AutoPolicy
+from paceline.planning.auto.policy import (
+    CERTAIN_AFTER,
+    FIRST_PLAIN_EVERY,
+    FIRST_PLAIN_ROUNDS,
+    PLAIN_EVERY,
+    START_ROUNDS,
+    AutoPolicy,
+)
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.replaying.oracle import oracle_s
@@ -80,6 +87,15 @@ def test_a_perfect_draft_reaches_what_an_oracle_does(name: str) -> None:
     recordings, curve = texts(right=1.0, num_tokens=400), CURVES[name]
     oracle = sum(oracle_s(recording, curve) for recording in recordings)
     assert oracle >= 0.95 * replay(recordings, AutoPolicy(curve), curve).decode_s
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "F16", "Q8_0", "Q4_K_M"])
+def test_the_end_of_an_answer_is_drafted_though_rounds_there_are_worse_than_before(name: str) -> None:
+    """However many tokens the rounds before have left over, in sight of the end plain decoding takes longer."""
+    curve = CURVES[name]
+    for num_tokens in range(120, 137):
+        last = replay(texts(right=1.0, num_tokens=num_tokens), AutoPolicy(curve), curve).requests[-1]
+        assert last.arrivals_s[-1] - last.arrivals_s[-16] <= 0.4 * 15 * curve.round_s(1)
 
 
 @pytest.mark.parametrize("name", CURVES)
@@ -174,15 +190,16 @@ def test_plain_rounds_are_made_early_where_they_take_other_than_was_measured() -
             self.widths += [len(tree) for tree in record.trees]
             super().observe(record)
 
-    def plain_rounds(factor: float) -> int:
+    def plain_rounds(factor: float, within: int) -> int:
         policy = Watched(curve)
         policy.widths = []
         replay([recording], policy, curve, drift=lambda now_s: factor)
         # Drafts are always right, so these are spent on knowing.
-        return policy.widths[:60].count(1)
+        return policy.widths[:within].count(1)
 
-    assert plain_rounds(1.0) == plain_rounds(0.95) == FIRST_PLAIN_ROUNDS
-    assert plain_rounds(1.4) == plain_rounds(0.7) == CERTAIN_AFTER
+    assert plain_rounds(1.0, PLAIN_EVERY) == plain_rounds(0.95, PLAIN_EVERY) == FIRST_PLAIN_ROUNDS
+    enough = CERTAIN_AFTER * (FIRST_PLAIN_EVERY + 1)
+    assert plain_rounds(1.4, enough) == plain_rounds(0.7, enough) == CERTAIN_AFTER
 
 
 def test_few_requests_at_once_gain_where_one_does() -> None:

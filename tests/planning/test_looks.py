@@ -45,3 +45,27 @@ def test_a_streak_is_followed_however_likely_it_was_and_has_to_be_longer_after_o
     assert looks_after(True) == LOOKS_IN_A_ROW
     comeback.confirm()
     assert looks_after(False, True, True) == LOOKS_IN_A_ROW
+
+
+def test_what_was_worth_verifying_and_right_is_reason_to_look_again() -> None:
+    comeback = Comeback()
+    comeback.add(chance=0.8, right=True)
+    assert comeback.looks_left == 0
+    comeback.confirm()
+    assert comeback.looks_left == LOOKS_IN_A_ROW
+    comeback.add(chance=0.8, right=False)
+    comeback.confirm()
+    assert comeback.looks_left == 0
+
+
+def test_a_long_streak_is_not_ended_by_one_that_was_wrong() -> None:
+    comeback = Comeback()
+    for _ in range(6):
+        comeback.add(chance=0.8, right=True)
+    comeback.add(chance=0.8, right=False)
+    assert comeback.looks_left == 1
+    comeback.add(chance=0.8, right=True)
+    assert comeback.looks_left == LOOKS_IN_A_ROW
+    for _ in range(2):
+        comeback.add(chance=0.8, right=False)
+    assert comeback.looks_left == 0

@@ -255,7 +255,7 @@ class DecodingLoop:
         # The round adds one token of the target's own, so a draft of all that is left would be one too long.
         depth = min(
             budget.max_depth,
-            request.rules.max_tokens - request.num_output - 1,
+            request.num_left - 1,
             self._capabilities.context_length - len(request.token_ids) - 1,
             self._capabilities.max_outputs // max(1, len(self._requests)) - 1,
         )

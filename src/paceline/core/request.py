@@ -97,6 +97,11 @@ class Request:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def num_left(self) -> int:
+        """Number of tokens that the answer may still have."""
+        return self.rules.max_tokens - self.num_output
+
+    @property
     def decoding(self) -> bool:
         """Whether the prompt is in the cache, so that the next pass emits tokens."""
         return self.cached == len(self.token_ids) - 1 and self.num_output > 0

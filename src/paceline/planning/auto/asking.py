@@ -25,6 +25,7 @@ _NEGLIGIBLE = 0.01
 _FIRST_ROUNDS = 8
 _OF_NOTE = 0.3
 _CAUGHT_UP = 8
+_STALE = 32
 
 
 class Asking:
@@ -43,7 +44,7 @@ class Asking:
         self, request: Request, state: RequestState, pace: float, token_s: float, *, blocked: bool
     ) -> bool:
         """Return whether some drafter is worth asking, or a look that is paid for: the quick way to plain decoding."""
-        if self._speaks_for_any(state, pace, blocked=blocked):
+        if self._speaks_for_any(state, pace, len(request.token_ids), blocked=blocked):
             return True
         # A round that is planned for the sake of a look: then planning it is part of what the look costs.
         deciding_s = self._known.deciding_s
@@ -71,7 +72,7 @@ class Asking:
             return False
         of_all = self._known.drafters[name].gains.alone
         share = LOOKING_SHARE if of_all.rounds == GAIN_MEMORY and of_all.hoped <= 0 else INVESTED_SHARE
-        return catch_up_s <= min(share * request.stats.prompt_s, TRIED_SHARE * _left(request) * token_s)
+        return catch_up_s <= min(share * request.stats.prompt_s, TRIED_SHARE * request.num_left * token_s)
 
     def _catch_up_s(self, unread: int, length: int) -> float:
         """Return what reading takes a model beyond a level, at the end of a text of ``length`` tokens."""
@@ -82,7 +83,7 @@ class Asking:
         draft_s = self._known.costs.draft_s
         return max(draft_s(unread, context) - draft_s(1, context), 0.0)
 
-    def _speaks_for_any(self, state: RequestState, pace: float, *, blocked: bool) -> bool:
+    def _speaks_for_any(self, state: RequestState, pace: float, length: int, *, blocked: bool) -> bool:
         """Return whether by what is known some drafter is worth asking."""
         if any(comeback.looks_left for comeback in state.comebacks.values()):
             return True
@@ -92,11 +93,14 @@ class Asking:
         drafters = self._known.drafters
         if not drafters or state.rounds <= _FIRST_ROUNDS:
             return True
-        return any(
-            max(state.gains[name].alone.hoped, state.gains[name].beside.hoped)
-            > pace * (self._known.deciding_s + (0.0 if drafter.is_model else drafter.ask_s))
-            for name, drafter in drafters.items()
-        )
+        for name, drafter in drafters.items():
+            # What a request saw long ago says less than what others that share its rounds have seen since.
+            is_stale = length - state.asked.get(name, 0) > _STALE
+            gains = drafter.gains if is_stale else state.gains[name]
+            asking_s = self._known.deciding_s + (0.0 if drafter.is_model else drafter.ask_s)
+            if max(gains.alone.hoped, gains.beside.hoped) > pace * asking_s:
+                return True
+        return False
 
     def missing_s(self, request: Request, state: RequestState, token_s: float) -> float:
         """Return the seconds that have to be set aside until some drafter can be looked at."""
@@ -118,7 +122,7 @@ class Asking:
         for index, (request, state) in enumerate(zip(requests, states, strict=True)):
             outlooks = [state.outlooks[name].ahead(None, self._draft_max) for name in names[index]]
             survival = 1.0
-            for depth in range(min(self._draft_max, _left(request) - 1)):
+            for depth in range(min(self._draft_max, request.num_left - 1)):
                 survival *= max(chances[depth] for chances in outlooks)
                 if survival < _NEGLIGIBLE:
                     break
@@ -141,7 +145,7 @@ class Asking:
             depths[index] = depth + 1
         rows = best_rows
         for index, (request, state) in enumerate(zip(requests, states, strict=True)):
-            if depths[index] == 0 and _left(request) > 1:
+            if depths[index] == 0 and request.num_left > 1:
                 name = names[index][0]
                 row_s = max(planned.seconds(rows + 1) - planned.seconds(rows), 0.0)
                 if state.looks.pay(name, row_s + self._look_s(request, state, name, token_s)):
@@ -155,7 +159,7 @@ class Asking:
         drafters, length = self._known.drafters, len(request.token_ids)
         models = [name for name, drafter in drafters.items() if drafter.is_model]
         may_read = state.rounds <= _FIRST_ROUNDS and (
-            self._catch_up_s(length, length) <= HOPED_SHARE * _left(request) * token_s
+            self._catch_up_s(length, length) <= HOPED_SHARE * request.num_left * token_s
         )
         ready = [name for name in models if may_read or name in state.asked]
         return ready or [name for name in drafters if name not in models] or models
@@ -299,7 +303,7 @@ class Asking:
             planned.value_ahead([front.alone()], 0.0, 0, 1),
         )
         expected = max(expected, ahead - standing.value)
-        left, token_s = _left(request), planned.plain_s / planned.requests
+        left, token_s = request.num_left, planned.plain_s / planned.requests
         if is_affordable and expected > 0:
             if catch_up_s == 0:
                 return True
@@ -323,8 +327,3 @@ class Asking:
             return True
         # What was set aside for before it was decided to look is enough.
         return state.looks.pay(name, min(level_s + catch_up_s, self._look_s(request, state, name, token_s)))
-
-
-def _left(request: Request) -> int:
-    """Return how many tokens an answer may still have."""
-    return request.rules.max_tokens - request.num_output

@@ -56,7 +56,7 @@ class Comeback:
 
     Looks have to be rare, and so few tell little. One that was right against expectation is followed by others, and so
     is a streak of right ones, as long as it lasts; if a streak ends before anything was worth verifying, the next one
-    has to be longer.
+    has to be longer. A long streak is not ended by one that was wrong.
 
     Attributes:
         looks_left: times the model may be asked all the same.
@@ -72,10 +72,15 @@ class Comeback:
             self._streak += 1
             self.looks_left = LOOKS_IN_A_ROW if chance < 0.5 or self._streak >= self._needed else 0
             return
+        if self._streak >= 2 * self._needed:
+            self._streak, self.looks_left = self._needed - 1, 1
+            return
         if self._streak >= self._needed:
             self._needed = min(self._needed + 1, _LONGEST_STREAK)
         self._streak = self.looks_left = 0
 
     def confirm(self) -> None:
-        """Take note that something of it was worth verifying."""
-        self._streak, self._needed = 0, _SHORTEST_STREAK
+        """Take note that something of it was worth verifying; where it was right, it may be again."""
+        self._needed = _SHORTEST_STREAK
+        if self._streak:
+            self._streak, self.looks_left = _SHORTEST_STREAK - 1, LOOKS_IN_A_ROW

@@ -1,8 +1,9 @@
 """The planner: decides round by round what is worth drafting and verifying, so that nobody has to set a draft length.
 
 A round of ``R`` rows that is expected to emit ``E`` tokens is worth ``E - pace * seconds(R)``, where the pace is the
-tokens a second of the long run (Dinkelbach's method for the largest ratio of tokens to time). Everything is decided by
-that one figure, for all requests of a round together::
+tokens a second of the long run (Dinkelbach's method for the largest ratio of tokens to time), and that of plain
+decoding where an answer is about to end. Everything is decided by that one figure, for all requests of a round
+together::
 
     free drafters            asked first: they propose all they have, with evidence
     model drafters           another level while some number of further levels is worth its passes and its rows,
@@ -51,7 +52,7 @@ PAPER_ROUNDS = 2.0
 PAPER_GRANTS = 1
 """times that this is done for a request."""
 
-FIRST_PLAIN_ROUNDS = 2
+FIRST_PLAIN_ROUNDS = 1
 """Plain rounds at the start;"""
 PLAIN_EVERY = 64
 """rounds after which another is made, as speculation is compared with what they take."""
@@ -157,7 +158,9 @@ class AutoPolicy:
         headroom_s = min(known.ledger.headroom_s, sum(state.ledger.headroom_s for state in states))
         # All of it at once would be one gamble where several smaller ones tell more.
         headroom_s *= RISKED_SHARE
-        pace = count / plain_s * self._speedup
+        # At the end of an answer, what a second could bring in the long run is no longer to be had.
+        is_ending = all(request.num_left <= self.draft_max for request in requests)
+        pace = count / plain_s * (1.0 if is_ending else self._speedup)
         for state in states:
             state.rounds += 1
             state.looks.save(plain_s / count, most_s=plain_s)
@@ -256,8 +259,12 @@ class AutoPolicy:
             known.costs.observe_round(rows, context, count, verify_s)
             tokens = sum(record.emitted)
             self._book(tokens, record.round_s, tokens / count * plain_s)
-            for request, own in zip(record.requests, record.emitted, strict=True):
-                known.requests[request.id].ledger.book(own, record.round_s / count, own / count * plain_s)
+            # A request pays for the rows it had: one without drafts would owe what those of others took.
+            longer_s, drafted = record.round_s - plain_s, rows - count
+            for request, tree, own in zip(record.requests, record.trees, record.emitted, strict=True):
+                share = tree.num_drafted / drafted if drafted else 1.0 / count
+                own_s = plain_s / count + share * longer_s
+                known.requests[request.id].ledger.book(own, own_s, own / count * plain_s)
         for request, own in zip(record.requests, record.emitted, strict=True):
             self._follow_on_paper(request, own, plain_s)
 
