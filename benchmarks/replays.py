@@ -33,7 +33,7 @@ from paceline.engines.loading import ModelOptions, open_engine
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
-from paceline.models.files import whole_file
+from paceline.output import whole_file
 from paceline.planning.base import Policy
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import FixedPolicy

@@ -22,7 +22,7 @@ from benchmarks.replays import check_draft_ms, costs_named, progress_bar, record
 from paceline.bench.variants import AUTO, Variant, lap_seconds, policy_variants, static_variants
 from paceline.bench.workloads import MIXED
 from paceline.machine import machine
-from paceline.models.files import check_parent, whole_file
+from paceline.output import check_parent, whole_file
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.registry import ADAPTIVE_POLICIES

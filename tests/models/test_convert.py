@@ -842,7 +842,7 @@ def test_sources_that_are_not_there(tmp_path: Path) -> None:
         gguf_to_folder(tmp_path / "none.gguf", tmp_path / "folder")
     with pytest.raises(ModelFileError, match="there is no folder"):
         folder_to_gguf(tmp_path / "none", tmp_path / "model.gguf")
-    with pytest.raises(ModelFileError, match="there is no directory"):
+    with pytest.raises(InputError, match="there is no directory"):
         gguf_to_folder(embedded_draft(), tmp_path / "none" / "folder")
 
 

@@ -145,7 +145,7 @@ def test_unlike_recordings_need_files_of_their_own(tmp_path: Path) -> None:
         save_recordings(tmp_path / "x.npz", [synthetic(1, {"draft": Skill(0.5)}), synthetic(1, {})])
     with pytest.raises(InputError, match="no recordings to save"):
         save_recordings(tmp_path / "x.npz", [])
-    with pytest.raises(InputError, match="cannot write the recordings"):
+    with pytest.raises(InputError, match="cannot be written"):
         save_recordings(tmp_path / "missing" / "x.npz", [synthetic(1, {})])
     assert list(tmp_path.iterdir()) == []
 

@@ -55,7 +55,7 @@ from paceline.engines.loading import ModelOptions, reader_of
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.models.files import whole_file
+from paceline.output import whole_file
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.costs.profiling import ProfilingBudget

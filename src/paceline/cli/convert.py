@@ -129,7 +129,7 @@ def _to_gguf(
 ) -> None:
     from paceline.engines.llama_cpp.quantize import quantize_gguf
     from paceline.models.convert import exact_dtype, folder_to_gguf
-    from paceline.models.files import check_parent, temporary_folder
+    from paceline.output import check_parent, temporary_folder
 
     def write(path: Path, dtype: str) -> None:
         with stage_progress() as report:

@@ -14,7 +14,6 @@ from paceline.cli.display import error_console
 from paceline.cli.progress import stage_progress
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.cache import complete_model, models_folder, resolve
-from paceline.models.files import check_parent
 from paceline.models.inflate import (
     FILE_TYPES,
     PRESETS,
@@ -27,6 +26,7 @@ from paceline.models.inflate import (
     is_up_to_date,
     preset_shape,
 )
+from paceline.output import check_parent
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -17,7 +17,7 @@ import typer
 from paceline.core.errors import InputError
 from paceline.engines.loading import DType, EngineName, ModelOptions
 from paceline.models.cache import complete_model
-from paceline.models.files import check_parent
+from paceline.output import check_parent
 
 MODELS_PANEL = "Models"
 """The part of the help that these options are listed in."""

@@ -43,7 +43,7 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import ModelOptions
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.models.files import whole_file
+from paceline.output import whole_file
 from paceline.planning.costs.profile import CostProfile, PassCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.planning.costs.profiling import ProfilingBudget, usable_widths

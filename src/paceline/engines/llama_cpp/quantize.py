@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import native
-from paceline.models.files import check_parent, whole_file
+from paceline.output import check_parent, whole_file
 
 if TYPE_CHECKING:
     from pathlib import Path

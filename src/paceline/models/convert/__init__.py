@@ -32,16 +32,9 @@ from paceline.models.convert.llama import (
 from paceline.models.convert.safetensors_files import SHARD_BYTES, PlannedTensor, read_tensors, write_tensors
 from paceline.models.convert.tokenizer_json import vocabulary_of_folder, write_tokenizer
 from paceline.models.convert.vocabulary import Vocabulary, add_vocabulary_to_gguf, vocabulary_of_gguf
-from paceline.models.files import (
-    check_new_folder,
-    check_parent,
-    check_room,
-    read_json,
-    whole_file,
-    whole_folder,
-    write_json,
-)
+from paceline.models.files import check_new_folder, read_json, write_json
 from paceline.models.llama import ARCHITECTURE, ROPE_DIVISORS, LlamaFile, check_tensors
+from paceline.output import check_parent, check_room, whole_file, whole_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,7 +23,6 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.files import check_parent, check_room, temporary_folder, whole_file
 from paceline.models.inflate import banned
 from paceline.models.inflate.layout import NOTHING, Indices, Layout, lay_out
 from paceline.models.inflate.provenance import recipe
@@ -44,6 +43,7 @@ from paceline.models.llama import (
     LlamaShape,
     layer_tensor,
 )
+from paceline.output import check_parent, check_room, temporary_folder, whole_file
 
 if TYPE_CHECKING:
     import gguf

@@ -24,7 +24,7 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, engine_for
 from paceline.machine import processor
 from paceline.models.cache import models_folder
-from paceline.models.files import whole_file
+from paceline.output import whole_file
 from paceline.planning.costs.profile import PROFILE_VERSION, CostProfile
 from paceline.planning.costs.profiling import TARGET_WIDTHS, ProfilingBudget, Report, measure_profile, usable_widths
 

@@ -15,7 +15,6 @@ its oldest half at moments that depend on the policy, and a recording holds only
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
@@ -37,6 +36,7 @@ from paceline.core.verify import CoupledVerifier
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import FloatArray
+from paceline.output import whole_file
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -330,17 +330,9 @@ def save_recordings(path: Path, recordings: Sequence[Recording]) -> None:
         chains = [chain for r in recordings for chain in r.tapes[index].chains]
         for key, values in _packed(chains, first.depth, first.siblings).items():
             arrays[f"{index}.{key}"] = values
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            # mypy takes the arrays for the keyword that allows pickles.
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write the recordings {path}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+    # mypy takes the arrays for the keyword that allows pickles.
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def load_recordings(path: Path) -> list[Recording]:
