@@ -930,7 +930,7 @@ def test_quantising_explains_itself(tmp_path: Path) -> None:
     bad.write_bytes(DRAFT.read_bytes()[:9000])
     with pytest.raises(InputError, match=r"'Q9' is unknown; choose from .*Q8_0"):
         quantize_gguf(DRAFT, tmp_path / "out.gguf", "Q9")
-    with pytest.raises(ModelFileError, match="no directory"):
+    with pytest.raises(InputError, match="no directory"):
         quantize_gguf(DRAFT, tmp_path / "missing" / "out.gguf", "F16")
     with pytest.raises(ModelFileError, match=r"requantizing .* disabled"):
         quantize_gguf(DRAFT, tmp_path / "out.gguf", "F16", allow_requantize=False)

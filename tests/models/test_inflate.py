@@ -401,14 +401,14 @@ def test_a_full_disk_is_seen_before_and_during_the_work(
     destination = tmp_path / "large.gguf"
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _path: type("Usage", (), {"free": 10_000_000})())
-        with pytest.raises(ModelFileError, match=r"needs [\d,]{10,} bytes, and 10,000,000 are free"):
+        with pytest.raises(InputError, match=r"needs [\d,]{10,} bytes, and 10,000,000 are free"):
             inflate(small, destination, LARGE)
 
     def no_space(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(writing_module, "_write", no_space)
-    with pytest.raises(ModelFileError, match="No space left on device"):
+    with pytest.raises(InputError, match="No space left on device"):
         inflate(small, destination, LARGE)
     assert list(tmp_path.iterdir()) == []
 
@@ -501,7 +501,7 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path, small: Path) -> Non
             inflate(tmp_path / name, tmp_path / "large.gguf", LARGE)
     with pytest.raises(ModelFileError, match="nowhere"):
         inflate(tmp_path / "nowhere", tmp_path / "large.gguf", LARGE)
-    with pytest.raises(ModelFileError, match="no directory"):
+    with pytest.raises(InputError, match="no directory"):
         inflate(small, tmp_path / "no" / "large.gguf", LARGE)
     with pytest.raises(InputError, match="the source itself"):
         inflate(small, small, LARGE)

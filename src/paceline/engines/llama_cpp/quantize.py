@@ -39,8 +39,8 @@ def quantize_gguf(source: Path, destination: Path, file_type: str, *, allow_requ
         allow_requantize: also start from weights that are quantised already, with the loss of both.
 
     Raises:
-        InputError: the file type is unknown.
-        ModelFileError: the source cannot be read, or the destination cannot be written.
+        InputError: the file type is unknown, or the destination cannot be written.
+        ModelFileError: the source cannot be read.
     """
     known = file_types()
     if file_type.upper() not in known:

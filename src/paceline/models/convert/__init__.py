@@ -76,8 +76,8 @@ def gguf_to_folder(
         shard_bytes: most bytes of weights in one file.
 
     Raises:
-        InputError: the model has something a Hugging Face Llama has not, or the folder cannot be used.
-        ModelFileError: the source is damaged, or the disk is full.
+        InputError: the model has something a Hugging Face Llama has not, or the folder cannot be written.
+        ModelFileError: the source is damaged.
     """
     kind = weight_type(dtype)
     file = LlamaFile(source)
@@ -138,8 +138,8 @@ def folder_to_gguf(
         report: called with the bytes written so far and in all.
 
     Raises:
-        InputError: the model has something that llama.cpp's ``llama`` has not.
-        ModelFileError: a file of the folder is missing or damaged, or the disk is full.
+        InputError: the model has something that llama.cpp's ``llama`` has not, or the disk is full.
+        ModelFileError: a file of the folder is missing or damaged.
     """
     kind = weight_type(dtype)
     if not folder.is_dir():

@@ -93,8 +93,8 @@ def inflate(
         report: told of the progress.
 
     Raises:
-        InputError: the shape cannot hold the source, or a name is unknown.
-        ModelFileError: the source cannot be read or inflated, or the destination cannot be written.
+        InputError: the shape cannot hold the source, a name is unknown, or the destination cannot be written.
+        ModelFileError: the source cannot be read or inflated.
     """
     file_type = file_type_named(file_type)
     report = report or (lambda _stage, _done, _total: None)

@@ -165,7 +165,7 @@ def store_profile(key: ProfileKey, profile: CostProfile) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as partial:
             partial.write_text(json.dumps(entry, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    except (OSError, ModelFileError):
+    except (OSError, InputError):
         return None
     return path
 
