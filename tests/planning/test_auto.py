@@ -134,6 +134,14 @@ def test_a_draft_that_changes_is_followed_within_50_tokens(name: str, before: fl
     assert seconds_of_the_end(changing) <= 1.1 * seconds_of_the_end(lambda position: after)
 
 
+def test_no_draft_is_given_up_for_good() -> None:
+    """What little a draft still promises must not keep it from being looked at."""
+    curve = CURVES["line"]
+    for recording in texts(lambda position: 0.02 if position < 300 else 0.95, num_tokens=600, count=12):
+        (request,) = replay([recording], AutoPolicy(curve), curve).requests
+        assert request.arrivals_s[-1] - request.arrivals_s[350] <= 0.5 * 249 * curve.round_s(1)
+
+
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("right", [0.02, 0.5, 0.8, 0.98])
 def test_many_requests_at_once_are_never_slower_than_plain(name: str, right: float) -> None:

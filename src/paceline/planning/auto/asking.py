@@ -314,7 +314,7 @@ class Asking:
                 state.ledger.grant(catch_up_s)
                 known.ledger.grant(catch_up_s)
                 return True
-            return False
+            # Too little to catch up for, and looks may show more: or what is known of it would stay as it is for good.
         plan.looked_at.add(name)
         comeback = state.comebacks[name]
         if comeback.looks_left:
