@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from paceline.core.tree import Evidence
-from paceline.planning.auto.calibration import Belief, Calibration, MarginFeatures, MatchFeatures
+from paceline.planning.auto.calibration import Belief, Calibration, Company, MarginFeatures, MatchFeatures
 
 REQUEST = 0
 
@@ -77,6 +77,32 @@ def test_chances_of_a_lookup_are_learned_though_they_are_steps() -> None:
     for length in (2, 5, 9, 20, 60):
         seen = Evidence(match_length=length, count=1)
         assert calibration.belief(REQUEST, seen, 1).probability == pytest.approx(by_match(seen, 1), abs=0.12)
+
+
+def test_a_lookup_whose_match_went_on_otherwise_as_often_is_believed_less() -> None:
+    calibration = Calibration(MatchFeatures())
+    # By Laplace's rule: seen once and nothing else; once, as one other was; three times, as one other was.
+    alone, even, most = (Evidence(probability, 4, count) for probability, count in ((1 / 2, 1), (1 / 3, 1), (3 / 5, 3)))
+    unknown = Evidence(None, 4, 1)
+    chances = [calibration.belief(REQUEST, seen, 1).probability for seen in (even, most, alone)]
+    assert chances == sorted(chances)
+    assert calibration.belief(REQUEST, unknown, 1) == calibration.belief(REQUEST, alone, 1)
+    # And how much less is learned.
+    truth = {1 / 2: 0.8, 1 / 3: 0.2, 3 / 5: 0.6}
+    taught(calibration, lambda seen, depth: truth[seen.probability or 0.0], lambda rng: rng.choice([alone, even]), 2000)
+    assert calibration.belief(REQUEST, even, 1).probability == pytest.approx(0.2, abs=0.1)
+    assert calibration.belief(REQUEST, alone, 1).probability == pytest.approx(0.8, abs=0.1)
+
+
+def test_what_company_means_is_learned_for_each_kind() -> None:
+    calibration, seen, rng = Calibration(MatchFeatures()), Evidence(match_length=4, count=1), random.Random(0)
+    for _ in range(2000):
+        company = Company(lookups=rng.random() < 0.5, models=rng.random() < 0.5)
+        calibration.observe(REQUEST, seen, 1, rng.random() < (0.9 if company.models else 0.1), company)
+    for lookups in (True, False):
+        for models, right in ((True, 0.9), (False, 0.1)):
+            chance = calibration.belief(REQUEST, seen, 1, Company(lookups, models)).probability
+            assert chance == pytest.approx(right, abs=0.15)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.9, 0.1), (0.1, 0.9)])

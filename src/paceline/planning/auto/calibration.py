@@ -2,9 +2,10 @@
 
 Each drafter has a logistic model of its own evidence: of a draft model the margin between its best and second choice
 *under the noise it was drawn with* (a token of probability 0.1 that large noise chose may be near certain), of a text
-lookup how long the match was and how often its continuation was seen. Depths and requests have offsets of their own,
-shrunk towards what is common to all. Beliefs are Gaussians over the weights, updated one verdict at a time (an extended
-Kalman filter), so an estimate comes with its uncertainty and a change in the text is followed within tens of tokens.
+lookup how long the match was, how often its continuation was seen, and how often others were. Depths and requests have
+offsets of their own, shrunk towards what is common to all. Beliefs are Gaussians over the weights, updated one verdict
+at a time (an extended Kalman filter), so an estimate comes with its uncertainty and a change in the text is followed
+within tens of tokens.
 
 Labels come only from drafts whose predecessors were all accepted: an estimate is the chance given that.
 
@@ -19,7 +20,6 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple, Protocol
 
 from paceline.core.tree import Evidence
@@ -141,40 +141,45 @@ class SiblingFeatures:
 
 @dataclass(frozen=True, slots=True)
 class MatchFeatures:
-    """Of a text lookup: buckets of match length and of count, each twice as wide as the one before, and the depth.
+    """Of a text lookup: match length and count in buckets, each twice as wide as the one before, share, and depth.
 
     Attributes:
         intercept: log-odds common to all.
         lengths: of the offset of each bucket of match lengths.
         count: of the offset of each bucket of counts.
+        share: slope of the log-odds over the logarithm of the share of the continuations seen that were this one; 1
+            before anything was seen, as if a rare one were as likely as it was frequent.
     """
 
     intercept: Prior = Prior(0.8, 1.0, 0.004)
     lengths: Sequence[Prior] = tuple(Prior(mean, 0.5, 0.001) for mean in (-0.4, 0.4, 0.4, 1.0, 1.0, 1.0, 1.0, 1.0))
     count: Prior = Prior(0.0, 0.5, 0.001)
+    share: Prior = Prior(1.0, 1.0, 0.001)
 
     def priors(self) -> list[Prior]:
-        """Return intercept, depth offsets, and offsets of match lengths and counts."""
-        return [self.intercept, *_depth_priors(), *self.lengths, *[self.count] * _BUCKETS]
+        """Return intercept, depth offsets, offsets of match lengths and counts, and the slope over the share."""
+        return [self.intercept, *_depth_priors(), *self.lengths, *[self.count] * _BUCKETS, self.share]
 
     def inputs(self, evidence: Evidence, depth: int) -> Sequence[tuple[int, float]]:
-        """Return the inputs; what is unknown counts as 1."""
+        """Return the inputs; what is unknown counts as 1, and a continuation as the only one."""
         length, count = evidence.match_length or 1, evidence.count or 1
-        return _match_inputs(min(depth, MAX_DEPTH_OFFSET), length.bit_length(), count.bit_length())
+        return _match_inputs(min(depth, MAX_DEPTH_OFFSET), length.bit_length(), count, evidence.probability)
 
 
-class Company(Enum):
-    """What other drafters propose where one proposes its first choice."""
+class Company(NamedTuple):
+    """Whether others' first choices are what a drafter proposes first; ``None`` where none of that kind proposes.
 
-    NONE = "none"
-    AGREES = "agrees"
-    DIFFERS = "differs"
+    Attributes:
+        lookups: of the text lookups.
+        models: of the draft models.
+    """
+
+    lookups: bool | None = None
+    models: bool | None = None
 
 
-_COMPANY_PRIORS: Mapping[Company, Prior] = {
-    Company.AGREES: Prior(1.5, 0.5, 0.001),
-    Company.DIFFERS: Prior(-1.0, 0.5, 0.001),
-}
+ALONE = Company()
+_COMPANY_PRIORS: Mapping[bool, Prior] = {True: Prior(1.5, 0.5, 0.001), False: Prior(-1.0, 0.5, 0.001)}
 
 
 class Calibration:
@@ -188,7 +193,8 @@ class Calibration:
     def __init__(self, features: Features, offset: Prior = Prior(0.0, 0.5, 0.003)) -> None:
         self._features = features
         self._weights = [_Weight(prior) for prior in features.priors()]
-        self._company = {company: _Weight(prior) for company, prior in _COMPANY_PRIORS.items()}
+        # Of each kind of company: a lookup that agrees with another says little, a model that does says much.
+        self._company = [{agrees: _Weight(prior) for agrees, prior in _COMPANY_PRIORS.items()} for _ in Company._fields]
         self._offset_prior = offset
         self._offsets: dict[int, _Weight] = {}
         self.reliability = Reliability()
@@ -201,12 +207,12 @@ class Calibration:
         """Forget a request; what it taught about all requests stays."""
         self._offsets.pop(request_id, None)
 
-    def belief(self, request_id: int, evidence: Evidence, depth: int, company: Company = Company.NONE) -> Belief:
+    def belief(self, request_id: int, evidence: Evidence, depth: int, company: Company = ALONE) -> Belief:
         """Return what is believed of a draft at ``depth``, given that everything above it is accepted."""
         return _belief(self._active(request_id, evidence, depth, company))
 
     def observe(
-        self, request_id: int, evidence: Evidence, depth: int, accepted: bool, company: Company = Company.NONE
+        self, request_id: int, evidence: Evidence, depth: int, accepted: bool, company: Company = ALONE
     ) -> None:
         """Learn from one verdict, of a draft whose predecessors were all accepted."""
         active = self._active(request_id, evidence, depth, company)
@@ -227,8 +233,9 @@ class Calibration:
         """Return the weights that have a say, with their inputs."""
         weights = self._weights
         active = [(weights[index], value) for index, value in self._features.inputs(evidence, depth)]
-        if company is not Company.NONE:
-            active.append((self._company[company], 1.0))
+        if company is not ALONE:
+            kinds = zip(self._company, company, strict=True)
+            active += [(of_kind[agrees], 1.0) for of_kind, agrees in kinds if agrees is not None]
         offset = self._offsets.get(request_id)
         if offset is not None:
             active.append((offset, 1.0))
@@ -280,12 +287,18 @@ def _belief(active: Sequence[tuple[_Weight, float]]) -> Belief:
     return Belief(min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance)
 
 
-@functools.cache
-def _match_inputs(depth: int, length_bits: int, count_bits: int) -> Sequence[tuple[int, float]]:
+@functools.lru_cache(maxsize=4096)
+def _match_inputs(depth: int, length_bits: int, count: int, probability: float | None) -> Sequence[tuple[int, float]]:
     """Return the inputs of a match: one of each group, by numbers of bits, so every bucket is twice as wide."""
-    lengths, counts = 1 + MAX_DEPTH_OFFSET, 1 + MAX_DEPTH_OFFSET + _BUCKETS
-    active = (0, depth, lengths + min(length_bits, _BUCKETS) - 1, counts + min(count_bits, _BUCKETS) - 1)
-    return tuple((index, 1.0) for index in active)
+    lengths = 1 + MAX_DEPTH_OFFSET
+    counts = lengths + _BUCKETS
+    share = counts + _BUCKETS
+    active = (0, depth, lengths + min(length_bits, _BUCKETS) - 1, counts + min(count.bit_length(), _BUCKETS) - 1)
+    inputs = [(index, 1.0) for index in active]
+    if probability is not None and 0.0 < probability < count / (count + 1):
+        # By Laplace's rule it is count / (all + 1), and the share is count / all.
+        inputs.append((share, math.log(probability * count / (count - probability))))
+    return tuple(inputs)
 
 
 def _sigmoid(log_odds: float) -> float:

@@ -1,7 +1,6 @@
 """How far a drafted tree is expected to be accepted: calibrated chances of every proposal, multiplied down the tree.
 
-A tree holds proposals of several drafters; each drafter has its own calibration, and another for its runners-up. A
-token that several propose is as likely as the most confident of them says.
+A tree holds proposals of several drafters; each drafter has its own calibration, and another for its runners-up.
 """
 
 from __future__ import annotations
@@ -12,7 +11,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceline.core.tree import ROOT, Candidate, DraftTree
-from paceline.planning.auto.calibration import Calibration, Company, MarginFeatures, MatchFeatures, SiblingFeatures
+from paceline.planning.auto.calibration import (
+    ALONE,
+    Calibration,
+    Company,
+    MarginFeatures,
+    MatchFeatures,
+    SiblingFeatures,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +252,7 @@ class SurvivalModel:
             # So it is along most of a chain, and there is nothing to weigh it against.
             (candidate,) = candidates
             known = self._first.get(candidate.source)
-            proposal = _Proposal(candidate, True, Company.NONE)
+            proposal = _Proposal(candidate, True, ALONE)
             if known is None:
                 return _Fork(parent, [proposal], [])
             chance = known.belief(request_id, candidate.evidence, depth).probability
@@ -256,19 +262,22 @@ class SurvivalModel:
         for candidate in candidates:
             firsts.setdefault(candidate.source, candidate.node)
         proposals = []
-        first_choices: dict[int, float] = {}
+        opinions: dict[int, list[tuple[str, float]]] = {}
         runners_up: dict[int, float] = {}
         for candidate in candidates:
             source, node = candidate.source, candidate.node
             first = firsts[source] == node
-            company = _company(firsts, source) if first and len(firsts) > 1 else Company.NONE
+            company = self._company(firsts, source) if first and len(firsts) > 1 else ALONE
             proposals.append(_Proposal(candidate, first, company))
             calibration = (self._first if first else self._siblings).get(source)
             if calibration is None:
                 continue
             chance = calibration.belief(request_id, candidate.evidence, depth, company).probability
-            chances = first_choices if first else runners_up
-            chances[node] = max(chance, chances.get(node, 0.0))
+            if first:
+                opinions.setdefault(node, []).append((source, chance))
+            else:
+                runners_up[node] = max(chance, runners_up.get(node, 0.0))
+        first_choices = {node: self._agreed(chances) for node, chances in opinions.items()}
         # One of them at most is what the target says.
         total = sum(first_choices.values())
         scale = max(total, 1.0)
@@ -310,12 +319,29 @@ class SurvivalModel:
                     verdicts.append(Verdict(candidate.source, depth + 1, before, chance, right))
         return verdicts
 
+    def _company(self, firsts: Mapping[str, int], source: str) -> Company:
+        """Return whether others propose first what a drafter does, by kind."""
+        agrees: list[bool | None] = [None, None]
+        for name, node in firsts.items():
+            if name != source:
+                kind = name in self._siblings
+                agrees[kind] = bool(agrees[kind]) or node == firsts[source]
+        return Company(*agrees)
+
+    def _agreed(self, opinions: Sequence[tuple[str, float]]) -> float:
+        """Return the chance of a token that several propose first.
+
+        Each opinion is right on the mean by itself, so the highest of several would be too high. Lookups know the same
+        text: the lower of two knows of something in it that the other does not.
+        """
+        if len(opinions) == 1:
+            return opinions[0][1]
+        of_models = [chance for source, chance in opinions if source in self._siblings]
+        of_lookups = [chance for source, chance in opinions if source not in self._siblings]
+        chances = of_models + ([min(of_lookups)] if of_lookups else [])
+        return sum(chances) / len(chances)
+
     def _begin(self, request_id: int, source: str) -> None:
         self._first[source].begin(request_id)
         if source in self._siblings:
             self._siblings[source].begin(request_id)
-
-
-def _company(firsts: Mapping[str, int], source: str) -> Company:
-    others = [node for name, node in firsts.items() if name != source]
-    return Company.AGREES if firsts[source] in others else Company.DIFFERS
