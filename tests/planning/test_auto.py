@@ -142,6 +142,17 @@ def test_no_draft_is_given_up_for_good() -> None:
         assert request.arrivals_s[-1] - request.arrivals_s[350] <= 0.5 * 249 * curve.round_s(1)
 
 
+def test_what_early_losses_used_up_is_allowed_again_where_drafts_win_on_paper() -> None:
+    """Each text by itself: a lookup that was mostly wrong must not keep the model's drafts from ever being tried."""
+    curve = line(0.015, 0.001)
+    late = Skill(lambda position: 0.05 if position < 300 else 0.95)
+    skills = {"suffix": Skill(0.5, silent=0.97, is_model=False), "draft": late}
+    for seed in range(48):
+        recording = synthetic(seed, skills, num_tokens=700, num_prompt=100, depth=16)
+        (request,) = replay([recording], AutoPolicy(curve), curve, free_s=2e-5, own_s=1.5e-4).requests
+        assert request.arrivals_s[-1] - request.arrivals_s[400] <= 0.5 * 299 * curve.round_s(1)
+
+
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("right", [0.02, 0.5, 0.8, 0.98])
 def test_many_requests_at_once_are_never_slower_than_plain(name: str, right: float) -> None:
@@ -165,7 +176,7 @@ def test_a_lookup_that_finds_nothing_at_first_is_asked_again_though_deciding_tak
 
 def test_a_draft_that_turns_good_is_noticed_though_catching_up_and_deciding_take_time() -> None:
     """Two drafters share what is set aside for looks, so that between two of them the draft falls behind."""
-    curve = Curve(lambda rows: 0.015 + 0.001 * rows, lambda rows: 0.00098 + 0.00002 * rows)
+    curve = line(0.015, 0.001)
 
     def seconds_of_the_end(right: float | Callable[[int], float]) -> float:
         skills = {"suffix": Skill(0.5, silent=0.97, is_model=False), "draft": Skill(right)}
@@ -316,7 +327,7 @@ def test_a_blind_draft_that_is_right_is_used() -> None:
 
 
 def test_a_blind_draft_that_turns_good_is_used_again() -> None:
-    curve = Curve(lambda rows: 0.015 + 0.001 * rows, lambda rows: 0.00098 + 0.00002 * rows)
+    curve = line(0.015, 0.001)
     wrong = random_model(12, seed=2)
 
     def turning(tokens: Sequence[int]) -> Float64Array:

@@ -27,8 +27,19 @@ def test_a_look_that_was_right_against_expectation_is_followed_by_more() -> None
     comeback = Comeback()
     comeback.add(chance=0.2, right=True)
     assert comeback.looks_left == LOOKS_IN_A_ROW
+    comeback.looks_left -= 1
+    comeback.add(chance=0.3, right=False)
+    assert comeback.looks_left == LOOKS_IN_A_ROW - 1
     comeback.add(chance=0.3, right=False)
     assert comeback.looks_left == 0
+
+
+def test_one_that_was_wrong_after_the_last_of_the_looks_is_followed_by_one_more() -> None:
+    comeback = Comeback()
+    comeback.add(chance=0.2, right=True)
+    comeback.looks_left = 0
+    comeback.add(chance=0.3, right=False)
+    assert comeback.looks_left == 1
 
 
 def test_a_streak_is_followed_however_likely_it_was_and_has_to_be_longer_after_one_that_came_to_nothing() -> None:

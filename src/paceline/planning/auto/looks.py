@@ -54,9 +54,9 @@ class Looks:
 class Comeback:
     """Looks at the drafts of a model that was given up, and whether they are reason to look again at once.
 
-    Looks have to be rare, and so few tell little. One that was right against expectation is followed by others, and so
-    is a streak of right ones, as long as it lasts; if a streak ends before anything was worth verifying, the next one
-    has to be longer. A long streak is not ended by one that was wrong.
+    Looks have to be rare, and so few tell little. One that was right against expectation is followed by others, of
+    which one may be wrong; and so is a streak of right ones, as long as it lasts; if a streak ends before anything was
+    worth verifying, the next one has to be longer. A long streak is not ended by one that was wrong.
 
     Attributes:
         looks_left: times the model may be asked all the same.
@@ -65,12 +65,18 @@ class Comeback:
     looks_left: int = 0
     _streak: int = 0
     _needed: int = _SHORTEST_STREAK
+    _forgives: bool = False
 
     def add(self, chance: float, right: bool) -> None:
         """Count the verdict about a draft's first token, which was given ``chance``."""
         if right:
+            is_surprise = chance < 0.5
             self._streak += 1
-            self.looks_left = LOOKS_IN_A_ROW if chance < 0.5 or self._streak >= self._needed else 0
+            self._forgives = self._forgives or is_surprise
+            self.looks_left = LOOKS_IN_A_ROW if is_surprise or self._streak >= self._needed else 0
+            return
+        if self._forgives:
+            self._forgives, self.looks_left = False, max(self.looks_left, 1)
             return
         if self._streak >= 2 * self._needed:
             self._streak, self.looks_left = self._needed - 1, 1

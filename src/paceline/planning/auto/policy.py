@@ -48,9 +48,8 @@ RISKED_SHARE = 0.7
 """Of what may be lost, in one round."""
 
 PAPER_ROUNDS = 2.0
-"""Plain rounds that drafts have to win on paper before more may be lost than was allowed, and"""
-PAPER_GRANTS = 1
-"""times that this is done for a request."""
+"""Plain rounds that drafts have to win on paper before a request may lose more than was allowed: as many again as at
+the start for the first time, and each time half as much for twice as many."""
 
 FIRST_PLAIN_ROUNDS = 1
 """Plain rounds at the start;"""
@@ -331,9 +330,10 @@ class AutoPolicy:
         if state.paper.idle:
             return
         state.paper.follow(request.token_ids[len(request.token_ids) - emitted :], plain_s)
-        if state.paper.grants < PAPER_GRANTS and state.paper.grant(PAPER_ROUNDS * plain_s):
-            state.ledger.grant(START_ROUNDS * plain_s)
-            self._known.ledger.grant(START_ROUNDS * plain_s)
+        scale = 2.0**state.paper.grants
+        if state.paper.grant(PAPER_ROUNDS * scale * plain_s):
+            state.ledger.grant(START_ROUNDS / scale * plain_s)
+            self._known.ledger.grant(START_ROUNDS / scale * plain_s)
 
 
 def _is_blind(request: Request) -> bool:
