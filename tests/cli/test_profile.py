@@ -109,15 +109,23 @@ def test_the_staircase_is_printed_with_its_cliffs(invoke: Invoke, engines: Engin
 
 def test_it_is_measured_once_and_again_by_force(invoke: Invoke, engines: Engines, cache: Path) -> None:
     first = invoke("profile")
-    engines.slower = 3.0
+    engines.slower = 1.2
     second = invoke("profile")
     assert second.out == first.out
     assert "measured before" in second.err
     third = invoke("profile", "--force")
-    assert rows_of(third.out)[3][0] == "111"
+    assert rows_of(third.out)[3][0] == "44.4"
     assert len(list(cache.iterdir())) == 1
-    assert rows_of(invoke("profile", "-t", "1").out)[3][0] == "111"
+    assert rows_of(invoke("profile", "-t", "1").out)[3][0] == "44.4"
     assert len(list(cache.iterdir())) == 2
+
+
+def test_it_is_measured_again_where_the_machine_has_changed(invoke: Invoke, engines: Engines) -> None:
+    invoke("profile")
+    engines.slower = 3.0
+    again = invoke("profile")
+    assert rows_of(again.out)[3][0] == "111"
+    assert "measured before" not in again.err
 
 
 def test_a_spoiled_entry_is_measured_again(invoke: Invoke, engines: Engines, cache: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -270,20 +271,56 @@ def test_a_model_is_measured_once(options: ModelOptions) -> None:
     passed_s = engine.clock.now_s()
     second = find_or_measure(engine, options, clock=engine.clock)
     assert (first.measured, second.measured) == (True, False)
-    assert engine.clock.now_s() == passed_s
+    # But for a few passes, which say that it still holds.
+    assert engine.clock.now_s() - passed_s < 0.15
     assert first.profile == second.profile
     assert first.path == second.path
     assert first.path is not None
     assert first.path.is_file()
 
 
-def test_a_machine_that_changed_can_be_measured_again(options: ModelOptions) -> None:
-    engine, slower = engine_of(2.0), engine_of(9.0)
+def test_a_machine_that_changed_a_little_can_be_measured_again(options: ModelOptions) -> None:
+    engine, slower = engine_of(5.0), engine_of(6.0)
     find_or_measure(engine, options, clock=engine.clock)
+    assert not find_or_measure(slower, options, clock=slower.clock).measured
     again = find_or_measure(slower, options, clock=slower.clock, force=True)
     assert again.measured
-    assert again.profile.round_s(1) == pytest.approx(0.010)
-    assert find_or_measure(engine, options, clock=engine.clock).profile.round_s(1) == pytest.approx(0.010)
+    assert again.profile.round_s(1) == pytest.approx(0.007)
+    assert find_or_measure(engine, options, clock=engine.clock).profile.round_s(1) == pytest.approx(0.007)
+
+
+@pytest.mark.parametrize("ms", [1.0, 9.0])
+def test_a_profile_of_a_machine_that_changed_much_is_replaced(options: ModelOptions, ms: float) -> None:
+    engine, changed = engine_of(4.0), engine_of(ms)
+    find_or_measure(engine, options, clock=engine.clock)
+    again = find_or_measure(changed, options, clock=changed.clock)
+    assert again.measured
+    assert again.profile.round_s(1) == pytest.approx((ms + 1) / 1e3)
+    assert not find_or_measure(changed, options, clock=changed.clock).measured
+
+
+def test_a_profile_whose_wide_passes_changed_is_replaced(options: ModelOptions) -> None:
+    engine = engine_of(10.0)
+    find_or_measure(engine, options, clock=engine.clock)
+    engine._cost = lambda rows, context: 0.011
+    assert find_or_measure(engine, options, clock=engine.clock).measured
+
+
+def test_passes_that_something_disturbed_are_no_reason_to_measure_again(options: ModelOptions) -> None:
+    engine = engine_of(10.0)
+    find_or_measure(engine, options, clock=engine.clock)
+    undisturbed, passes = engine._cost, itertools.count()
+    engine._cost = lambda rows, context: undisturbed(rows, context) * (5.0 if next(passes) < 5 else 1.0)
+    assert not find_or_measure(engine, options, clock=engine.clock).measured
+
+
+def test_a_check_of_slow_passes_is_short(options: ModelOptions) -> None:
+    engine = engine_of(800.0)
+    find_or_measure(engine, options, clock=engine.clock)
+    before_s = engine.clock.now_s()
+    assert not find_or_measure(engine, options, clock=engine.clock).measured
+    # The first reads the model from the disk, and then one of each width.
+    assert engine.clock.now_s() - before_s <= 3 * 0.81
 
 
 def test_widths_that_are_not_kept_are_measured(options: ModelOptions) -> None:

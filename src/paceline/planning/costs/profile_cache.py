@@ -3,6 +3,9 @@
 An entry is one JSON file, named by the hash of everything that the costs depend on. It repeats all of that in full, and
 counts only if it is what was asked for. What cannot be read, is of another version or belongs to something else is
 measured again and replaced; nothing here ever keeps a model from being run.
+
+Nor does a key know whether a laptop runs on its battery, or what else uses the memory's bandwidth. So a few passes at
+every load say whether a profile still holds; where they take other than it says, it is measured again.
 """
 
 from __future__ import annotations
@@ -26,7 +29,14 @@ from paceline.machine import processor
 from paceline.models.cache import models_folder
 from paceline.output import whole_file
 from paceline.planning.costs.profile import PROFILE_VERSION, CostProfile
-from paceline.planning.costs.profiling import TARGET_WIDTHS, ProfilingBudget, Report, measure_profile, usable_widths
+from paceline.planning.costs.profiling import (
+    TARGET_WIDTHS,
+    ProfilingBudget,
+    Report,
+    measure_profile,
+    spot_check,
+    usable_widths,
+)
 
 _HEAD_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 1 << 16
@@ -34,6 +44,11 @@ _BLOCKS: Final = 64
 """Blocks read of a file besides its head: 5 MiB in all, so that 40 GB take as long as 40 MB."""
 
 _WEIGHTS_AND_SETTINGS: Final = (".safetensors", ".bin", ".json", ".gguf")
+_CHANGED: Final = 1.25
+"""How many times as long passes may take as was measured, or the other way round, before a profile is of no use. Less
+than that the planner follows from round to round."""
+_CHECKED_WIDTH: Final = 8
+"""Widest pass that is checked, beside that of one row."""
 _PART_OF_SEVERAL: Final = re.compile(r"(.*)-\d{5}(-of-\d{5}\.gguf)")
 
 
@@ -111,7 +126,7 @@ def find_or_measure(
     clock: Clock | None = None,
     report: Report | None = None,
 ) -> KeptProfile:
-    """Return the profile of these engines: the one kept, or else one measured now, which is then kept.
+    """Return the profile of these engines: the one kept, if it still holds, or else one measured now and then kept.
 
     Args:
         target: the model that verifies.
@@ -137,10 +152,24 @@ def find_or_measure(
         profile = measure_profile(target, draft, budget=budget, widths=wanted, clock=clock, report=report)
         return KeptProfile(profile, True, None)
     kept = None if force else load_profile(key)
-    if kept is not None and all(kept.target.is_measured(rows) for rows in usable_widths(target, widths or ())):
+    is_enough = kept is not None and all(kept.target.is_measured(rows) for rows in usable_widths(target, widths or ()))
+    if kept is not None and is_enough and _still_holds(kept, target, clock):
         return KeptProfile(kept, False, profiles_folder() / key.name)
     profile = measure_profile(target, draft, budget=budget, widths=wanted, clock=clock, report=report)
     return KeptProfile(profile, True, store_profile(key, profile))
+
+
+def _still_holds(kept: CostProfile, target: Engine, clock: Clock | None) -> bool:
+    """Return whether passes take now about what they took; where one check says no, a second one must agree."""
+    wide = max(width.rows for width in kept.target.widths if width.rows <= _CHECKED_WIDTH)
+    least_s: dict[int, float] = {}
+    for _ in range(2):
+        for rows, now_s in spot_check(target, sorted({1, wide}), clock=clock).items():
+            least_s[rows] = min(now_s, least_s.get(rows, now_s))
+        ratios = [now_s / kept.target.seconds(rows) for rows, now_s in least_s.items()]
+        if all(1 / _CHANGED <= ratio <= _CHANGED for ratio in ratios):
+            return True
+    return False
 
 
 def load_profile(key: ProfileKey) -> CostProfile | None:

@@ -75,6 +75,11 @@ _WIDE: Final = 8
 """Widest pass of the target that is measured at the long context too. Of a draft model it is the widest of all: what a
 context adds to narrow passes is lost in the noise, and it is prompts that it reads at once."""
 
+_CHECK_S: Final = 1.0
+_CHECK_REPEATS: Final = 2
+_CHECK_SHARE: Final = 0.1
+"""Of the seconds of a check: passes are repeated for so long, where twice takes less, as caches have to warm up."""
+
 _GROWTH: Final = 64
 """Tokens by which the context may outgrow what it should be, where an engine cannot take them back."""
 
@@ -180,6 +185,35 @@ def measure_profile(
         num_passes=meter.passes,
         took_s=meter.took_s,
     )
+
+
+def spot_check(target: Engine, widths: Sequence[int], *, clock: Clock | None = None) -> dict[int, float]:
+    """Return what passes take now, by rows, the least of a few of each: whether a profile still holds.
+
+    It takes about a second at most, unless one pass of each width does, and leaves the engine as it was.
+
+    Args:
+        target: the model that verifies; it must have a sequence to spare.
+        widths: those that are looked at; what there is no room for is left out.
+        clock: where times come from.
+
+    Raises:
+        CapabilityError: all sequences of the engine are in use.
+        EngineError: a pass failed.
+    """
+    meter = _Meter(clock or WallClock(), ProfilingBudget(_CHECK_S, None), lambda share: None)
+    times_s: dict[int, list[float]] = {rows: [] for rows in widths}
+    with _opened(target, meter, random.Random(0), verifies=True) as subject:
+        subject.warm_up()
+        meter.start()
+        with contextlib.suppress(NoRoomError):
+            for repeat in range(_MOST_REPEATS):
+                if repeat >= _CHECK_REPEATS and not meter.allows(_CHECK_SHARE):
+                    break
+                for rows, times in times_s.items():
+                    if repeat == 0 or meter.allows(1.0):
+                        times.append(subject.time_pass(rows))
+    return {rows: min(times) for rows, times in times_s.items() if times}
 
 
 def usable_widths(target: Engine, widths: Sequence[int]) -> list[int]:
