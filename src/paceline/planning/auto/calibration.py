@@ -193,7 +193,7 @@ class Calibration:
     def __init__(self, features: Features, offset: Prior = Prior(0.0, 0.5, 0.003)) -> None:
         self._features = features
         self._weights = [_Weight(prior) for prior in features.priors()]
-        # Of each kind of company: a lookup that agrees with another says little, a model that does says much.
+        # Learned for each kind of company: lookups read the same text, so that one agrees with another may say little.
         self._company = [{agrees: _Weight(prior) for agrees, prior in _COMPANY_PRIORS.items()} for _ in Company._fields]
         self._offset_prior = offset
         self._offsets: dict[int, _Weight] = {}
