@@ -265,6 +265,9 @@ class SteepCosts:
     token: float
     draft: float
 
+    def is_measured(self, rows: int) -> bool:
+        return True
+
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
         return 1.0 + self.row * (rows - requests) + self.token * context
 

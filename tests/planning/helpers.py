@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.planning.replaying.recording import Chain, DrafterTape, Level, Recording
@@ -23,12 +23,19 @@ MEASURED_MS: Mapping[str, Mapping[int, float]] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Costs from a function of the rows, a slope over the context, and a price of further requests, in seconds."""
+    """Costs from a function of the rows, a slope over the context, and a price of further requests, in seconds.
+
+    Widths count as measured if they are among ``measured``, or if that is ``None``.
+    """
 
     target: Callable[[int], float]
     draft: Callable[[int], float] = lambda rows: 0.001
     token_s: float = 0.0
     request_s: float = 0.0
+    measured: Collection[int] | None = None
+
+    def is_measured(self, rows: int) -> bool:
+        return self.measured is None or rows in self.measured
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
         return self.target(rows) + context * self.token_s + (requests - 1) * self.request_s
@@ -47,7 +54,7 @@ def table(milliseconds: Mapping[int, float], draft_ms: float = 2.0) -> Curve:
             return milliseconds[widths[-1]] / widths[-1] * rows / 1e3
         return milliseconds[width] / 1e3
 
-    return Curve(target, lambda rows: draft_ms / 1e3)
+    return Curve(target, lambda rows: draft_ms / 1e3, measured=widths)
 
 
 def smooth(fixed_s: float, row_s: float, draft_s: float = 0.002) -> Curve:

@@ -12,7 +12,7 @@ from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, table_model
 from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.policy import AutoPolicy
-from tests.planning.helpers import Curve, smooth
+from tests.planning.helpers import Curve, smooth, table
 
 CHUNK = 512
 
@@ -73,3 +73,48 @@ def test_the_loop_tells_the_planner_of_its_prompts() -> None:
         loop.step()
     # A round after so much context takes more than twice as long, as three chunks of prompt had foretold.
     assert policy.report().drift == pytest.approx(1.0, abs=0.05)
+
+
+def play(costs: OnlineCosts, machine: Curve, widths: Sequence[int]) -> None:
+    for rows in widths:
+        costs.observe_round(rows, 0, 1, machine.round_s(rows))
+
+
+def test_what_rows_add_need_not_get_slower_with_plain_rounds() -> None:
+    # Reading the weights takes 40 ms longer, computing with them what it took.
+    measured, now = smooth(0.060, 0.005), smooth(0.100, 0.005)
+    costs = OnlineCosts(measured)
+    play(costs, now, [1] * 5)
+    assert costs.round_s(16) == pytest.approx(costs.drift * measured.round_s(16))
+    play(costs, now, [4, 8, 4, 8])
+    # These were never made.
+    for rows in (2, 6, 12, 16):
+        assert costs.round_s(rows) == pytest.approx(now.round_s(rows), rel=0.05)
+
+
+def test_a_width_that_was_not_measured_tells_of_itself_alone() -> None:
+    # Of a staircase its wide steps were measured, and what 9 rows took was a guess.
+    measured, now = table({1: 65, 4: 90, 8: 135, 16: 232}), table({1: 65, 4: 90, 8: 135, 9: 190, 16: 232})
+    costs = OnlineCosts(measured)
+    play(costs, now, [1, 9, 9, 9, 9, 9, 9])
+    assert costs.round_s(9) == pytest.approx(0.190, rel=0.05)
+    for rows in (4, 8, 16):
+        assert costs.round_s(rows) == measured.round_s(rows)
+
+
+def test_a_machine_that_slows_down_in_wide_rounds_does_not_make_them_dear_for_good() -> None:
+    measured = smooth(0.060, 0.005)
+    now = Curve(lambda rows: 2 * measured.round_s(rows))
+    costs = OnlineCosts(measured)
+    play(costs, now, [4, 8] * 8)
+    assert costs.round_s(16) > now.round_s(16)
+    play(costs, now, [1] * 5)
+    assert costs.round_s(16) == pytest.approx(now.round_s(16), rel=0.01)
+
+
+def test_rows_that_add_next_to_nothing_say_nothing_of_others() -> None:
+    measured = table({1: 72, 2: 72.1, 8: 142})
+    costs = OnlineCosts(measured)
+    # Whatever else it was that took 5 ms.
+    play(costs, Curve(lambda rows: 0.0771), [2] * 20)
+    assert costs.round_s(8) == pytest.approx(measured.round_s(8), rel=0.01)

@@ -47,6 +47,10 @@ class RoundCosts(Protocol):
         """Return the seconds of a whole round of the target: ``rows`` of all trees, ``context`` cached tokens."""
         ...
 
+    def is_measured(self, rows: int) -> bool:
+        """Return whether rounds of this width were measured, rather than read from those around them."""
+        ...
+
     def draft_s(self, rows: int = 1, context: int = 0) -> float:
         """Return the seconds of feeding ``rows`` tokens to the draft model."""
         ...

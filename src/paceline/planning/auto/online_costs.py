@@ -9,10 +9,12 @@ from paceline.planning.base import RoundCosts
 from paceline.planning.costs.profile import DriftTracker
 
 AS_MEASURED = 0.1
-"""Share by which plain rounds may take more or less than was measured on a machine that is as it was."""
+"""Share by which plain rounds may take more or less than on a machine that is as it was."""
 
 _SLOWEST_STEP = 0.15
 _LARGEST_SURPRISE = 0.5
+_ROWS_MEMORY = 16.0
+_ROWS_PRIOR = 0.25
 _DRAFT_STEP = 0.1
 _LARGEST_DRAFT_SURPRISE = 4.0
 
@@ -20,10 +22,12 @@ _LARGEST_DRAFT_SURPRISE = 4.0
 class OnlineCosts:
     """A cost profile that follows the machine.
 
-    Plain rounds say how fast the machine is now, and move the whole staircase. A wide round tells only what *its*
-    width adds to that. If the machine slows down while nothing but wide rounds are made, these seem dear at first; then
-    plain rounds are made, and they put it right. The other way round, rounds whose width was measured too cheap would
-    make plain decoding look slow, which is what speculation is judged by.
+    Plain rounds say how fast the machine is now, and move the whole staircase. Wide rounds say how much of that is so
+    for what rows add, which has a factor of its own: reading the weights and computing with them need not get slower
+    together. The rest is what *that* width adds. A wide round tells nothing of plain ones: rounds whose width was
+    measured too cheap would make plain decoding look slow, which is what speculation is judged by. If the machine slows
+    down while nothing but wide rounds are made, these seem dear at first; then plain rounds are made, and what wide
+    rounds told is forgotten.
 
     The draft model has a factor of its own: its passes are made in Python's company, which the profile times less of.
 
@@ -40,6 +44,9 @@ class OnlineCosts:
         self._factor = 1.0
         # Of the latest two plain rounds, actual over predicted time.
         self._latest: deque[float] = deque(maxlen=2)
+        # What wide rounds told, on a machine as fast as this factor says.
+        self._learned_at = 1.0
+        self._rows_factor = _RowsFactor()
         # Logarithm of what a width costs over drift and profile, and rounds it was learned from, by (rows, requests).
         self._widths: dict[tuple[int, int], tuple[float, int]] = {}
         self._draft_factor = 1.0
@@ -61,7 +68,7 @@ class OnlineCosts:
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
         """Return the seconds of a round of the target; see :meth:`RoundCosts.round_s`."""
-        seconds = self._undrifted_s(rows, context, requests) * self._factor
+        seconds = self._followed_s(rows, context, requests)
         learned = self._widths.get((rows, requests))
         if learned is None:
             return seconds
@@ -80,10 +87,17 @@ class OnlineCosts:
         if rows == requests:
             self._drift.observe(predicted_s, actual_s)
             self._latest.append(actual_s / predicted_s)
-            self._factor = self._drift.factor
+            self._follow_plain()
             return
+        followed_s = self._followed_s(rows, context, requests)
+        if self._measured.is_measured(rows):
+            # Others are taken to cost what wider ones do, so that what they take says little about the machine.
+            disturbed_s = math.exp(_LARGEST_SURPRISE) * followed_s
+            plain_s = self._undrifted_s(requests, context, requests) * self._factor
+            added_s = predicted_s * self._factor - plain_s
+            self._rows_factor.observe(plain_s, added_s, min(actual_s, disturbed_s))
         surplus, rounds = self._widths.get((rows, requests), (0.0, 0))
-        surprise = math.log(actual_s / (predicted_s * self._factor)) - surplus
+        surprise = math.log(actual_s / followed_s) - surplus
         # One round may have been disturbed: it moves a width by no more than this.
         surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
         surplus += surprise * max(1.0 / (rounds + 1), _SLOWEST_STEP)
@@ -121,6 +135,50 @@ class OnlineCosts:
         ratio = min(max(actual_s / predicted_s, 1 / _LARGEST_DRAFT_SURPRISE), _LARGEST_DRAFT_SURPRISE)
         self._draft_factor *= ratio**_DRAFT_STEP
 
+    def _follow_plain(self) -> None:
+        """Follow plain rounds; where they tell of another machine, forget what wide rounds told of the one before.
+
+        Which of the latest wide rounds were made on which is not known: they may have seemed dear because it had become
+        slow, or be cheap because it had not yet.
+        """
+        self._factor = self._drift.factor
+        if abs(self._factor / self._learned_at - 1.0) > AS_MEASURED:
+            self._learned_at = self._factor
+            self._rows_factor = _RowsFactor()
+            self._widths.clear()
+
+    def _followed_s(self, rows: int, context: int, requests: int) -> float:
+        """Return the seconds of a round by what is known of rounds of all widths."""
+        seconds = self._undrifted_s(rows, context, requests)
+        if rows != requests:
+            plain_s = self._undrifted_s(requests, context, requests)
+            seconds = max(plain_s + (seconds - plain_s) * self._rows_factor.value, seconds / 2)
+        return seconds * self._factor
+
     def _undrifted_s(self, rows: int, context: int, requests: int) -> float:
         """Return the seconds of a round on a machine as fast as when it was measured."""
         return self._measured.round_s(rows, context, requests) + rows * context * self._token_row_s
+
+
+class _RowsFactor:
+    """How many times as long *what rows add* to a plain round takes as it should, learned from wide rounds.
+
+    The slope of a line through what plain rounds take, fitted to the latest rounds by least squares. It starts at 1,
+    which counts as much as a round whose rows add ``_ROWS_PRIOR`` of a plain round: rounds of rows that add next to
+    nothing say next to nothing about it.
+    """
+
+    def __init__(self) -> None:
+        self.value = 1.0
+        """The factor; never below 0."""
+        # Sums over rounds, the latest counting most, of the seconds their rows should add: squared, and times the
+        # seconds they added.
+        self._squared = self._with_actual = 0.0
+
+    def observe(self, plain_s: float, added_s: float, actual_s: float) -> None:
+        """Take note of a round: what it should have taken, without and for its rows, and what it took."""
+        keep = 1.0 - 1.0 / _ROWS_MEMORY
+        self._squared = self._squared * keep + added_s * added_s
+        self._with_actual = self._with_actual * keep + added_s * (actual_s - plain_s)
+        prior = (_ROWS_PRIOR * plain_s) ** 2
+        self.value = max((self._with_actual + prior) / (self._squared + prior), 0.0)

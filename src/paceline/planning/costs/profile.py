@@ -191,6 +191,10 @@ class CostProfile:
         others_s = (requests - 1) * (self.request_s or 0.0)
         return self.target.seconds(rows, context) + others_s
 
+    def is_measured(self, rows: int) -> bool:
+        """Return whether rounds of this width were measured, rather than read from those around them."""
+        return self.target.is_measured(rows)
+
     def draft_s(self, rows: int = 1, context: int = 0) -> float:
         """Return the seconds of feeding ``rows`` tokens to the draft model and reading the last row.
 
