@@ -228,6 +228,21 @@ def test_few_requests_at_once_gain_where_one_does() -> None:
         assert auto <= plain_s(recordings, curve, concurrent=concurrent) / 1.15
 
 
+@pytest.mark.parametrize(("right", "speedup", "lowest"), [(0.6, 1.3, 1.0), (0.02, 0.98, 0.89)])
+def test_a_draft_reads_a_long_prompt_once_if_that_does_not_pay(right: float, speedup: float, lowest: float) -> None:
+    # For answers of 3.2 seconds the draft reads for 0.24.
+    curve = replace(CURVES["F16"], draft=lambda rows: 0.0006 + 0.00006 * rows)
+    skills = {"draft": Skill(right)}
+    recordings = [synthetic(seed, skills, num_tokens=64, num_prompt=4032, depth=16) for seed in range(6)]
+    auto = replay(recordings, AutoPolicy(curve), curve)
+    plain = replay(recordings, NO_SPECULATION, curve)
+    ratios = [one.decode_s / other.decode_s for one, other in zip(plain.requests, auto.requests, strict=True)]
+    assert plain.decode_s / auto.decode_s >= speedup
+    # The first answer may lose what reading took, and what a short answer may lose anyway.
+    assert ratios[0] >= lowest
+    assert min(ratios[1:]) >= 0.99
+
+
 def test_nothing_is_asked_of_a_draft_that_costs_as_much_as_the_target() -> None:
     recordings = texts(0.9)
     curve = Curve(lambda rows: 0.001 + 0.0005 * rows, lambda rows: 0.001)

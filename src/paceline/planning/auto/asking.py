@@ -16,10 +16,11 @@ from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan
 INVESTED_SHARE = 0.03
 """Of the time a prompt took the target that a draft model may take to catch up with it."""
 
-HOPED_SHARE, TRIED_SHARE = 0.04, 0.01
+HOPED_SHARE, DOUBTED_SHARE, TRIED_SHARE = 0.08, 0.04, 0.01
 """Of what is left of an answer, that it may take: if drafts as they were elsewhere, or mostly are, would be worth it
-here, and if they would not."""
+here; half as much with each answer in which it then was not, down to the second; and if they would not be."""
 
+_RETURN_BELIEVED = 0.4
 _TRIALS = 3
 _NEGLIGIBLE = 0.01
 _FIRST_ROUNDS = 8
@@ -158,11 +159,18 @@ class Asking:
         """Return the drafters that a blind chain is to be expected of: models that have read the prompt, or may."""
         drafters, length = self._known.drafters, len(request.token_ids)
         models = [name for name, drafter in drafters.items() if drafter.is_model]
-        may_read = state.rounds <= _FIRST_ROUNDS and (
-            self._catch_up_s(length, length) <= HOPED_SHARE * request.num_left * token_s
-        )
-        ready = [name for name in models if may_read or name in state.asked]
+        reading_s, left_s = self._catch_up_s(length, length), request.num_left * token_s
+        is_early = state.rounds <= _FIRST_ROUNDS
+        ready = [
+            name
+            for name in models
+            if name in state.asked or (is_early and reading_s <= self._hoped_share(name) * left_s)
+        ]
         return ready or [name for name in drafters if name not in models] or models
+
+    def _hoped_share(self, name: str) -> float:
+        """Return the share of an answer that a model's reading may take where its drafts would be worth it."""
+        return max(HOPED_SHARE / 2.0 ** self._known.drafters[name].lost, DOUBTED_SHARE)
 
     def _level_s(self, planned: RoundPlan, rows: int) -> float:
         """Return what one more row than ``rows`` adds to a model's pass; wider may be cheaper, but not for that."""
@@ -309,8 +317,9 @@ class Asking:
                 return True
             # An investment: it has to come back over what is left of the answer, and may cost so much at most.
             limit_s = INVESTED_SHARE * request.stats.prompt_s + max(planned.headroom_s, 0.0)
-            limit_s = min(limit_s, HOPED_SHARE * left * token_s)
-            if catch_up_s <= limit_s and 0.25 * expected * left > planned.pace * catch_up_s:
+            limit_s = min(limit_s, self._hoped_share(name) * left * token_s)
+            if catch_up_s <= limit_s and _RETURN_BELIEVED * expected * left > planned.pace * catch_up_s:
+                state.invested.add(name)
                 state.ledger.grant(catch_up_s)
                 known.ledger.grant(catch_up_s)
                 return True

@@ -28,6 +28,7 @@ class DrafterState:
         outlook: how likely its next proposals are to be right.
         ask_s: seconds that asking it for one request takes, its prompt read; 0 for a model, whose passes are known.
         last_asked: requests it was asked for when it was last considered.
+        lost: answers one after the other, up to the latest, in which a model's reading of the prompt did not pay.
         gains: of all requests.
     """
 
@@ -35,6 +36,7 @@ class DrafterState:
     outlook: Outlook
     ask_s: float = 0.0
     last_asked: int = 0
+    lost: int = 0
     gains: Gains = field(default_factory=Gains)
 
 
@@ -49,6 +51,7 @@ class RequestState:
         looks: what it has set aside for them.
         rounds: begun.
         asked: by drafter, tokens of the text when it was asked last; the first time it reads the prompt.
+        invested: models that read what they had missed because that was to pay.
         paper: drafts that could not be afforded.
         comebacks: by model, whether it may be asked all the same, because it was right of late.
     """
@@ -60,6 +63,7 @@ class RequestState:
     comebacks: dict[str, Comeback] = field(default_factory=dict)
     rounds: int = 0
     asked: dict[str, int] = field(default_factory=dict)
+    invested: set[str] = field(default_factory=set)
     paper: PaperTrading = field(default_factory=PaperTrading)
 
     def start_with(self, name: str, drafter: DrafterState) -> None:
@@ -103,7 +107,10 @@ class Knowledge:
 
     def end(self, request: Request) -> None:
         """Forget a request; what it taught about all requests stays."""
-        del self.requests[request.id]
+        state = self.requests.pop(request.id)
+        for name in state.invested:
+            drafter = self.drafters[name]
+            drafter.lost = drafter.lost + 1 if state.ledger.debt_s > 0 else 0
         self.survival.end(request.id)
 
     def meet(self, drafter: Drafter, request: Request) -> DrafterState:
