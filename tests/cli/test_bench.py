@@ -72,6 +72,15 @@ def test_the_table_says_what_was_measured_and_how(invoke: Invoke, scripted: list
     assert scripted[1].context_may_shrink
 
 
+def test_a_long_pair_says_how_far_it_is(invoke: Invoke, scripted: list[ModelOptions]) -> None:
+    outcome = invoke("bench", *SMALL, "--repeats", "1", "--workloads", "mixed", "--variants", "auto")
+    lines = [line for line in outcome.err.splitlines() if line.startswith("mixed: pair 1 of 1")]
+    shares = [int(line.partition("(")[2].partition("%")[0]) for line in lines]
+    assert shares == sorted(shares)
+    assert len(shares) > 3
+    assert shares[-1] > 70
+
+
 def test_json_goes_to_a_file_beside_the_table_or_alone_to_standard_output(
     invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path
 ) -> None:

@@ -339,7 +339,7 @@ def _profile(
 
 
 class _Progress:
-    """A bar with the time left on a terminal; elsewhere a line for every new thing that is being done."""
+    """A bar with the time left on a terminal; elsewhere a line for every new thing that is done, and every tenth."""
 
     def __init__(self, remaining_s: Callable[[], float]) -> None:
         self._remaining_s = remaining_s
@@ -358,7 +358,7 @@ class _Progress:
         )
         self._task = self._bar.add_task("loading", total=None, left="")
         self._started_s = time.monotonic()
-        self._last = ""
+        self._last = "", 0
 
     def __enter__(self) -> _Progress:
         self._bar.start()
@@ -376,13 +376,13 @@ class _Progress:
             left_s = (time.monotonic() - self._started_s) * (total_s - done_s) / done_s
             left = f"about {_duration(min(left_s, max(self._remaining_s(), 0.0)))} left"
         self._bar.update(self._task, description=doing, completed=done_s, total=total_s or None, left=left)
-        # A pair's variants follow each other too quickly for a line each.
-        stage = doing.partition(",")[0]
-        if self._console.is_terminal or stage == self._last:
+        if self._console.is_terminal:
             return
-        self._last = stage
-        share = f" ({done_s / total_s:.0%} done, {left})" if left else ""
-        self._console.print(stage + share, markup=False)
+        # A pair's variants may follow each other too quickly for a line each, or take half an hour.
+        stage, share = doing.partition(",")[0], done_s / total_s if total_s else 0.0
+        if (stage, int(10 * share)) != self._last:
+            self._last = stage, int(10 * share)
+            self._console.print(stage + (f" ({share:.0%} done, {left})" if left else ""), markup=False)
 
 
 def _duration(seconds: float) -> str:
