@@ -18,7 +18,7 @@ INVESTED_SHARE = 0.03
 
 HOPED_SHARE, DOUBTED_SHARE, TRIED_SHARE = 0.08, 0.04, 0.01
 """Of what is left of an answer, that it may take: if drafts as they were elsewhere, or mostly are, would be worth it
-here; half as much with each answer in which it then was not, down to the second; and if they would not be."""
+here; the same where that was wrong the last time; and if they would not be."""
 
 _RETURN_BELIEVED = 0.4
 _TRIALS = 3
@@ -170,7 +170,7 @@ class Asking:
 
     def _hoped_share(self, name: str) -> float:
         """Return the share of an answer that a model's reading may take where its drafts would be worth it."""
-        return max(HOPED_SHARE / 2.0 ** self._known.drafters[name].lost, DOUBTED_SHARE)
+        return HOPED_SHARE if self._known.drafters[name].paid else DOUBTED_SHARE
 
     def _level_s(self, planned: RoundPlan, rows: int) -> float:
         """Return what one more row than ``rows`` adds to a model's pass; wider may be cheaper, but not for that."""

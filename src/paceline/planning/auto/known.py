@@ -28,7 +28,7 @@ class DrafterState:
         outlook: how likely its next proposals are to be right.
         ask_s: seconds that asking it for one request takes, its prompt read; 0 for a model, whose passes are known.
         last_asked: requests it was asked for when it was last considered.
-        lost: answers one after the other, up to the latest, in which a model's reading of the prompt did not pay.
+        paid: whether a model's reading of the prompt paid in the latest answer for which it read because it was to.
         gains: of all requests.
     """
 
@@ -36,7 +36,7 @@ class DrafterState:
     outlook: Outlook
     ask_s: float = 0.0
     last_asked: int = 0
-    lost: int = 0
+    paid: bool = True
     gains: Gains = field(default_factory=Gains)
 
 
@@ -109,8 +109,7 @@ class Knowledge:
         """Forget a request; what it taught about all requests stays."""
         state = self.requests.pop(request.id)
         for name in state.invested:
-            drafter = self.drafters[name]
-            drafter.lost = drafter.lost + 1 if state.ledger.debt_s > 0 else 0
+            self.drafters[name].paid = state.ledger.debt_s <= 0
         self.survival.end(request.id)
 
     def meet(self, drafter: Drafter, request: Request) -> DrafterState:
