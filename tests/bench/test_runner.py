@@ -142,6 +142,44 @@ def test_prompts_whose_plain_output_loops_are_left_out_and_counted() -> None:
     assert result.measured
 
 
+def seeds_of_runs(monkeypatch: pytest.MonkeyPatch, wanted: BenchSettings) -> list[list[int]]:
+    """Run, and return the seeds of a workload's runs, a list for each lap of two variants between plain runs."""
+    seeds: list[int] = []
+    answer = Session.answer
+
+    def noted(self: Session, task: Task, *args: Any, **options: Any) -> Answer:
+        seeds.append(task.seed)
+        return answer(self, task, *args, **options)
+
+    monkeypatch.setattr(Session, "answer", noted)
+    run(engines(), wanted)
+    return [seeds[start : start + 5] for start in range(0, len(seeds), 5)]
+
+
+def test_sampled_answers_are_drawn_anew_in_each_lap_and_alike_for_all_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    laps = seeds_of_runs(monkeypatch, settings(temperature=0.8, num_static=1))
+    assert [len(lap) for lap in laps] == [5, 5, 5]
+    assert all(len(set(lap)) == 1 for lap in laps)
+    recorded = {0, 1}
+    assert len({lap[0] for lap in laps} | recorded) == 5
+
+
+@pytest.mark.parametrize("change", [{"temperature": 0.0}, {"temperature": 0.8, "workloads": ("structured-forced",)}])
+def test_answers_without_a_choice_are_those_that_were_recorded(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    laps = seeds_of_runs(monkeypatch, settings(num_static=1, **change))
+    assert laps == [[0] * 5, [1] * 5, [0] * 5]
+
+
+def test_draws_that_loop_give_way_to_the_recorded_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.bench.runner.loops", lambda token_ids: True)
+    laps = seeds_of_runs(monkeypatch, settings(temperature=0.8, num_static=1, laps=1))
+    seeds = [seed for lap in laps for seed in lap]
+    assert len(set(seeds[:3])) == 3
+    assert seeds[3:] == [0] * 5
+
+
 def test_mixed_is_one_session_through_all_others() -> None:
     result = run(engines(), settings(workloads=("mixed",), laps=2, prompts=1, tokens=17))
     (mixed,) = result.workloads

@@ -191,7 +191,7 @@ class WorkloadResult:
         about: what it is.
         forced: whether the target was made to follow a text.
         prompt_tokens: of its tasks, ascending.
-        answer_tokens: of its tasks' plain answers, ascending.
+        answer_tokens: of its plain answers, those that were recorded and those that were measured, ascending.
         looped: tasks left out because their plain answers loop.
         ended_early: tasks left out because their plain answers ended after a few tokens.
         tried: tasks looked at.

@@ -12,6 +12,7 @@ variant keeps one session a workload: its policy learns from prompt to prompt as
 
 from __future__ import annotations
 
+import bisect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from paceline.bench.plan import Forecast
 from paceline.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
 from paceline.bench.sessions import Answer, Contestant, Engines, Session, Stopped
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
-from paceline.bench.tasks import Prepared, TaskFinder
+from paceline.bench.tasks import Prepared, TaskFinder, ends_early
 from paceline.bench.variants import (
     PLAIN,
     SERVER_DRAFT_VARIANTS,
@@ -50,6 +51,9 @@ _PREPARING_SHARE = 0.45
 """Of a time limit, that looking for prompts and recording them may take at most."""
 
 _ORDER: Sequence[Kind] = ("plain", "server", "static", "policy", "auto")
+
+_DRAWS = 3
+"""Plain answers that are drawn for a lap until one tells something; then it is the one that was recorded."""
 
 _CAUTION = 1.1
 """Of the time that runs took before, which must be left for more of them."""
@@ -319,8 +323,8 @@ class Runner:
         # Not always in the same order, as what ran before leaves caches warm and a machine hot.
         random.Random(f"{settings.seed} {contest.result.name} {lap}").shuffle(order)
         for prepared in contest.lap(lap):
-            task = prepared.task
-            before = self._plain_answer(task)
+            task, before = self._draw(prepared.task, lap)
+            bisect.insort(contest.result.answer_tokens, len(before.token_ids))
             for index in order:
                 if self._remaining_s() < _CAUTION * 2 * prepared.run_s:
                     # The machine became slower than it was when the lap began.
@@ -342,6 +346,21 @@ class Runner:
                     contest.differing.setdefault(key, (task, pair.differs_at, after, answer))
                 before = after
                 self._progress(doing, 2 * self._forecast.run_s(task.workload))
+
+    def _draw(self, task: Task, lap: int) -> tuple[Task, Answer]:
+        """Return a task with random numbers of this lap's own, and its plain answer.
+
+        The settings were chosen on the answers that were recorded, and the best of a hundred on a text owes some of its
+        lead to that text. So what is measured are other answers to the same prompts, wherever sampling leaves room for
+        any: a forced answer and a greedy one are what they were.
+        """
+        if task.reference_ids is None and task.options(self._settings.temperature).get("temperature"):
+            for draw in range(lap * _DRAWS, (lap + 1) * _DRAWS):
+                drawn = task.drawn_again(draw + 1)
+                answer = self._plain_answer(drawn)
+                if not ends_early(drawn, answer.token_ids) and not loops(answer.token_ids):
+                    return drawn, answer
+        return task, self._plain_answer(task)
 
     @staticmethod
     def _tells_something(answer: Answer) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.bench.looping import loops
@@ -30,6 +30,11 @@ class Prepared:
     task: Task
     recording: Recording
     run_s: float
+
+
+def ends_early(task: Task, token_ids: Sequence[int]) -> bool:
+    """Return whether a plain answer is too short to tell anything of decoding."""
+    return len(token_ids) < min(LEAST_ANSWER, task.max_tokens)
 
 
 class TaskFinder:
@@ -78,7 +83,7 @@ class TaskFinder:
             stream = start(self._plain, task, settings.temperature, speculate=False)
             answer = finish(stream, self._stopped)
             run_s = self._engines.clock.now_s() - before_s
-            if len(answer.token_ids) < min(LEAST_ANSWER, task.max_tokens):
+            if ends_early(task, answer.token_ids):
                 found.ended_early += 1
             elif not found.forced and loops(answer.token_ids):
                 found.looped += 1

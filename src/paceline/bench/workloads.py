@@ -11,7 +11,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from paceline.api import GenerateOptions
@@ -34,6 +34,9 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{3,}")
 _NUMBER: Final = re.compile(r"\b\d{1,4}\b")
 _CHANGED_NUMBERS: Final = 0.25
 _LINES_PER_COMMENT: Final = 12
+
+_SEEDS_APART: Final = 1000
+"""Between the draws of a task, as tasks of one workload have seeds that follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,10 @@ class Task:
         }
         options.update(self.sampling)
         return options
+
+    def drawn_again(self, draw: int) -> Task:
+        """Return the task with other random numbers to sample by, those of a draw from 1 on."""
+        return replace(self, seed=self.seed + _SEEDS_APART * draw)
 
 
 @dataclass(frozen=True, slots=True)
