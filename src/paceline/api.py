@@ -33,8 +33,8 @@ from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, ModelOption
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.base import Policy
+from paceline.planning.costs.meter import Report
 from paceline.planning.costs.profile_cache import find_or_measure
-from paceline.planning.costs.profiling import Report
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
 

@@ -14,8 +14,9 @@ from paceline.core.errors import CapabilityError, ContextLengthError, EngineErro
 from paceline.core.noise import Float64Array
 from paceline.engines.base import EngineCapabilities, Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
+from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile
-from paceline.planning.costs.profiling import TARGET_WIDTHS, ProfilingBudget, measure_profile
+from paceline.planning.costs.profiling import TARGET_WIDTHS, measure_profile
 
 UNLIMITED = ProfilingBudget(max_s=1e6, max_passes=None)
 VOCABULARY = 16

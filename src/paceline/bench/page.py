@@ -81,7 +81,8 @@ def _sections(result: BenchResult) -> list[str]:
             _section(
                 "Speed by workload",
                 "Decoding speed over that of the plain runs before and after; the mark is the median over pairs, the "
-                "bar its 95% interval, the ring what replay in virtual time says. Right of the line is faster.",
+                "bar its 95% interval, the ring what replay of recorded answers says, in virtual time. Right of the "
+                "line is faster.",
                 f'<div class="scroll"><div class="wide">{charts.legend(result)}{charts.speeds(result)}</div></div>',
             )
         )

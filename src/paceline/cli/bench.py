@@ -56,9 +56,9 @@ from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.output import whole_file
+from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profile_cache import find_or_measure
-from paceline.planning.costs.profiling import ProfilingBudget
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -44,9 +44,10 @@ from paceline.engines.loading import ModelOptions
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.output import whole_file
+from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile, PassCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
-from paceline.planning.costs.profiling import ProfilingBudget, usable_widths
+from paceline.planning.costs.profiling import usable_widths
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -47,7 +47,7 @@ from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import ModelOptions, reader_of
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target
 from paceline.planning.base import Policy
-from paceline.planning.costs.profiling import Report
+from paceline.planning.costs.meter import Report
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import POLICY_NAMES, check_policy_name
 

@@ -21,12 +21,25 @@ HOPED_SHARE, DOUBTED_SHARE, TRIED_SHARE = 0.08, 0.04, 0.01
 here; the same where that was wrong the last time; and if they would not be."""
 
 _RETURN_BELIEVED = 0.4
+"""Of what drafts are expected to bring over what is left of an answer: before that there is an early end, or worse."""
+
 _TRIALS = 3
-_NEGLIGIBLE = 0.01
+"""Rounds in which a drafter was asked, before what that brought counts for more than what is expected of it."""
+
 _FIRST_ROUNDS = 8
+"""Rounds of a request in which every drafter deserves to be heard."""
+
+_NEGLIGIBLE = 0.01
+"""Chance of a token below which nothing is drafted behind it."""
+
 _OF_NOTE = 0.3
+"""Chance of the likeliest token drafted so far from which on another drafter is asked beside something, not alone."""
+
 _CAUGHT_UP = 8
+"""Unread tokens that a model reads along with a level: a pass so narrow takes hardly longer than one of one row."""
+
 _STALE = 32
+"""Tokens of a text after which what a drafter brought to it is no longer what it would bring."""
 
 
 class Asking:
@@ -159,13 +172,13 @@ class Asking:
         """Return the drafters that a blind chain is to be expected of: models that have read the prompt, or may."""
         drafters, length = self._known.drafters, len(request.token_ids)
         models = [name for name, drafter in drafters.items() if drafter.is_model]
-        reading_s, left_s = self._catch_up_s(length, length), request.num_left * token_s
         is_early = state.rounds <= _FIRST_ROUNDS
-        ready = [
-            name
-            for name in models
-            if name in state.asked or (is_early and reading_s <= self._hoped_share(name) * left_s)
-        ]
+        left_s = request.num_left * token_s
+
+        def may_read(name: str) -> bool:
+            return is_early and self._catch_up_s(length, length) <= self._hoped_share(name) * left_s
+
+        ready = [name for name in models if name in state.asked or may_read(name)]
         return ready or [name for name in drafters if name not in models] or models
 
     def _hoped_share(self, name: str) -> float:

@@ -28,15 +28,9 @@ from paceline.engines.loading import EngineName, ModelOptions, engine_for
 from paceline.machine import processor
 from paceline.models.cache import models_folder
 from paceline.output import whole_file
+from paceline.planning.costs.meter import ProfilingBudget, Report
 from paceline.planning.costs.profile import PROFILE_VERSION, CostProfile
-from paceline.planning.costs.profiling import (
-    TARGET_WIDTHS,
-    ProfilingBudget,
-    Report,
-    measure_profile,
-    spot_check,
-    usable_widths,
-)
+from paceline.planning.costs.profiling import TARGET_WIDTHS, measure_profile, spot_check, usable_widths
 
 _HEAD_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 1 << 16

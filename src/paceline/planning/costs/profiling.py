@@ -13,24 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
-
-import numpy as np
+from typing import Final
 
 from paceline.core.clock import Clock, WallClock
-from paceline.core.errors import CapabilityError, ContextLengthError, InputError, NoRoomError
-from paceline.core.params import SamplingParams
-from paceline.core.sampling import RowSampler
-from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, FloatArray, Step
-from paceline.planning.costs.profile import MAX_WIDTH, CostProfile, PassCost, WidthCost
-
-Report: TypeAlias = Callable[[float], None]
-"""Is told the share that is done, from 0 to 1."""
+from paceline.core.errors import CapabilityError, InputError, NoRoomError
+from paceline.engines.base import COMMITTED_END, Engine, Step
+from paceline.planning.costs.meter import Meter, ProfilingBudget, Report
+from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
+from paceline.planning.costs.subject import Subject, opened, widest_pass
 
 TARGET_WIDTHS: Final = (1, 2, 4, 8, 3, 6, 12, 16, 5, 10, 7, 9, 24, 14, 32, 11, 20, 13, 48, 15, 64)
 """The target's widths, the most informative first: powers of two, widths of short drafts, then what lies between."""
@@ -80,38 +74,8 @@ _CHECK_REPEATS: Final = 2
 _CHECK_SHARE: Final = 0.1
 """Of the seconds of a check: passes are repeated for so long, where twice takes less, as caches have to warm up."""
 
-_GROWTH: Final = 64
-"""Tokens by which the context may outgrow what it should be, where an engine cannot take them back."""
-
 _SEVERAL_REQUESTS: Final = 4
 _REQUESTS_REPEATS: Final = 3
-_SAMPLED_ROWS: Final = 9
-_LEAST_CONTEXT: Final = 4
-_SHORTEST_ROW_S: Final = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class ProfilingBudget:
-    """How much measuring may take; it stops at whichever comes first. The defaults are for the first load of a model.
-
-    Attributes:
-        max_s: seconds, counted from the end of each model's first pass, which reads it from the disk.
-        max_passes: passes of both models together, all counted; ``None`` for no limit. It does not hold within
-        least_s: seconds. Forty passes of a tiny model are over before its caches are warm, and two or three of a width
-            say little where each takes a millisecond.
-    """
-
-    max_s: float = 10.0
-    max_passes: int | None = 40
-    least_s: float = 0.25
-
-    def __post_init__(self) -> None:
-        if not 0 < self.max_s < math.inf:
-            raise InputError(f"{self.max_s} seconds to measure in: give more than 0")
-        if self.max_passes is not None and self.max_passes < 1:
-            raise InputError(f"{self.max_passes} passes to measure by: give at least 1")
-        if not 0 <= self.least_s < math.inf:
-            raise InputError(f"{self.least_s} seconds to measure in whatever the passes: give 0 or more")
 
 
 def measure_profile(
@@ -145,7 +109,7 @@ def measure_profile(
     """
     target_widths = usable_widths(target, (1, *widths))
     budget = ProfilingBudget() if budget is None else budget
-    meter = _Meter(clock or WallClock(), budget, report or (lambda share: None))
+    meter = Meter(clock or WallClock(), budget, report or (lambda share: None))
     shuffling = random.Random(seed)
     with contextlib.ExitStack() as stack:
         subjects = []
@@ -154,7 +118,7 @@ def measure_profile(
         for engine, verifies, wanted, first_place in roles:
             if engine is None:
                 continue
-            subject = stack.enter_context(_opened(engine, meter, random.Random(seed), verifies=verifies))
+            subject = stack.enter_context(opened(engine, meter, random.Random(seed), verifies=verifies))
             subjects.append(subject)
             usable = (rows for rows in wanted if rows <= subject.widest)
             items += [_Item(subject, rows, first_place + place) for place, rows in enumerate(usable)]
@@ -201,9 +165,9 @@ def spot_check(target: Engine, widths: Sequence[int], *, clock: Clock | None = N
         CapabilityError: all sequences of the engine are in use.
         EngineError: a pass failed.
     """
-    meter = _Meter(clock or WallClock(), ProfilingBudget(_CHECK_S, None), lambda share: None)
+    meter = Meter(clock or WallClock(), ProfilingBudget(_CHECK_S, None), lambda share: None)
     times_s: dict[int, list[float]] = {rows: [] for rows in widths}
-    with _opened(target, meter, random.Random(0), verifies=True) as subject:
+    with opened(target, meter, random.Random(0), verifies=True) as subject:
         subject.warm_up()
         meter.start()
         with contextlib.suppress(NoRoomError):
@@ -225,207 +189,8 @@ def usable_widths(target: Engine, widths: Sequence[int]) -> list[int]:
     for rows in widths:
         if rows < 1:
             raise InputError(f"a pass of {rows} rows cannot be measured: the least is 1")
-    widest = _widest(target.capabilities, verifies=True)
+    widest = widest_pass(target.capabilities, verifies=True)
     return list(dict.fromkeys(rows for rows in widths if rows <= widest))
-
-
-def _widest(capabilities: EngineCapabilities, *, verifies: bool) -> int:
-    """Return the widest pass that is measured: half a context, so that there is one before it."""
-    outputs = capabilities.max_outputs if verifies else capabilities.max_rows
-    return min(capabilities.max_rows, outputs, capabilities.context_length // 2, MAX_WIDTH)
-
-
-class _Meter:
-    """Counts what measuring took, and says when to stop."""
-
-    def __init__(self, clock: Clock, budget: ProfilingBudget, report: Report) -> None:
-        self.clock = clock
-        self.budget = budget
-        self.passes = 0
-        self.took_s = 0.0
-        self._report = report
-        self._started_s = clock.now_s()
-        self._latest_s = 0.0
-
-    def start(self) -> None:
-        """Count the time from here on; the passes so far count, but say nothing of later ones."""
-        self._started_s = self.clock.now_s()
-        self._latest_s = 0.0
-
-    def allows(self, share: float) -> bool:
-        """Return whether a pass that takes as long as the latest stays within this share of the budget."""
-        most = self.budget.max_passes
-        elapsed_s = self.clock.now_s() - self._started_s
-        if most is not None and self.passes + 1 > most * share and elapsed_s >= self.budget.least_s * share:
-            return False
-        return elapsed_s + self._latest_s <= self.budget.max_s * share
-
-    def passes_for(self, share: float) -> float:
-        """Return how many passes this share of the budget is, at least 1."""
-        most = self.budget.max_passes
-        return math.inf if most is None else max(1.0, most * share)
-
-    @contextlib.contextmanager
-    def timing(self, times_s: list[float]) -> Iterator[None]:
-        """Time the pass within, add its seconds to the list, and tell about progress."""
-        started_s = self.clock.now_s()
-        yield
-        ended_s = self.clock.now_s()
-        times_s.append(ended_s - started_s)
-        self._latest_s = ended_s - started_s
-        self.passes += 1
-        most = self.budget.max_passes
-        done = 0.0 if most is None else self.passes / most
-        self._report(min(1.0, max(done, (ended_s - self._started_s) / self.budget.max_s)))
-
-    def stop(self) -> None:
-        """Note what it took."""
-        self.took_s = self.clock.now_s() - self._started_s
-
-
-class _Subject:
-    """An engine that is measured, and one sequence on it whose cache holds ``context`` tokens before every pass.
-
-    Args:
-        engine: it.
-        meter: times every pass.
-        rng: draws the tokens. Random ones make the experts of a mixture differ from row to row more than text does, so
-            that wide passes are not promised too cheaply.
-        verifies: passes are a target's rounds, with every row read and a part of the path committed. Else they are a
-            draft's: the last row is read, and all is committed.
-    """
-
-    def __init__(self, engine: Engine, meter: _Meter, rng: random.Random, *, verifies: bool) -> None:
-        capabilities = engine.capabilities
-        if capabilities.context_length < _LEAST_CONTEXT:
-            raise ContextLengthError(
-                f"a context of {capabilities.context_length} tokens is too short to measure in: "
-                f"give at least {_LEAST_CONTEXT} (-c, or -cd for a draft model)"
-            )
-        self.engine = engine
-        self.verifies = verifies
-        self.context = 0
-        self.sequence = engine.open()
-        self.widest = _widest(capabilities, verifies=verifies)
-        self._capabilities = capabilities
-        self._meter = meter
-        self._rng = rng
-        self._row_s = math.inf
-        self._row_logits: FloatArray = np.zeros(1)
-        end_ids = engine.vocabulary.end_ids
-        self._token_ids = [i for i in range(engine.vocabulary.size) if i not in end_ids] or [0]
-
-    def tokens(self, count: int) -> list[int]:
-        """Return tokens to feed."""
-        return self._rng.choices(self._token_ids, k=count)
-
-    def warm_up(self) -> None:
-        """Make the first pass, which reads the model from the disk and builds what later ones use again."""
-        self._append(1)
-
-    def fill(self, length: int, share: float) -> None:
-        """Put tokens into the cache until ``context`` is ``length``, as far as this share of the budget and room do."""
-        missing = self.reachable(length, share) - self.context
-        while missing > 0:
-            rows = min(missing, self._capabilities.max_rows)
-            try:
-                self._append(rows)
-            except NoRoomError:
-                return
-            missing -= rows
-
-    def reachable(self, length: int, share: float) -> int:
-        """Return the length, up to ``length``, that this share of the budget can give the context."""
-        rows = min(
-            length - self.context,
-            self._capabilities.context_length - self.widest - self.context,
-            self._meter.passes_for(share) * self._capabilities.max_rows,
-            self._meter.budget.max_s * share / self._row_s,
-        )
-        return self.context + max(0, int(rows))
-
-    def rewind(self, context: int) -> None:
-        """Make the context shorter."""
-        self.context = context
-        self._restore()
-
-    def time_pass(self, rows: int) -> float:
-        """Return the seconds of a pass of ``rows`` rows; the context is afterwards as it was before.
-
-        Raises:
-            NoRoomError: the cache has no free cells for them.
-        """
-        token_ids = self.tokens(rows)
-        parents = range(COMMITTED_END, COMMITTED_END + rows)
-        outputs = range(rows) if self.verifies else range(rows - 1, rows)
-        kept = (rows + 1) // 2 if self.verifies else rows
-        if self._capabilities.max_rollback is not None:
-            kept = max(kept, rows - self._capabilities.max_rollback)
-        times_s: list[float] = []
-        with self._meter.timing(times_s):
-            output = self.engine.forward([Step(self.sequence, token_ids, parents, outputs)])
-            output.wait()
-            for index in range(len(outputs)):
-                int(output.logits(0, index).argmax())
-            self.engine.commit(self.sequence, range(kept))
-        self._note(rows, times_s[0])
-        self._restore()
-        return times_s[0]
-
-    def sampling_row_s(self) -> float:
-        """Return the seconds of sampling one row with the default settings."""
-        sampler = RowSampler(SamplingParams())
-        clock = self._meter.clock
-        sampler.emit(self._row_logits, 0, ())
-        times_s = []
-        for position in range(_SAMPLED_ROWS):
-            started_s = clock.now_s()
-            sampler.emit(self._row_logits, position, ())
-            times_s.append(clock.now_s() - started_s)
-        return statistics.median(times_s)
-
-    def close(self) -> None:
-        """Forget the sequence."""
-        self.engine.close_sequence(self.sequence)
-
-    def _append(self, rows: int) -> None:
-        """Feed and commit tokens that become context."""
-        parents = range(COMMITTED_END, COMMITTED_END + rows)
-        times_s: list[float] = []
-        with self._meter.timing(times_s):
-            output = self.engine.forward([Step(self.sequence, self.tokens(rows), parents, (rows - 1,))])
-            self._row_logits = np.array(output.logits(0, 0))
-            self.engine.commit(self.sequence, range(rows))
-        self.context += rows
-        self._note(rows, times_s[0])
-
-    def _note(self, rows: int, took_s: float) -> None:
-        """Keep what a row costs at best, which is in a wide pass: what filling a cache takes is foretold by it."""
-        self._row_s = min(self._row_s, max(took_s / rows, _SHORTEST_ROW_S))
-
-    def _restore(self) -> None:
-        """Take back what passes committed."""
-        if self._capabilities.max_rollback is None:
-            self.engine.trim(self.sequence, self.context)
-            return
-        length = self.engine.length(self.sequence)
-        if length > self.context + _GROWTH or length + self.widest > self._capabilities.context_length:
-            self.engine.close_sequence(self.sequence)
-            self.sequence = self.engine.open()
-            missing, self.context = self.context, 0
-            while missing > 0:
-                rows = min(missing, self._capabilities.max_rows)
-                self._append(rows)
-                missing -= rows
-
-
-@contextlib.contextmanager
-def _opened(engine: Engine, meter: _Meter, rng: random.Random, *, verifies: bool) -> Iterator[_Subject]:
-    subject = _Subject(engine, meter, rng, verifies=verifies)
-    try:
-        yield subject
-    finally:
-        subject.close()
 
 
 @dataclass(slots=True)
@@ -439,7 +204,7 @@ class _Item:
         times_s: seconds of each pass.
     """
 
-    subject: _Subject
+    subject: Subject
     rows: int
     place: float
     times_s: list[float] = field(default_factory=list)
@@ -465,7 +230,7 @@ class _Queue:
         self._rng = rng
         self._waiting = list(items)
 
-    def run(self, share: float, meter: _Meter) -> None:
+    def run(self, share: float, meter: Meter) -> None:
         """Measure until this share of the budget is spent."""
         while self._waiting:
             doubtful = self._doubtful()
@@ -514,7 +279,7 @@ class _Several:
         return max(0.0, self.median_s - alone.seconds(self.requests, self.context)) / (self.requests - 1)
 
 
-def _measure_requests(subject: _Subject, meter: _Meter) -> _Several | None:
+def _measure_requests(subject: Subject, meter: Meter) -> _Several | None:
     """Time rounds of several requests; ``None`` where there is no room for them, or no time."""
     engine = subject.engine
     requests = min(_SEVERAL_REQUESTS, engine.capabilities.max_sequences, subject.widest)
@@ -542,9 +307,7 @@ def _measure_requests(subject: _Subject, meter: _Meter) -> _Several | None:
     return _Several(requests, subject.context + len(others), statistics.median(times_s))
 
 
-def _feed_each(
-    engine: Engine, sequences: Sequence[int], subject: _Subject, meter: _Meter, times_s: list[float]
-) -> None:
+def _feed_each(engine: Engine, sequences: Sequence[int], subject: Subject, meter: Meter, times_s: list[float]) -> None:
     """Feed one token to each sequence, in one round."""
     steps = [Step(sequence, subject.tokens(1), (COMMITTED_END,), (0,)) for sequence in sequences]
     with meter.timing(times_s):
@@ -570,7 +333,7 @@ class _Long:
 
 
 def _measure_long(
-    subject: _Subject, items: Sequence[_Item], fill_share: float, share: float, meter: _Meter, rng: random.Random
+    subject: Subject, items: Sequence[_Item], fill_share: float, share: float, meter: Meter, rng: random.Random
 ) -> _Long | None:
     """Time one row and a wide pass at a longer context; ``None`` if this share of the budget does not do for it."""
     short = subject.context
@@ -595,7 +358,7 @@ def _measure_long(
     return _Long(long, {rows: statistics.median(times) for rows, times in times_s.items() if times})
 
 
-def _pass_cost(subject: _Subject, items: Sequence[_Item], long: _Long | None) -> PassCost:
+def _pass_cost(subject: Subject, items: Sequence[_Item], long: _Long | None) -> PassCost:
     widths = tuple(
         sorted(
             (WidthCost.of(item.rows, item.times_s) for item in items if item.subject is subject and item.times_s),
