@@ -209,6 +209,20 @@ def test_the_first_load_takes_forty_passes_at_most() -> None:
         assert cost.target.long_context is not None
 
 
+def test_a_longer_budget_measures_the_context_of_a_large_model() -> None:
+    """Hundreds of rows that fill a cache take seconds; the narrow passes after them are not taken to do so as well."""
+
+    def large(rows: int, context: int) -> float:
+        return 0.06 + 0.0125 * rows + 8e-6 * rows * context
+
+    clock = VirtualClock()
+    target = Recorded(large, clock)
+    draft = Recorded(lambda rows, context: 1e-3, clock)
+    cost = measure_profile(target, draft, budget=ProfilingBudget(60.0, None), clock=clock)
+    assert cost.target.long_context is not None
+    assert cost.target.token_row_s == pytest.approx(8e-6)
+
+
 def test_passes_of_a_tiny_model_are_measured_for_a_quarter_of_a_second() -> None:
     clock = VirtualClock()
     target = Recorded(lambda rows, context: 5e-4 + 1e-4 * rows, clock)

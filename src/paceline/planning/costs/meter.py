@@ -56,13 +56,14 @@ class Meter:
         self._started_s = self.clock.now_s()
         self._latest_s = 0.0
 
-    def allows(self, share: float) -> bool:
-        """Return whether a pass that takes as long as the latest stays within this share of the budget."""
+    def allows(self, share: float, pass_s: float | None = None) -> bool:
+        """Return whether another pass, which takes ``pass_s`` or as long as the latest, stays within this share."""
         most = self.budget.max_passes
         elapsed_s = self.clock.now_s() - self._started_s
         if most is not None and self.passes + 1 > most * share and elapsed_s >= self.budget.least_s * share:
             return False
-        return elapsed_s + self._latest_s <= self.budget.max_s * share
+        expected_s = self._latest_s if pass_s is None else pass_s
+        return elapsed_s + expected_s <= self.budget.max_s * share
 
     def passes_for(self, share: float) -> float:
         """Return how many passes this share of the budget is, at least 1."""

@@ -337,7 +337,9 @@ def _measure_long(
 ) -> _Long | None:
     """Time one row and a wide pass at a longer context; ``None`` if this share of the budget does not do for it."""
     short = subject.context
-    measured = [item.rows for item in items if item.subject is subject and item.times_s]
+    measured = {
+        item.rows: statistics.median(item.times_s) for item in items if item.subject is subject and item.times_s
+    }
     if 1 not in measured or not meter.allows(share):
         return None
     if subject.reachable(_LONG_CONTEXT, fill_share) - short < _LEAST_LEVER:
@@ -350,7 +352,8 @@ def _measure_long(
         with contextlib.suppress(NoRoomError):
             for _ in range(_LONG_REPEATS):
                 for rows in rng.sample(sorted(times_s), len(times_s)):
-                    if meter.allows(share):
+                    # The latest may have been hundreds of rows that filled the cache.
+                    if meter.allows(share, measured[rows]):
                         times_s[rows].append(subject.time_pass(rows))
     subject.rewind(short)
     if not times_s[1]:
