@@ -186,8 +186,8 @@ def bench(
 
     Every run of a variant lies between two plain runs of the same prompt, so a machine that becomes slower does so for
     both; plain is compared with plain in the same way. Static settings are pre-selected by replaying recorded drafts in
-    virtual time; each pair of a sampled answer then draws another one to the same prompt. Workloads whose names end in
-    -forced make the target follow a given text at full cost.
+    virtual time; live, sampled answers are others to the same prompts, drawn anew for each pair and alike for all
+    variants. Workloads whose names end in -forced make the target follow a given text at full cost.
     """
     started_s = time.monotonic()
     if quick and time_limit is not None:
