@@ -39,6 +39,7 @@ from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, load
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.pending import PendingTree, check_step
+from paceline.engines.warming import warm_up
 
 
 @dataclass(slots=True)
@@ -195,6 +196,8 @@ class LlamaCppEngine:
         self._generation = 0
         self._logits_address = 0
         self._logits_view: npt.NDArray[np.float32] | None = None
+        if loaded.on_devices:
+            warm_up(self)
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 

@@ -121,6 +121,7 @@ class LoadedModel:
         branches: how many of them tree branches may take.
         keepers: every sequence needs a second id that keeps its old cells from being overwritten.
         recurrent: rolling back is bounded, and only possible within the latest pass.
+        on_devices: some layers may be on a GPU.
         keep_alive: memory that the model points into.
     """
 
@@ -132,6 +133,7 @@ class LoadedModel:
     branches: int
     keepers: bool
     recurrent: bool
+    on_devices: bool
     keep_alive: list[Any]
 
     def free(self) -> None:
@@ -191,6 +193,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         branches=branches,
         keepers=settings.keepers and not recurrent,
         recurrent=recurrent,
+        on_devices=bool(settings.devices),
         keep_alive=keep_alive,
     )
 

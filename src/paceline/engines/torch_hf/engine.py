@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paceline.core.errors import CapabilityError, ClosedError, EngineError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, Step
@@ -24,6 +27,7 @@ from paceline.engines.torch_hf.loading import (
 from paceline.engines.torch_hf.masks import AttentionPattern
 from paceline.engines.torch_hf.pool import PoolCache
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
+from paceline.engines.warming import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +37,10 @@ if TYPE_CHECKING:
 
 WIDTH_STEP = 64
 """Attention reads the pool in steps of so many cells: few shapes, and rows aligned for the GPU's masked kernels."""
+
+ATTENTION_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""All of torch's but cuDNN's, which makes a plan for every new shape: 40 to 50 ms on an H100 for each number of rows
+and each width of the pool, and a text goes through many."""
 
 LOGIT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.0625, torch.bfloat16: 0.5}
 """Largest logit difference that rounding explains. In half precision the logits themselves are rounded, so these are
@@ -130,6 +138,9 @@ class TorchHFEngine:
         self._pattern = AttentionPattern.of(config, context_length)
         self._pool = CellPool(context_length * max_sequences + max_rows if cells is None else cells)
         self._cache: Any = PoolCache(len(self._pool))
+        self._attention_kernels = (
+            functools.partial(sdpa_kernel, ATTENTION_KERNELS) if self._device.type == "cuda" else contextlib.nullcontext
+        )
         self._keeps_rows = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self._head_input = _InputCapture(model.get_output_embeddings())
         self._sequences: dict[int, SequenceCells] = {}
@@ -148,11 +159,13 @@ class TorchHFEngine:
         try:
             vocab_size = self._check_against_plain_forward()
             self._vocabulary = TokenizerVocabulary(loaded.tokenizer, size=vocab_size, end_ids=_end_ids(model))
+            if self._device.type == "cuda":
+                warm_up(self)
         except BaseException:
             self.close()
             raise
         dtype = str(self._dtype).removeprefix("torch.")
-        self._description = f"{loaded.name} ({config.model_type}, {dtype}) on {self._device}, torch"
+        self._description = f"{loaded.name} ({config.model_type}, {dtype}) on {_device_name(self._device)}, torch"
 
     @property
     def description(self) -> str:
@@ -287,7 +300,7 @@ class TorchHFEngine:
         for step, state in zip(steps, states, strict=True):
             state.pending.append(step.parents)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._attention_kernels():
                 output = self._compute(self._pack(steps, states, cells, width_step))
         except BaseException:
             for state in states:
@@ -494,6 +507,11 @@ class _InputCapture:
     def _keep(self, module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         if self._active:
             self.captured = inputs[0]
+
+
+def _device_name(device: torch.device) -> str:
+    """Return the device, with the name its maker gave it where that is known."""
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def _row_ranges(steps: Sequence[Step]) -> Iterator[slice]:

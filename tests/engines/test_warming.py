@@ -1,0 +1,65 @@
+"""Passes made at load: which ones, and that nothing is left of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from paceline.core.clock import VirtualClock
+from paceline.core.errors import EngineError
+from paceline.engines import warming
+from paceline.engines.base import Step
+from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
+from paceline.engines.warming import ROUND_WIDTHS, warm_up
+
+
+class Watched(ScriptedEngine):
+    """Remembers the rows of every pass."""
+
+    def __init__(self, **limits: int) -> None:
+        self.passes: list[int] = []
+        self.fails = False
+        super().__init__(random_model(8, seed=1), ScriptedVocabulary.of_size(8), clock=VirtualClock(), **limits)  # type: ignore[arg-type]
+
+    def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+        if self.fails:
+            raise EngineError("the device is gone")
+        assert all(len(step.outputs) == len(step.token_ids) for step in steps)
+        self.passes += [len(step.token_ids) for step in steps]
+        return super().forward(steps)
+
+
+def test_every_width_is_made_once_and_nothing_is_left() -> None:
+    engine = Watched()
+    warm_up(engine)
+    assert engine.passes == list(ROUND_WIDTHS)
+    assert not engine._sequences
+
+
+def test_widths_that_the_engine_cannot_have_are_left_out() -> None:
+    engine = Watched(max_rows=8, context_length=6)
+    warm_up(engine, [1, 4, 8, 16, 2])
+    assert engine.passes == [1, 4, 2]
+
+
+def test_it_ends_when_the_cache_is_full_and_leaves_no_sequence() -> None:
+    engine = Watched(max_rows=64, cells=8)
+    warm_up(engine, [4, 16, 2])
+    assert engine.passes == [4, 16]
+    assert not engine._sequences
+
+
+def test_slow_passes_are_not_made_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warming, "_MOST_S", 0.0)
+    engine = Watched(max_rows=64)
+    warm_up(engine, [1, 2, 4])
+    assert not engine.passes
+
+
+def test_an_error_leaves_no_sequence() -> None:
+    engine = Watched()
+    engine.fails = True
+    with pytest.raises(EngineError, match="the device is gone"):
+        warm_up(engine, [1])
+    assert not engine._sequences
