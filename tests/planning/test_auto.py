@@ -14,6 +14,7 @@ from paceline.core.noise import Float64Array
 from paceline.core.params import StopRules
 from paceline.core.request import Request
 from paceline.core.tree import ROOT
+from paceline.drafters.base import DraftBudget
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import (
     LogitFunction,
@@ -160,6 +161,24 @@ def test_many_requests_at_once_are_never_slower_than_plain(name: str, right: flo
     curve = CURVES[name]
     auto = replay(recordings, AutoPolicy(curve), curve, concurrent=64).decode_s
     assert auto <= 1.01 * plain_s(recordings, curve, concurrent=64)
+
+
+def test_nobody_is_asked_where_no_draft_could_pay() -> None:
+    """With so many requests that every row costs what it can bring, a right look leads nowhere."""
+    recordings, curve = texts(0.8, num_tokens=128, count=64), CURVES["F16"]
+    asked = []
+
+    class Watching(AutoPolicy):
+        def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
+            budgets = super().budgets(requests)
+            asked.append(sum(budget is not None for budget in budgets))
+            return budgets
+
+    assert replay(recordings, Watching(curve), curve, concurrent=64).decode_s == plain_s(
+        recordings, curve, concurrent=64
+    )
+    assert asked
+    assert not any(asked)
 
 
 def test_a_lookup_that_finds_nothing_at_first_is_asked_again_though_deciding_takes_time() -> None:

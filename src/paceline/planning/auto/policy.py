@@ -175,6 +175,8 @@ class AutoPolicy:
         planned = RoundPlan(known.costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
         widest = min(self.draft_max * count, _WIDEST)
         self._cheapest_s = min(planned.seconds(rows) for rows in range(1, widest + 1)) - plain_s
+        if not planned.is_hopeful(widest):
+            return [None] * count
         planned.limit(widest)
         blind_requests = [request for request in requests if _is_blind(request)]
         blind_depths = iter(self._asking.blind_depths(blind_requests, planned) if blind_requests else ())

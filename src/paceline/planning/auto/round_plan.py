@@ -18,6 +18,9 @@ from paceline.drafters.base import DraftJob
 from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.survival import GrownTree
 
+_CERTAIN = 0.95
+"""Share of drafted tokens that are right at best."""
+
 Proposal: TypeAlias = tuple[float, int, int]
 """(Survival, request, node) of a drafted token."""
 
@@ -133,6 +136,11 @@ class RoundPlan:
         while len(seconds) <= widest:
             seconds.append(self.costs.round_s(self.requests + len(seconds), self.context, self.requests))
         return seconds
+
+    def is_hopeful(self, widest: int) -> bool:
+        """Return whether up to ``widest`` drafted rows would be worth their time if hardly any of them were wrong."""
+        without_s = self.seconds(0)
+        return any(_CERTAIN * rows > self.pace * (self.seconds(rows) - without_s) for rows in range(widest, 0, -1))
 
     def limit(self, widest: int) -> None:
         """Find the most drafted rows, up to ``widest``, that the headroom allows, and what seconds are worth then."""
