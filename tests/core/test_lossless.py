@@ -264,6 +264,7 @@ class SteepCosts:
     row: float
     token: float
     draft: float
+    change_s: float = 0.0
 
     def is_measured(self, rows: int) -> bool:
         return True

@@ -33,6 +33,7 @@ class Curve:
     token_s: float = 0.0
     request_s: float = 0.0
     measured: Collection[int] | None = None
+    change_s: float = 0.0
 
     def is_measured(self, rows: int) -> bool:
         return self.measured is None or rows in self.measured

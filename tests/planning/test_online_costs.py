@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,3 +119,27 @@ def test_rows_that_add_next_to_nothing_say_nothing_of_others() -> None:
     # Whatever else it was that took 5 ms.
     play(costs, Curve(lambda rows: 0.0771), [2] * 20)
     assert costs.round_s(8) == pytest.approx(measured.round_s(8), rel=0.01)
+
+
+def test_what_a_change_of_width_costs_is_no_slower_machine() -> None:
+    measured = replace(smooth(0.05, 0.002), change_s=0.02)
+    costs = OnlineCosts(measured)
+    for rows in (1, 4, 1, 1, 4, 4, 2, 1):
+        changed = costs.change_s(rows, 1)
+        costs.observe_round(rows, 100, 1, measured.round_s(rows, 100) + changed)
+    assert costs.drift == pytest.approx(1.0)
+    for rows in (1, 2, 3, 4):
+        assert costs.round_s(rows, 100) == pytest.approx(measured.round_s(rows, 100))
+
+
+def test_a_change_of_width_is_part_of_the_price_of_every_width_but_the_latest() -> None:
+    measured = replace(smooth(0.05, 0.002), change_s=0.02)
+    costs = OnlineCosts(measured)
+    costs.observe_round(4, 100, 1, measured.round_s(4, 100) + 0.02)
+    assert costs.next_round_s(4, 100, 1) == pytest.approx(measured.round_s(4, 100))
+    for rows in (1, 3, 5):
+        assert measured.round_s(rows, 100) < costs.next_round_s(rows, 100, 1) <= measured.round_s(rows, 100) + 0.02
+    assert costs.change_s(4, 2) == costs.change_s(3, 1) == pytest.approx(0.02)
+    # Whatever came before it, a prompt's pass was another.
+    costs.observe_prompt(CHUNK, 0, 1.0)
+    assert costs.change_s(4, 1) == pytest.approx(0.02)

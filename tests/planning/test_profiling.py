@@ -392,3 +392,42 @@ def test_the_result_is_a_profile_that_can_be_stored() -> None:
     clock = VirtualClock()
     cost = measure_profile(engine_of(staircase, clock), engine_of(sloped, clock), clock=clock)
     assert CostProfile.from_json(cost.to_json()) == cost
+
+
+class Graphs(ScriptedEngine):
+    """Takes longer for a pass of another width than the one before, and records in the second of a width."""
+
+    CHANGE_S = (0.002, 0.0005)
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._latest, self._repeats = 0, 0
+        super().__init__(
+            random_model(VOCABULARY, seed=5), ScriptedVocabulary.of_size(VOCABULARY), cost=self._seconds, clock=clock
+        )
+
+    def _seconds(self, rows: int, context: int) -> float:
+        self._repeats = self._repeats + 1 if rows == self._latest else 0
+        self._latest = rows
+        return staircase(rows, context) + (self.CHANGE_S[self._repeats] if self._repeats < len(self.CHANGE_S) else 0.0)
+
+
+@pytest.mark.parametrize("budget", [UNLIMITED, ProfilingBudget()], ids=["unlimited", "first load"])
+def test_what_a_change_of_width_costs_is_told_from_what_passes_cost(budget: ProfilingBudget) -> None:
+    engine = Graphs(VirtualClock())
+    cost = measure_profile(engine, budget=budget, clock=engine.clock)
+    assert cost.change_s == pytest.approx(0.002, rel=0.02)
+    for width in cost.target.widths:
+        assert cost.round_s(width.rows, 32) == pytest.approx(staircase(width.rows, 32), rel=0.02)
+    assert cost.target.token_s == pytest.approx(1e-6, rel=0.5)
+
+
+def test_an_engine_that_does_not_mind_changes_has_none() -> None:
+    noise = np.random.default_rng(3)
+    engine = engine_of(lambda rows, context: staircase(rows, context) * noise.uniform(0.97, 1.03))
+    assert measure_profile(engine, budget=UNLIMITED, clock=engine.clock).change_s == 0.0
+
+
+def test_a_machine_that_becomes_slower_is_no_change_of_width() -> None:
+    passes = itertools.count()
+    engine = engine_of(lambda rows, context: staircase(rows, context) * (1.0 if next(passes) < 12 else 1.3))
+    assert measure_profile(engine, budget=UNLIMITED, clock=engine.clock).change_s == 0.0

@@ -277,6 +277,8 @@ def _further_lines(profile: CostProfile, *, blocks: bool) -> list[str]:
             )
     if profile.request_s is not None:
         lines.append(f"each further request in a round adds {_ms(profile.request_s)} ms")
+    if profile.change_s:
+        lines.append(f"round: one of another width than the one before takes {_ms(profile.change_s)} ms more")
     lines.append(f"sampling at temperature adds {_ms(profile.sampling_row_s)} ms a row that is visited")
     lines.append(f"{profile.num_passes} passes in {profile.took_s:.1f} s")
     return lines

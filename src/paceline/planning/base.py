@@ -43,8 +43,16 @@ class RoundRecord:
 class RoundCosts(Protocol):
     """Seconds of passes; a :class:`~paceline.planning.costs.profile.CostProfile` is one."""
 
+    @property
+    def change_s(self) -> float:
+        """Seconds that a round takes longer where the one before had another width."""
+        ...
+
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
-        """Return the seconds of a whole round of the target: ``rows`` of all trees, ``context`` cached tokens."""
+        """Return the seconds of a whole round of the target: ``rows`` of all trees, ``context`` cached tokens.
+
+        It is one that follows another of its width, as plain rounds do.
+        """
         ...
 
     def is_measured(self, rows: int) -> bool:

@@ -150,9 +150,8 @@ class Asking:
             if drafters[names[index][0]].is_model:
                 draft_s += self._level_s(planned, level_rows[depth])
                 level_rows[depth] += 1
-            extra_s = planned.seconds(rows) - planned.plain_s + draft_s
-            value = gained - planned.pace * extra_s
-            if value > best and extra_s <= planned.headroom_s:
+            value = gained - planned.pace * (planned.seconds(rows) - planned.seconds(0) + draft_s)
+            if value > best and planned.seconds(rows) - planned.plain_s + draft_s <= planned.headroom_s:
                 best, best_rows = value, rows
         depths = [0] * len(requests)
         for _, depth, index in proposals[:best_rows]:

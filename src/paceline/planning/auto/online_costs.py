@@ -11,6 +11,9 @@ from paceline.planning.costs.profile import DriftTracker
 AS_MEASURED = 0.1
 """Share by which plain rounds may take more or less than on a machine that is as it was."""
 
+_ENTRY_SHARE = 0.5
+"""Of what a change of width costs, in the price of a round with drafts after a plain one: others will follow it."""
+
 _SLOWEST_STEP = 0.15
 _LARGEST_SURPRISE = 0.5
 _ROWS_MEMORY = 16.0
@@ -31,6 +34,9 @@ class OnlineCosts:
 
     The draft model has a factor of its own: its passes are made in Python's company, which the profile times less of.
 
+    Where a change of width costs time, what rounds took after one is taken as if there had been none; for the next
+    round it is part of the price of every width but the latest.
+
     What a context adds to passes cannot be measured at first load where putting a long one into the cache takes too
     long. Then the passes that read a prompt tell it, each by what it took more than the first of them.
 
@@ -42,6 +48,8 @@ class OnlineCosts:
         self._measured = measured
         self._drift = DriftTracker(window=5)
         self._factor = 1.0
+        # Rows and requests of the latest round; ``None`` after a pass that read a prompt.
+        self._previous: tuple[int, int] | None = None
         # Of the latest two plain rounds, actual over predicted time.
         self._latest: deque[float] = deque(maxlen=2)
         # What wide rounds told, on a machine as fast as this factor says.
@@ -67,13 +75,24 @@ class OnlineCosts:
         return bool(self._latest) and all(abs(ratio - 1.0) <= AS_MEASURED for ratio in self._latest)
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
-        """Return the seconds of a round of the target; see :meth:`RoundCosts.round_s`."""
+        """Return the seconds of a round of the target after one of its width; see :meth:`RoundCosts.round_s`."""
         seconds = self._followed_s(rows, context, requests)
         learned = self._widths.get((rows, requests))
         if learned is None:
             return seconds
         surplus, rounds = learned
         return seconds * math.exp(surplus * rounds / (rounds + 1))
+
+    def next_round_s(self, rows: int, context: int, requests: int) -> float:
+        """Return what the next round counts as, with what a change from the latest one costs."""
+        change_s = self.change_s(rows, requests)
+        if change_s and rows > requests and self._previous is not None and self._previous[0] == self._previous[1]:
+            change_s *= _ENTRY_SHARE
+        return self.round_s(rows, context, requests) + change_s
+
+    def change_s(self, rows: int, requests: int) -> float:
+        """Return the seconds that the next round takes longer because the latest one was another."""
+        return 0.0 if self._previous == (rows, requests) else self._measured.change_s * self._factor
 
     def draft_s(self, rows: int = 1, context: int = 0) -> float:
         """Return the seconds of feeding ``rows`` tokens to the draft model; see :meth:`RoundCosts.draft_s`."""
@@ -82,6 +101,8 @@ class OnlineCosts:
     def observe_round(self, rows: int, context: int, requests: int, actual_s: float) -> None:
         """Learn from a round of the target that took ``actual_s``, drafting left out."""
         predicted_s = self._undrifted_s(rows, context, requests)
+        actual_s -= min(self.change_s(rows, requests), actual_s / 2)
+        self._previous = rows, requests
         if actual_s <= 0 or predicted_s <= 0:
             return
         if rows == requests:
@@ -105,6 +126,7 @@ class OnlineCosts:
 
     def observe_prompt(self, rows: int, context: int, actual_s: float) -> None:
         """Learn from a pass that read nothing but prompt, after ``context`` tokens that were in the cache before."""
+        self._previous = None
         if not self._is_warm:
             # The first pass of a process reads the model from the disk.
             self._is_warm = True

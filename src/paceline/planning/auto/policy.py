@@ -252,8 +252,12 @@ class AutoPolicy:
         is_plain, is_shared = rows == count, record.prefill_rows > 0
         if is_plain:
             self._since_plain = 0
-        # A plain round is what plain decoding takes, whatever was measured before; deciding came on top.
-        plain_s = verify_s if is_plain and not is_shared else known.costs.round_s(count, context, count)
+        # A plain round is what plain decoding takes, whatever was measured before; deciding came on top, and where the
+        # round before was none, the change.
+        if is_plain and not is_shared:
+            plain_s = verify_s - min(known.costs.change_s(count, count), verify_s / 2)
+        else:
+            plain_s = known.costs.round_s(count, context, count)
         if not is_shared:
             # Where prompts share a pass its time says nothing about drafts.
             self._plain_rounds += is_plain
@@ -289,7 +293,8 @@ class AutoPolicy:
 
     def _lie_down(self, request: Request, state: RequestState, plain_s: float) -> None:
         """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a look."""
-        if not state.paper.idle:
+        if not state.paper.idle or self._known.costs.change_s(1, 1):
+            # What the first round of a rest takes is taken for plain decoding's.
             return
         rest = Rest.until(self._asking.missing_s(request, state, plain_s), state.looks.set_aside_s(plain_s))
         if rest is not None:

@@ -93,7 +93,7 @@ class RoundPlan:
         requests: that take part, with a plan or without.
         pace: tokens a second that a second must be worth.
         context: tokens in the target's cache.
-        plain_s: seconds of the round without drafts.
+        plain_s: seconds of plain decoding's rounds, which is what may not be lost against.
         headroom_s: what the round may lose at worst.
         draft_max: deepest draft.
         branches: most branches of all trees together.
@@ -127,14 +127,14 @@ class RoundPlan:
     _seconds: list[float] = field(default_factory=list)
 
     def seconds(self, extra_rows: int) -> float:
-        """Return what the round takes with so many rows more than requests."""
+        """Return what the round takes with so many rows more than requests; see :meth:`OnlineCosts.next_round_s`."""
         return self._staircase(extra_rows)[extra_rows]
 
     def _staircase(self, widest: int) -> list[float]:
         """Return what the round takes, by rows more than requests, at least up to ``widest``."""
         seconds = self._seconds
         while len(seconds) <= widest:
-            seconds.append(self.costs.round_s(self.requests + len(seconds), self.context, self.requests))
+            seconds.append(self.costs.next_round_s(self.requests + len(seconds), self.context, self.requests))
         return seconds
 
     def is_hopeful(self, widest: int) -> bool:
@@ -185,9 +185,9 @@ class RoundPlan:
             rows += len(chains)
             if rows > self.most_rows:
                 break
-            longer_s = self.seconds(rows) - self.plain_s + (level + 1) * level_s
-            if spent_s + longer_s <= self.headroom_s or self.blocked:
-                best = max(best, gained - self.pace * longer_s)
+            drafted_s = (level + 1) * level_s
+            if spent_s + self.seconds(rows) - self.plain_s + drafted_s <= self.headroom_s or self.blocked:
+                best = max(best, gained - self.pace * (self.seconds(rows) - self.seconds(0) + drafted_s))
             if added < 0.01 * len(chains):
                 break
         return best
@@ -232,12 +232,13 @@ class RoundPlan:
         best, best_count, best_gained, gained = 0.0, 0, 0.0, 0.0
         # What drafting took is gone either way: it leaves less to lose, but forbids nothing that is free.
         allowed_s = max(allowed_s - self.draft_s, 0.0)
-        seconds, plain_s, pace = self._staircase(len(ranked)), self.plain_s, self.pace
+        seconds, pace = self._staircase(len(ranked)), self.pace
+        # A round without drafts may be a change itself, which plain decoding does not know.
+        without_s, longest_s = seconds[0], self.plain_s + allowed_s
         for count, (survival, _, _) in enumerate(ranked, start=1):
             gained += survival
-            extra_s = seconds[count] - plain_s
-            value = gained - pace * extra_s
-            if value > best and extra_s <= allowed_s:
+            value = gained - pace * (seconds[count] - without_s)
+            if value > best and seconds[count] <= longest_s:
                 best, best_count, best_gained = value, count, gained
         return Cut(ranked[:best_count], best_gained, best)
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from paceline.core.errors import InputError
 
-PROFILE_VERSION: Final = 1
+PROFILE_VERSION: Final = 2
 """Raised whenever profiles are measured or read in another way, so that older ones are measured again."""
 
 MAX_WIDTH: Final = 1 << 16
@@ -156,11 +156,14 @@ class CostProfile:
     """What rounds cost on one machine, for one target and draft model in one setting.
 
     Attributes:
-        target: the target's rounds by rows: the pass, reading the best token of every row, committing part of the path.
+        target: the target's rounds by rows: the pass, reading the best token of every row, committing part of the path;
+            each after another of its width, as plain rounds follow each other.
         draft: the draft model's passes by the tokens fed, of which the last one's row is read: 1 is a level, 2 is the
             first level after a draft was accepted whole, many catch up. ``None`` without a draft model.
         request_s: seconds that each request beyond the first adds to a round of as many rows; ``None`` where the
             engine holds only one, or it was not measured: then it counts as 0.
+        change_s: seconds that a round of the target takes longer where the one before had another width. Engines that
+            replay what they recorded of the pass before (llama.cpp with CUDA graphs) have to do without.
         sampling_row_s: seconds it takes to sample a visited row at temperature, by the default settings; on top of the
             round, which contains greedy choices only.
         num_passes: passes made to measure all of this.
@@ -170,12 +173,13 @@ class CostProfile:
     target: PassCost
     draft: PassCost | None = None
     request_s: float | None = None
+    change_s: float = 0.0
     sampling_row_s: float = 0.0
     num_passes: int = 0
     took_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("request_s", "sampling_row_s", "num_passes", "took_s"):
+        for name in ("request_s", "change_s", "sampling_row_s", "num_passes", "took_s"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}: it is at least 0")
@@ -245,6 +249,7 @@ class CostProfile:
                 target=_pass_cost(data["target"]),
                 draft=None if draft is None else _pass_cost(draft),
                 request_s=None if request_s is None else _number(request_s),
+                change_s=_number(data["change_s"]),
                 sampling_row_s=_number(data["sampling_row_s"]),
                 num_passes=_count(data["num_passes"]),
                 took_s=_number(data["took_s"]),

@@ -5,8 +5,11 @@ the commit of a part of the path. Changing widths makes an engine rebuild its gr
 between the target's; both are part of real rounds. So the passes of both models and all widths are mixed and shuffled,
 which also keeps a machine that becomes slower from being taken for a wide pass that is dear::
 
-    warm-up │ 1 4 2 draft:1 8 │ 1 3 draft:1 6 2 │ ...   │ several requests │ long context │ ... what time is left
-            └── batches, shuffled within; what tells most comes first and most often ──┘
+    warm-up │ 1 1 1 1 │ 1 4 2 draft:1 8 │ 1 3 draft:1 6 2 │ ...   │ several requests │ long context │ ... the rest
+                      └── batches, shuffled within; what tells most comes first and most often ──┘
+
+Plain rounds follow each other, though, and an engine may be faster where nothing changes. So some are made in a row;
+where they take clearly less than those among others do, the difference is what a change of width costs.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ _LEAST_LEVER: Final = 256
 
 # Shares of the budget after which measuring goes on to the next thing; those of the long context are for the target and
 # for the draft model, and leave time to measure after filling.
+_STEADY_SHARE: Final = 0.2
 _SHORT_SHARE: Final = 0.5
 _REQUESTS_SHARE: Final = 0.55
 _LONG_SHARES: Final = (0.8, 0.88)
@@ -73,6 +77,12 @@ _CHECK_S: Final = 1.0
 _CHECK_REPEATS: Final = 2
 _CHECK_SHARE: Final = 0.1
 """Of the seconds of a check: passes are repeated for so long, where twice takes less, as caches have to warm up."""
+
+_STEADY_AFTER: Final = 1
+"""Plain passes after the first in a row before one is as plain decoding makes them: CUDA graphs are recorded in it."""
+_STEADY_REPEATS: Final = 4
+_LEAST_CHANGE: Final = 0.05
+"""Of a plain pass; what a change of width costs less than this is lost in the noise."""
 
 _SEVERAL_REQUESTS: Final = 4
 _REQUESTS_REPEATS: Final = 3
@@ -127,6 +137,9 @@ def measure_profile(
         meter.start()
         for subject in subjects:
             subject.fill(_SHORT_CONTEXT, _SHORT_FILL_SHARE)
+        # The target's first width: one row.
+        plain = items[0]
+        _measure_steady(plain, meter)
         queue = _Queue(items, shuffling)
         queue.run(_SHORT_SHARE, meter)
         sampling_row_s = subjects[0].sampling_row_s()
@@ -140,11 +153,16 @@ def measure_profile(
             if item.rows == 1 and not item.times_s:
                 item.measure()
         meter.stop()
-    costs = [_pass_cost(subject, items, long) for subject, long in zip(subjects, slopes, strict=True)]
+    change_s = _separate_change(plain)
+    costs = [
+        _pass_cost(subject, items, long, change_s if subject is subjects[0] else 0.0)
+        for subject, long in zip(subjects, slopes, strict=True)
+    ]
     return CostProfile(
         target=costs[0],
         draft=costs[1] if len(costs) > 1 else None,
         request_s=None if several is None else several.request_s(costs[0]),
+        change_s=change_s,
         sampling_row_s=sampling_row_s,
         num_passes=meter.passes,
         took_s=meter.took_s,
@@ -201,18 +219,21 @@ class _Item:
         subject: the engine.
         rows: the width.
         place: in the list of what is measured first; widths of later places are measured more seldom, too.
-        times_s: seconds of each pass.
+        times_s: seconds of each pass among others.
+        steady_s: seconds of each pass that followed several of its kind.
     """
 
     subject: Subject
     rows: int
     place: float
     times_s: list[float] = field(default_factory=list)
+    steady_s: list[float] = field(default_factory=list)
 
     @property
     def due(self) -> float:
         """When its next pass comes, on the scale of the queue."""
-        return (len(self.times_s) + 1) * (1.0 + self.place * _SPACING_PER_PLACE)
+        made = len(self.times_s) + len(self.steady_s) / 2
+        return (made + 1) * (1.0 + self.place * _SPACING_PER_PLACE)
 
     def measure(self) -> None:
         """Make one pass."""
@@ -258,6 +279,33 @@ class _Queue:
             if statistics.median(wide.times_s) < _CLIFF * statistics.median(narrow.times_s):
                 doubtful |= {id(item) for item in (narrow, wide) if len(item.times_s) < _ENOUGH_SAMPLES}
         return doubtful
+
+
+def _measure_steady(plain: _Item, meter: Meter) -> None:
+    """Make plain passes in a row, as far as this share of the budget does: the first of them is after a change."""
+    for number in range(1 + _STEADY_AFTER + _STEADY_REPEATS):
+        if not meter.allows(_STEADY_SHARE):
+            return
+        time_s = plain.subject.time_pass(plain.rows)
+        if number == 0:
+            plain.times_s.append(time_s)
+        elif number > _STEADY_AFTER:
+            plain.steady_s.append(time_s)
+
+
+def _separate_change(plain: _Item) -> float:
+    """Return what a change of width adds; the steady passes join the others as if they had come after one.
+
+    It is nothing where the two kinds of passes overlap, or where the one right before the steady ones took no longer
+    than they: then it is the machine that has changed since.
+    """
+    change_s = 0.0
+    if len(plain.times_s) > 1 and len(plain.steady_s) > 1:
+        among_others, in_a_row = WidthCost.of(1, plain.times_s), WidthCost.of(1, plain.steady_s)
+        if min(among_others.low_s, plain.times_s[0]) > in_a_row.high_s * (1.0 + _LEAST_CHANGE):
+            change_s = among_others.median_s - in_a_row.median_s
+    plain.times_s += [time_s + change_s for time_s in plain.steady_s]
+    return change_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,16 +409,22 @@ def _measure_long(
     return _Long(long, {rows: statistics.median(times) for rows, times in times_s.items() if times})
 
 
-def _pass_cost(subject: Subject, items: Sequence[_Item], long: _Long | None) -> PassCost:
+def _pass_cost(subject: Subject, items: Sequence[_Item], long: _Long | None, change_s: float) -> PassCost:
+    """Summarise passes that were made among others, each ``change_s`` longer than after one of its own width."""
     widths = tuple(
         sorted(
-            (WidthCost.of(item.rows, item.times_s) for item in items if item.subject is subject and item.times_s),
+            (
+                # Of a pass that others made much longer, half is left: what a change adds is known of plain ones alone.
+                WidthCost.of(item.rows, [max(time_s - change_s, time_s / 2) for time_s in item.times_s])
+                for item in items
+                if item.subject is subject and item.times_s
+            ),
             key=lambda width: width.rows,
         )
     )
     if long is None:
         return PassCost(widths, subject.context)
-    medians_s = {width.rows: width.median_s for width in widths}
+    medians_s = {width.rows: width.median_s + change_s for width in widths}
     more_s = {rows: (median_s - medians_s[rows]) for rows, median_s in long.medians_s.items()}
     token_s, token_row_s = _slopes(more_s)
     lever = long.context - subject.context

@@ -140,7 +140,7 @@ def replay(
     clock = VirtualClock()
     factor = drift or (lambda now_s: 1.0)
     engine = ReplayEngine(
-        lambda rows, context, requests: costs.round_s(rows, context, requests) * factor(clock.now_s()),
+        _Rounds(costs, factor, clock).seconds,
         clock,
         ScriptedVocabulary([b""] * first.vocab_size, first.end_ids),
         recordings,
@@ -184,6 +184,22 @@ def replay(
         ),
         decode_s,
     )
+
+
+class _Rounds:
+    """What passes of the target take one after the other."""
+
+    def __init__(self, costs: RoundCosts, factor: Drift, clock: VirtualClock) -> None:
+        self._costs = costs
+        self._factor = factor
+        self._clock = clock
+        self._previous: tuple[int, int] | None = None
+
+    def seconds(self, rows: int, context: int, requests: int) -> float:
+        """Return the seconds of the next pass."""
+        change_s = 0.0 if self._previous == (rows, requests) else self._costs.change_s
+        self._previous = rows, requests
+        return (self._costs.round_s(rows, context, requests) + change_s) * self._factor(self._clock.now_s())
 
 
 def check_recordings(recordings: Sequence[Recording]) -> None:
