@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from benchmarks.__main__ import app
 from benchmarks.cost_tables import PASS_MS, measured_profile
+from benchmarks.replays import costs_named
 from typer.testing import CliRunner
 
 from paceline.core.errors import InputError
@@ -31,6 +32,15 @@ def replayed(path: Path, *arguments: object) -> dict[str, Any]:
     run("replay", "--recordings", path, "--json", json_file, *arguments)
     figures: dict[str, Any] = json.loads(json_file.read_text())["replay"]
     return figures
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "benchmarks/costs").iterdir()), ids=lambda p: p.stem
+)
+def test_whole_profiles_are_there_with_a_draft(path: Path) -> None:
+    profile = costs_named(str(path), 1.0, ())
+    assert profile.draft is not None
+    assert 0 < profile.draft_s() < profile.round_s(1) <= profile.round_s(64)
 
 
 @pytest.mark.parametrize("name", PASS_MS)
