@@ -33,9 +33,9 @@ def warm_up(engine: Engine, widths: Iterable[int] = ROUND_WIDTHS) -> None:
     limits = engine.capabilities
     widest = min(limits.max_rows, limits.max_outputs, limits.context_length)
     started_s = time.perf_counter()
-    for rows in widths:
-        if rows > widest or time.perf_counter() - started_s > _MOST_S:
-            continue
+    for rows in (rows for rows in widths if rows <= widest):
+        if time.perf_counter() - started_s > _MOST_S:
+            return
         sequence = engine.open()
         try:
             parents = range(COMMITTED_END, COMMITTED_END + rows)
