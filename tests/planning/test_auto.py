@@ -88,6 +88,7 @@ def test_a_useless_draft_on_a_machine_that_drifts(factor: float) -> None:
     )
 
 
+# The oracle leaves out what changes of width cost.
 @pytest.mark.parametrize("name", [name for name, curve in CURVES.items() if not curve.change_s])
 def test_a_perfect_draft_reaches_what_an_oracle_does(name: str) -> None:
     recordings, curve = texts(right=1.0, num_tokens=400), CURVES[name]

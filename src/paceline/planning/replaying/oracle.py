@@ -37,6 +37,8 @@ def oracle_s(
 ) -> float:
     """Return the least seconds of decoding any policy could have reached, alone on the machine.
 
+    What changes of width cost is left out, so with costs that have any it is less than can be reached.
+
     Args:
         recording: the request.
         costs: as for :func:`~paceline.planning.replaying.replay.replay`.
