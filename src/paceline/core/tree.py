@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.core.noise import Float64Array
 
@@ -36,8 +36,7 @@ class Evidence:
 NO_EVIDENCE = Evidence()
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One proposal for the token after a node, in the order proposals are judged.
 
     Attributes:
@@ -68,9 +67,10 @@ class DraftTree:
         depths: ``[nodes]`` 0 for the root.
         sources: ``[nodes]`` name of the drafter that added the node first; empty for the root.
         evidence: ``[nodes]`` what that drafter knew.
+        num_proposals: proposals made; several may be of one node.
     """
 
-    __slots__ = ("_candidates", "_children", "depths", "evidence", "parents", "sources", "token_ids")
+    __slots__ = ("_candidates", "_children", "depths", "evidence", "num_proposals", "parents", "sources", "token_ids")
 
     def __init__(self, last_token: int) -> None:
         self.token_ids = [last_token]
@@ -78,6 +78,7 @@ class DraftTree:
         self.depths = [0]
         self.sources = [""]
         self.evidence = [NO_EVIDENCE]
+        self.num_proposals = 0
         self._children: dict[tuple[int, int], int] = {}
         self._candidates: dict[int, list[Candidate]] = {}
 
@@ -89,11 +90,6 @@ class DraftTree:
     def num_drafted(self) -> int:
         """Number of drafted tokens."""
         return len(self.token_ids) - 1
-
-    @property
-    def num_proposals(self) -> int:
-        """Number of proposals; several may be of one node."""
-        return sum(map(len, self._candidates.values()))
 
     def add(
         self,
@@ -113,6 +109,7 @@ class DraftTree:
             self.depths.append(self.depths[parent] + 1)
             self.sources.append(source)
             self.evidence.append(evidence)
+        self.num_proposals += 1
         self._candidates.setdefault(parent, []).append(Candidate(token_id, node, draft_probs, source, evidence))
         return node
 
@@ -161,12 +158,11 @@ class DraftTree:
             if self.parents[node] not in renumbered:
                 raise ValueError(f"node {node} is kept without its parent {self.parents[node]}")
         self._candidates = {
-            renumbered[parent]: [
-                dataclasses.replace(c, node=renumbered[c.node]) for c in candidates if c.node in renumbered
-            ]
+            renumbered[parent]: [c._replace(node=renumbered[c.node]) for c in candidates if c.node in renumbered]
             for parent, candidates in self._candidates.items()
             if parent in renumbered
         }
+        self.num_proposals = sum(map(len, self._candidates.values()))
         self._children = {
             (renumbered[parent], token): renumbered[node]
             for (parent, token), node in self._children.items()

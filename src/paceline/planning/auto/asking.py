@@ -196,7 +196,7 @@ class Asking:
         for job in jobs:
             plan = planned.plans[job.request.id]
             plan.beside[name] = max(self._known.grown(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
-        standing = planned.cut(planned.ranked())
+        standing = planned.standing()
         planned.value_before[name] = standing.value
         growing = [job for job in jobs if self._has_room(planned, job)]
         if met.is_model:
@@ -236,7 +236,7 @@ class Asking:
             tree = known.grown(plan, job.tree)
             node = front_of(job.tree, name)
             fronts.append((tree.survivals[node], job, node))
-        standing = planned.cut(planned.ranked())
+        standing = planned.standing()
         rows, gained, value = len(standing.kept), standing.gained, standing.value
         # A front can only be extended if what leads to it is verified: beside what is worth it by itself, or instead.
         kept = {(request_id, node) for _, request_id, node in standing.kept}

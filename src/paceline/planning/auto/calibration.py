@@ -209,37 +209,47 @@ class Calibration:
 
     def belief(self, request_id: int, evidence: Evidence, depth: int, company: Company = ALONE) -> Belief:
         """Return what is believed of a draft at ``depth``, given that everything above it is accepted."""
-        return _belief(self._active(request_id, evidence, depth, company))
+        # Asked of every proposal of every round, so this takes no detour over lists of its own.
+        mean = variance = 0.0
+        weights = self._weights
+        for index, value in self._features.inputs(evidence, depth):
+            weight = weights[index]
+            mean += weight.mean * value
+            variance += weight.variance * value * value
+        for weight in self._offsets_of(request_id, company):
+            mean += weight.mean
+            variance += weight.variance
+        return Belief(min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance)
 
     def observe(
         self, request_id: int, evidence: Evidence, depth: int, accepted: bool, company: Company = ALONE
     ) -> None:
         """Learn from one verdict, of a draft whose predecessors were all accepted."""
-        active = self._active(request_id, evidence, depth, company)
-        belief = _belief(active)
+        belief = self.belief(request_id, evidence, depth, company)
         chance = belief.probability
         self.reliability.add(chance, accepted)
         # The filter's step: the verdict's own noise in log-odds has variance 1 / (p (1 - p)).
         information = max(chance * (1.0 - chance), 1e-3)
         gain = 1.0 / (belief.variance + 1.0 / information)
         surprise = (float(accepted) - chance) / information
-        for weight, value in active:
+        inputs = [(self._weights[index], value) for index, value in self._features.inputs(evidence, depth)]
+        inputs += [(weight, 1.0) for weight in self._offsets_of(request_id, company)]
+        for weight, value in inputs:
             step = weight.variance * value * gain
             weight.mean += step * surprise
             shrunk = weight.variance - step * value * weight.variance
             weight.variance = min(shrunk + weight.prior.drift, weight.prior.variance)
 
-    def _active(self, request_id: int, evidence: Evidence, depth: int, company: Company) -> list[tuple[_Weight, float]]:
-        """Return the weights that have a say, with their inputs."""
-        weights = self._weights
-        active = [(weights[index], value) for index, value in self._features.inputs(evidence, depth)]
+    def _offsets_of(self, request_id: int, company: Company) -> list[_Weight]:
+        """Return the weights that have a say whatever the evidence is, with an input of 1."""
+        offsets = []
         if company is not ALONE:
             kinds = zip(self._company, company, strict=True)
-            active += [(of_kind[agrees], 1.0) for of_kind, agrees in kinds if agrees is not None]
-        offset = self._offsets.get(request_id)
-        if offset is not None:
-            active.append((offset, 1.0))
-        return active
+            offsets += [of_kind[agrees] for of_kind, agrees in kinds if agrees is not None]
+        own = self._offsets.get(request_id)
+        if own is not None:
+            offsets.append(own)
+        return offsets
 
 
 class Reliability:
@@ -277,14 +287,6 @@ class Reliability:
             for predicted, hits, count in zip(self._predicted, self._accepted, self._count, strict=True)
             if count
         ]
-
-
-def _belief(active: Sequence[tuple[_Weight, float]]) -> Belief:
-    mean = variance = 0.0
-    for weight, value in active:
-        mean += weight.mean * value
-        variance += weight.variance * value * value
-    return Belief(min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 
 from paceline.planning.base import RoundCosts
 from paceline.planning.costs.profile import DriftTracker
@@ -76,19 +77,21 @@ class OnlineCosts:
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
         """Return the seconds of a round of the target after one of its width; see :meth:`RoundCosts.round_s`."""
-        seconds = self._followed_s(rows, context, requests)
-        learned = self._widths.get((rows, requests))
-        if learned is None:
-            return seconds
-        surplus, rounds = learned
-        return seconds * math.exp(surplus * rounds / (rounds + 1))
+        return self._rounds_s((rows,), context, requests)[0]
 
-    def next_round_s(self, rows: int, context: int, requests: int) -> float:
-        """Return what the next round counts as, with what a change from the latest one costs."""
-        change_s = self.change_s(rows, requests)
-        if change_s and rows > requests and self._previous is not None and self._previous[0] == self._previous[1]:
-            change_s *= _ENTRY_SHARE
-        return self.round_s(rows, context, requests) + change_s
+    def next_rounds_s(self, widths: range, context: int, requests: int) -> list[float]:
+        """Return what the next round counts as, for each width, with what a change from the latest one costs."""
+        rounds_s = self._rounds_s(widths, context, requests)
+        if not self._measured.change_s:
+            return rounds_s
+        after_plain = self._previous is not None and self._previous[0] == self._previous[1]
+        seconds = []
+        for rows, round_s in zip(widths, rounds_s, strict=True):
+            change_s = self.change_s(rows, requests)
+            if after_plain and rows > requests:
+                change_s *= _ENTRY_SHARE
+            seconds.append(round_s + change_s)
+        return seconds
 
     def change_s(self, rows: int, requests: int) -> float:
         """Return the seconds that the next round takes longer because the latest one was another."""
@@ -110,11 +113,12 @@ class OnlineCosts:
             self._latest.append(actual_s / predicted_s)
             self._follow_plain()
             return
-        followed_s = self._followed_s(rows, context, requests)
+        plain_s = self._undrifted_s(requests, context, requests)
+        followed_s = self._followed_s(predicted_s, plain_s)
         if self._measured.is_measured(rows):
             # Others are taken to cost what wider ones do, so that what they take says little about the machine.
             disturbed_s = math.exp(_LARGEST_SURPRISE) * followed_s
-            plain_s = self._undrifted_s(requests, context, requests) * self._factor
+            plain_s *= self._factor
             added_s = predicted_s * self._factor - plain_s
             self._rows_factor.observe(plain_s, added_s, min(actual_s, disturbed_s))
         surplus, rounds = self._widths.get((rows, requests), (0.0, 0))
@@ -169,13 +173,30 @@ class OnlineCosts:
             self._rows_factor = _RowsFactor()
             self._widths.clear()
 
-    def _followed_s(self, rows: int, context: int, requests: int) -> float:
-        """Return the seconds of a round by what is known of rounds of all widths."""
-        seconds = self._undrifted_s(rows, context, requests)
-        if rows != requests:
-            plain_s = self._undrifted_s(requests, context, requests)
-            seconds = max(plain_s + (seconds - plain_s) * self._rows_factor.value, seconds / 2)
-        return seconds * self._factor
+    def _rounds_s(self, widths: Iterable[int], context: int, requests: int) -> list[float]:
+        """Return the seconds of a round of each width, after one of the same."""
+        # The planner asks for a whole staircase every round.
+        plain_s = self._undrifted_s(requests, context, requests)
+        rounds_s = []
+        for rows in widths:
+            seconds = self._undrifted_s(rows, context, requests) if rows != requests else plain_s
+            seconds = self._followed_s(seconds, plain_s)
+            learned = self._widths.get((rows, requests))
+            if learned is not None:
+                surplus, rounds = learned
+                seconds *= math.exp(surplus * rounds / (rounds + 1))
+            rounds_s.append(seconds)
+        return rounds_s
+
+    def _followed_s(self, undrifted_s: float, plain_s: float) -> float:
+        """Return the seconds of a round by what is known of rounds of all widths.
+
+        Args:
+            undrifted_s: of the round, see :meth:`_undrifted_s`.
+            plain_s: the same of a plain one.
+        """
+        followed_s = max(plain_s + (undrifted_s - plain_s) * self._rows_factor.value, undrifted_s / 2)
+        return followed_s * self._factor
 
     def _undrifted_s(self, rows: int, context: int, requests: int) -> float:
         """Return the seconds of a round on a machine as fast as when it was measured."""

@@ -174,7 +174,7 @@ class AutoPolicy:
             return [None] * count
         planned = RoundPlan(known.costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
         widest = min(self.draft_max * count, _WIDEST)
-        self._cheapest_s = min(planned.seconds(rows) for rows in range(1, widest + 1)) - plain_s
+        self._cheapest_s = min(planned.staircase(widest)[1 : widest + 1]) - plain_s
         if not planned.is_hopeful(widest):
             return [None] * count
         planned.limit(widest)
@@ -218,8 +218,7 @@ class AutoPolicy:
                 self._known.grown(plan, tree)
                 owners[request.id] = tree
         # What drafts are worth does not depend on whether they can be afforded now.
-        ranked = planned.ranked()
-        wanted, affordable = planned.cut(ranked), planned.cut(ranked, planned.headroom_s)
+        wanted, affordable = planned.standing(), planned.affordable()
         self._known.credit(planned, wanted.value)
         if wanted.kept and not affordable.kept and planned.requests == 1:
             self._trade_on_paper(planned, wanted.kept)

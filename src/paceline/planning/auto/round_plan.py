@@ -68,8 +68,7 @@ class Front(NamedTuple):
         return self._replace(others=())
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """The proposals of a round that are worth verifying.
 
     Attributes:
@@ -125,22 +124,25 @@ class RoundPlan:
     reading: set[str] = field(default_factory=set)
     value_before: dict[str, float] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
+    _standing: Cut | None = None
+    _num_standing: int = -1
 
     def seconds(self, extra_rows: int) -> float:
-        """Return what the round takes with so many rows more than requests; see :meth:`OnlineCosts.next_round_s`."""
-        return self._staircase(extra_rows)[extra_rows]
+        """Return what the round takes with so many rows more than requests; see :meth:`OnlineCosts.next_rounds_s`."""
+        return self.staircase(extra_rows)[extra_rows]
 
-    def _staircase(self, widest: int) -> list[float]:
+    def staircase(self, widest: int) -> Sequence[float]:
         """Return what the round takes, by rows more than requests, at least up to ``widest``."""
         seconds = self._seconds
-        while len(seconds) <= widest:
-            seconds.append(self.costs.next_round_s(self.requests + len(seconds), self.context, self.requests))
+        if len(seconds) <= widest:
+            widths = range(self.requests + len(seconds), self.requests + widest + 1)
+            seconds += self.costs.next_rounds_s(widths, self.context, self.requests)
         return seconds
 
     def is_hopeful(self, widest: int) -> bool:
         """Return whether up to ``widest`` drafted rows would be worth their time if hardly any of them were wrong."""
-        without_s = self.seconds(0)
-        return any(_CERTAIN * rows > self.pace * (self.seconds(rows) - without_s) for rows in range(widest, 0, -1))
+        seconds = self.staircase(widest)
+        return any(_CERTAIN * rows > self.pace * (seconds[rows] - seconds[0]) for rows in range(widest, 0, -1))
 
     def limit(self, widest: int) -> None:
         """Find the most drafted rows, up to ``widest``, that the headroom allows, and what seconds are worth then."""
@@ -171,9 +173,10 @@ class RoundPlan:
         """
         level_s = self.costs.draft_s(level_rows, self.context)
         best = -math.inf
-        spent_s = self.draft_s
         chains = [(front.ahead, front.others) for front in fronts]
         survivals = [front.survival for front in fronts]
+        pace, without_s = self.pace, self.seconds(0)
+        longest_s = math.inf if self.blocked else self.plain_s + self.headroom_s - self.draft_s
         for level in range(self.draft_max):
             added = 0.0
             for index, (ahead, others) in enumerate(chains):
@@ -185,12 +188,28 @@ class RoundPlan:
             rows += len(chains)
             if rows > self.most_rows:
                 break
-            drafted_s = (level + 1) * level_s
-            if spent_s + self.seconds(rows) - self.plain_s + drafted_s <= self.headroom_s or self.blocked:
-                best = max(best, gained - self.pace * (self.seconds(rows) - self.seconds(0) + drafted_s))
+            round_s = self.seconds(rows) + (level + 1) * level_s
+            if round_s <= longest_s:
+                best = max(best, gained - pace * (round_s - without_s))
             if added < 0.01 * len(chains):
                 break
         return best
+
+    def standing(self) -> Cut:
+        """Return the best cut of what is drafted so far, whether it can be afforded or not."""
+        num_proposals = sum(plan.num_proposals for plan in self.plans.values())
+        if self._standing is None or self._num_standing != num_proposals:
+            self._standing, self._num_standing = self.cut(self.ranked()), num_proposals
+        return self._standing
+
+    def affordable(self) -> Cut:
+        """Return the best cut of those by which no more than the headroom can be lost."""
+        # What drafting took is gone either way: it leaves less to lose, but forbids nothing that is free.
+        longest_s = self.plain_s + max(self.headroom_s - self.draft_s, 0.0)
+        standing = self.standing()
+        if self.seconds(len(standing.kept)) <= longest_s:
+            return standing
+        return self.cut(self.ranked(), longest_s)
 
     def ranked(self) -> list[Proposal]:
         """Return what can be verified, best first and parents before children."""
@@ -222,19 +241,17 @@ class RoundPlan:
             ranked.append((-negative, request_id, node))
         return ranked
 
-    def cut(self, ranked: Sequence[Proposal], allowed_s: float = math.inf) -> Cut:
+    def cut(self, ranked: Sequence[Proposal], longest_s: float = math.inf) -> Cut:
         """Return the first so many of the ranked proposals that are worth most together.
 
         Args:
             ranked: what can be verified, best first.
-            allowed_s: seconds by which the round may be longer than a plain one.
+            longest_s: seconds that the round may take, drafting left out.
         """
         best, best_count, best_gained, gained = 0.0, 0, 0.0, 0.0
-        # What drafting took is gone either way: it leaves less to lose, but forbids nothing that is free.
-        allowed_s = max(allowed_s - self.draft_s, 0.0)
-        seconds, pace = self._staircase(len(ranked)), self.pace
+        seconds, pace = self.staircase(len(ranked)), self.pace
         # A round without drafts may be a change itself, which plain decoding does not know.
-        without_s, longest_s = seconds[0], self.plain_s + allowed_s
+        without_s = seconds[0]
         for count, (survival, _, _) in enumerate(ranked, start=1):
             gained += survival
             value = gained - pace * (seconds[count] - without_s)

@@ -21,8 +21,7 @@ from paceline.planning.auto.calibration import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What became of a drafter's first choice.
 
     Attributes:
@@ -68,8 +67,7 @@ class _Fork(NamedTuple):
     chances: Sequence[tuple[int, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class GrownTree:
+class GrownTree(NamedTuple):
     """A tree as the drafters left it, before anything was dropped.
 
     Attributes:
@@ -122,6 +120,9 @@ class AcceptanceRate:
         return (self.accepted + self.prior_weight * self.prior) / (self.seen + self.prior_weight)
 
 
+_NEGLIGIBLE = 0.01
+"""Chance of a token below which nothing that was drafted behind it counts, or teaches anything."""
+
 _CHANCES = (0.5, 0.7, 0.85, 0.95)
 """Upper ends of the bins of a drafted token's chance."""
 
@@ -168,11 +169,14 @@ class Outlook:
             levels: how many.
         """
         index = self._start if last is None else _bin(last)
-        chances = []
-        for _ in range(levels):
+        chances: list[float] = []
+        while len(chances) < levels:
             chance = self._mean(index)
             chances.append(chance)
-            index = _bin(chance)
+            before, index = index, _bin(chance)
+            if index == before:
+                # From here on it stays as it is.
+                chances += [chance] * (levels - len(chances))
         return chances
 
     def _mean(self, index: int) -> float:
@@ -236,7 +240,7 @@ class SurvivalModel:
         known = {fork.parent: fork for fork in before.forks} if before is not None else {}
         for parent in range(len(tree)):
             candidates = tree.candidates(parent)
-            if not candidates:
+            if not candidates or survivals[parent] < _NEGLIGIBLE:
                 continue
             fork = known.get(parent)
             if fork is None or len(fork.proposals) != len(candidates):

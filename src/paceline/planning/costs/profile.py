@@ -129,8 +129,8 @@ class PassCost:
         """
         if rows < 1:
             raise ValueError(f"a pass of {rows} rows: the least is 1")
-        widest = self.widest
-        here_s = self._by_rows[rows] if rows <= widest else self._by_rows[widest] * rows / widest
+        by_rows = self._by_rows
+        here_s = by_rows[rows] if rows < len(by_rows) else by_rows[-1] * rows / self.widest
         further = context - self.context
         return max(here_s + further * (self.token_s + rows * self.token_row_s), here_s / 2)
 
