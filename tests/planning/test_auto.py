@@ -227,6 +227,31 @@ def test_rounds_of_a_millisecond_are_not_planned_for_looks_that_are_too_dear() -
     assert auto <= 1.01 * plain_s(recordings, curve)
 
 
+def test_what_recording_a_plain_pass_takes_is_no_plain_decoding() -> None:
+    recordings, curve = texts(0.3), CURVES["graphs"]
+
+    class Recorded(AutoPolicy):
+        """Lets the second plain round after another pass take longer, as an engine that records it does."""
+
+        plain_rounds = recorded = 0
+
+        def observe(self, record: RoundRecord) -> None:
+            is_plain = bool(record.requests) and all(len(tree) == 1 for tree in record.trees)
+            self.plain_rounds = self.plain_rounds + 1 if is_plain else 0
+            if self.plain_rounds == 2:
+                more_s = 4 * record.verify_s
+                record = replace(record, verify_s=record.verify_s + more_s, round_s=record.round_s + more_s)
+                self.recorded += 1
+            super().observe(record)
+
+    policy = Recorded(curve)
+    replay(recordings, policy, curve)
+    assert policy.recorded >= len(recordings)
+    # The change of width after each prompt, of which there is one in plain decoding too, is left out.
+    settled_s = plain_s(recordings, curve) - len(recordings) * curve.change_s
+    assert policy.report().plain_s == pytest.approx(settled_s, rel=1e-6)
+
+
 def test_plain_rounds_are_made_early_where_they_take_other_than_was_measured() -> None:
     (recording,), curve = texts(1.0, num_tokens=1500, count=1), CURVES["F16"]
 

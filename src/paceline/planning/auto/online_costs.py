@@ -36,7 +36,8 @@ class OnlineCosts:
     The draft model has a factor of its own: its passes are made in Python's company, which the profile times less of.
 
     Where a change of width costs time, what rounds took after one is taken as if there had been none; for the next
-    round it is part of the price of every width but the latest.
+    round it is part of the price of every width but the latest. A plain round that follows one such tells nothing: in
+    it llama.cpp records the CUDA graph that those after it replay.
 
     What a context adds to passes cannot be measured at first load where putting a long one into the cache takes too
     long. Then the passes that read a prompt tell it, each by what it took more than the first of them.
@@ -49,8 +50,9 @@ class OnlineCosts:
         self._measured = measured
         self._drift = DriftTracker(window=5)
         self._factor = 1.0
-        # Rows and requests of the latest round; ``None`` after a pass that read a prompt.
+        # Rows and requests of the latest round, ``None`` after a pass that read a prompt; and rounds that were like it.
         self._previous: tuple[int, int] | None = None
+        self._alike = 0
         # Of the latest two plain rounds, actual over predicted time.
         self._latest: deque[float] = deque(maxlen=2)
         # What wide rounds told, on a machine as fast as this factor says.
@@ -97,6 +99,10 @@ class OnlineCosts:
         """Return the seconds that the next round takes longer because the latest one was another."""
         return 0.0 if self._previous == (rows, requests) else self._measured.change_s * self._factor
 
+    def is_settled(self, rows: int, requests: int) -> bool:
+        """Return whether the next round takes what such rounds do in the long run: the first two may take longer."""
+        return not self._measured.change_s or (self._previous == (rows, requests) and self._alike > 1)
+
     def draft_s(self, rows: int = 1, context: int = 0) -> float:
         """Return the seconds of feeding ``rows`` tokens to the draft model; see :meth:`RoundCosts.draft_s`."""
         return self._measured.draft_s(rows, context) * self._draft_factor
@@ -105,10 +111,14 @@ class OnlineCosts:
         """Learn from a round of the target that took ``actual_s``, drafting left out."""
         predicted_s = self._undrifted_s(rows, context, requests)
         actual_s -= min(self.change_s(rows, requests), actual_s / 2)
+        is_second = self._previous == (rows, requests) and not self.is_settled(rows, requests)
+        self._alike = self._alike + 1 if self._previous == (rows, requests) else 1
         self._previous = rows, requests
         if actual_s <= 0 or predicted_s <= 0:
             return
         if rows == requests:
+            if is_second:
+                return
             self._drift.observe(predicted_s, actual_s)
             self._latest.append(actual_s / predicted_s)
             self._follow_plain()
@@ -130,7 +140,7 @@ class OnlineCosts:
 
     def observe_prompt(self, rows: int, context: int, actual_s: float) -> None:
         """Learn from a pass that read nothing but prompt, after ``context`` tokens that were in the cache before."""
-        self._previous = None
+        self.interrupt()
         if not self._is_warm:
             # The first pass of a process reads the model from the disk.
             self._is_warm = True
@@ -148,6 +158,10 @@ class OnlineCosts:
         self._longer_s += longer * (actual_s - first_s) / (rows * self._factor)
         self._longer += longer * longer
         self._token_row_s = max(self._longer_s / self._longer, 0.0)
+
+    def interrupt(self) -> None:
+        """Take note of a pass that was no round and tells nothing: the next round is of another width."""
+        self._previous, self._alike = None, 0
 
     def observe_draft(self, predicted_s: float, actual_s: float) -> None:
         """Learn from passes of the draft model.

@@ -251,14 +251,16 @@ class AutoPolicy:
         is_plain, is_shared = rows == count, record.prefill_rows > 0
         if is_plain:
             self._since_plain = 0
-        # A plain round is what plain decoding takes, whatever was measured before; deciding came on top, and where the
-        # round before was none, the change.
-        if is_plain and not is_shared:
-            plain_s = verify_s - min(known.costs.change_s(count, count), verify_s / 2)
+        # A plain round is what plain decoding takes, whatever was measured before, unless rounds before it made it
+        # longer; deciding came on top.
+        if is_plain and not is_shared and known.costs.is_settled(count, count):
+            plain_s = verify_s
         else:
             plain_s = known.costs.round_s(count, context, count)
-        if not is_shared:
+        if is_shared:
             # Where prompts share a pass its time says nothing about drafts.
+            known.costs.interrupt()
+        else:
             self._plain_rounds += is_plain
             known.costs.observe_round(rows, context, count, verify_s)
             tokens = sum(record.emitted)
@@ -292,8 +294,8 @@ class AutoPolicy:
 
     def _lie_down(self, request: Request, state: RequestState, plain_s: float) -> None:
         """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a look."""
-        if not state.paper.idle or self._known.costs.change_s(1, 1):
-            # What the first round of a rest takes is taken for plain decoding's.
+        if not state.paper.idle or not self._known.costs.is_settled(1, 1):
+            # What the rounds of a rest take is taken for plain decoding's.
             return
         rest = Rest.until(self._asking.missing_s(request, state, plain_s), state.looks.set_aside_s(plain_s))
         if rest is not None:
