@@ -41,3 +41,26 @@ def test_engines_are_loaded_only_to_run_models(
     outcome = subprocess.run([sys.executable, "-c", CALL, *words], capture_output=True, text=True, check=False)
     assert (outcome.returncode, outcome.stderr) == (0, "[]\n")
     assert outcome.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "--sample", "code"], ["inflate", "0.3b", "--type", "Q4_0"], ["bench", "--quick"], ["profile"]]
+)
+def test_a_library_that_does_not_load_is_one_line_with_the_way_out(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "packages" / "llama_cpp"
+    broken.mkdir(parents=True)
+    # What the binding raises where its build left no library.
+    (broken / "__init__.py").write_text(
+        "raise FileNotFoundError('Shared library with base name \\'llama\\' not found')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    outcome = subprocess.run(
+        [sys.executable, "-m", "paceline.cli.main", *words], capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 2
+    (line,) = outcome.stderr.splitlines()
+    assert "base name 'llama' not found" in line
+    assert "pip install --force-reinstall --no-cache-dir llama-cpp-python" in line

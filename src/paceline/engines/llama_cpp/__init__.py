@@ -9,9 +9,17 @@
     quantize.py     one GGUF file into another
 """
 
-from paceline.engines.llama_cpp.engine import LlamaCppEngine
-from paceline.engines.llama_cpp.loading import LlamaCppConfig
-from paceline.engines.llama_cpp.quantize import quantize_gguf
-from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
+from paceline.core.errors import CapabilityError
+
+try:
+    from paceline.engines.llama_cpp.engine import LlamaCppEngine
+    from paceline.engines.llama_cpp.loading import LlamaCppConfig
+    from paceline.engines.llama_cpp.quantize import quantize_gguf
+    from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
+except (ImportError, OSError, RuntimeError) as error:  # the binding raises each of them for a library it cannot load
+    raise CapabilityError(
+        f"llama.cpp's library does not load ({error}): install it again with "
+        "pip install --force-reinstall --no-cache-dir llama-cpp-python"
+    ) from error
 
 __all__ = ["GgufVocabulary", "LlamaCppConfig", "LlamaCppEngine", "quantize_gguf"]
