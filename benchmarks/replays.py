@@ -7,10 +7,11 @@ is limited by the interpreter alone: about a tenth of a millisecond a round, and
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -245,7 +246,8 @@ def recordings_by_kind(path: Path) -> dict[str, list[Recording]]:
 def _figures(
     group: Sequence[Recording], policy: Policy, profile: CostProfile, names: Sequence[str], best_s: Sequence[float]
 ) -> dict[str, Any]:
-    result = replay(group, policy, profile, drafters=names)
+    timed = _Timed(policy)
+    result = replay(group, cast(Policy, timed), profile, drafters=names)
     shares, share = result.shares_of(best_s)
     return {
         "tokens_per_second": result.tokens_per_second,
@@ -253,13 +255,39 @@ def _figures(
         "accept_share": result.accept_share,
         "share_of_oracle": share,
         "lowest_share_of_oracle": min(shares),
+        "deciding_us": timed.spent_s / result.rounds * 1e6,
     }
+
+
+class _Timed:
+    """A policy, and how long it took to decide.
+
+    Args:
+        policy: that decides.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.spent_s = 0.0
+        """Seconds of the clock on the wall, of all rounds together."""
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._policy, name)
+
+        def timed(*arguments: Any) -> Any:
+            started_s = time.perf_counter()
+            try:
+                return method(*arguments)
+            finally:
+                self.spent_s += time.perf_counter() - started_s
+
+        return timed
 
 
 def _table(kind: str, count: int, costs: str, of_kind: dict[str, dict[str, Any]]) -> Table:
     table = Table(title=f"{kind}, {count} texts, {costs}", title_justify="left", box=None)
     table.add_column("policy")
-    for column in ("tokens/s", "of plain", "of oracle", "accepted", "rounds"):
+    for column in ("tokens/s", "of plain", "of oracle", "accepted", "rounds", "deciding, us a round"):
         table.add_column(column, justify="right")
     plain = of_kind["fixed 0"]["tokens_per_second"]
     for name, row in of_kind.items():
@@ -271,6 +299,7 @@ def _table(kind: str, count: int, costs: str, of_kind: dict[str, dict[str, Any]]
             f"{row['share_of_oracle']:.2f}",
             "" if accepted is None else f"{accepted:.0%}",
             str(row["rounds"]),
+            f"{row['deciding_us']:.0f}",
         )
     return table
 
