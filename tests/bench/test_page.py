@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from paceline.bench import charts
 from paceline.bench.page import render
@@ -15,6 +17,7 @@ from paceline.bench.results import BenchResult
 from paceline.bench.runner import Runner
 from paceline.bench.settings import BenchSettings
 from paceline.bench.svg import Scale, ticks
+from paceline.bench.table import print_result, unrest_words
 from tests.bench.helpers import constant_model, engines, profile
 
 SNAPSHOT = {
@@ -95,6 +98,24 @@ def test_a_report_of_nothing_still_renders() -> None:
     page = render(result(target=constant_model(), workloads=("new-code",)))
     assert "nothing measured" in page
     assert "plain output loops" in page
+
+
+def test_a_machine_that_was_not_quiet_is_told_of() -> None:
+    found = result()
+    assert found.noise == pytest.approx((1.0, 1.0))
+    assert unrest_words(found) is None
+    (pair, *_) = found.workloads[1].variants[0].pairs
+    slower = dataclasses.replace(pair.trial, speculative=0.8 * pair.trial.plain_before)
+    found.workloads[1].variants[0].pairs[0] = dataclasses.replace(pair, trial=slower, seconds=pair.seconds / 0.8)
+    assert found.noise == pytest.approx((0.8, 1.0))
+    words = unrest_words(found)
+    assert words is not None
+    assert "0.80 to 1.00 of its own speed" in words
+    assert "(-t)" in words
+    assert words in render(found)
+    console = Console(file=StringIO(), width=500)
+    print_result(console, found)
+    assert f"note: {words}" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_single_pair_has_no_interval_to_draw() -> None:

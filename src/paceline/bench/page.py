@@ -9,7 +9,7 @@ from string import Template
 
 from paceline.bench import charts
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
-from paceline.bench.table import FIGURES, caption, figures, texts, title
+from paceline.bench.table import FIGURES, caption, figures, texts, title, unrest_words
 
 _COLUMNS = (*FIGURES, "texts")
 
@@ -60,11 +60,10 @@ def _tiles(result: BenchResult) -> list[str]:
     ours = [each for workload in measured for each in workload.variants if each.variant.kind != "server"]
     pairs = [pair for each in ours for pair in each.pairs]
     equal = sum(pair.differs_at is None for pair in pairs)
-    noise = [lap.ratio for workload in measured for each in workload.variants[:1] for lap in each.laps()]
     if pairs:
         tiles.append(_tile(f"{equal} of {len(pairs)}", "texts equal to plain's, token for token", "plain"))
-    if noise:
-        low, high = f"{min(noise):.2f}", f"{max(noise):.2f}"
+    if result.noise is not None:
+        low, high = (f"{ratio:.2f}" for ratio in result.noise)
         tiles.append(_tile(low if low == high else f"{low}–{high}", "plain against plain: the noise here", "plain"))
     return tiles
 
@@ -76,13 +75,14 @@ def _tile(figure: str, words: str, kind: str) -> str:
 def _sections(result: BenchResult) -> list[str]:
     measured = [workload for workload in result.workloads if any(each.laps() for each in workload.variants)]
     sections = []
+    unrest = unrest_words(result)
     if measured:
         sections.append(
             _section(
                 "Speed by workload",
                 "Decoding speed over that of the plain runs before and after; the mark is the median over pairs, the "
                 "bar its 95% interval, the ring what replay of recorded answers says, in virtual time. Right of the "
-                "line is faster.",
+                "line is faster." + (f" Note: {unrest}." if unrest else ""),
                 f'<div class="scroll"><div class="wide">{charts.legend(result)}{charts.speeds(result)}</div></div>',
             )
         )

@@ -262,6 +262,12 @@ class BenchResult:
         return any(each.pairs for workload in self.workloads for each in workload.variants)
 
     @property
+    def noise(self) -> tuple[float, float] | None:
+        """The lowest and the highest ratio of plain against plain, over all laps; ``None`` without any."""
+        ratios = [lap.ratio for workload in self.workloads for each in workload.variants[:1] for lap in each.laps()]
+        return (min(ratios), max(ratios)) if ratios else None
+
+    @property
     def found_bug(self) -> bool:
         """Whether a text differs from plain's in a way that rounding does not explain."""
         return any(

@@ -11,8 +11,10 @@ from rich.table import Table
 from paceline.bench.intervals import Estimate
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
 
-_NONE = "-"
+RESTLESS = 0.15
+"""Plain decoding may be so much faster or slower than itself before a report says that the machine was not quiet."""
 
+_NONE = "-"
 
 FIGURES = (
     "t/s",
@@ -47,13 +49,27 @@ def print_result(console: Console, result: BenchResult) -> None:
     if len(measured) > 1:
         console.print()
         console.print(_summary(measured))
-    lines = [f"note: {note}" for note in result.notes]
+    unrest = unrest_words(result)
+    lines = [f"note: {note}" for note in [*([unrest] if unrest else []), *result.notes]]
     if result.ended_by != "done":
         lines.append(f"ended by {result.ended_by}: {_progress_words(result)}")
     lines.append(f"took {result.took_s:.0f} s")
     console.print()
     for line in lines:
         console.print(line, style="dim", markup=False)
+
+
+def unrest_words(result: BenchResult) -> str | None:
+    """Say that something else ran, and what to do about it, if plain decoding was far from as fast as itself."""
+    if result.noise is None:
+        return None
+    low, high = result.noise
+    if low >= 1 - RESTLESS and high <= 1 / (1 - RESTLESS):
+        return None
+    return (
+        f"plain decoding ran at {low:.2f} to {high:.2f} of its own speed, so ratios that are closer say little: close "
+        "other programs, or leave them a core (-t), and measure again"
+    )
 
 
 def caption(workload: WorkloadResult) -> str:
