@@ -12,6 +12,7 @@ from paceline.planning.auto.gains import GAIN_MEMORY
 from paceline.planning.auto.known import DrafterState, Knowledge, RequestState
 from paceline.planning.auto.looks import LOOKING_SHARE
 from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others
+from paceline.planning.auto.survival import NEGLIGIBLE
 
 INVESTED_SHARE = 0.03
 """Of the time a prompt took the target that a draft model may take to catch up with it."""
@@ -28,9 +29,6 @@ _TRIALS = 3
 
 _FIRST_ROUNDS = 8
 """Rounds of a request in which every drafter deserves to be heard."""
-
-_NEGLIGIBLE = 0.01
-"""Chance of a token below which nothing is drafted behind it."""
 
 _OF_NOTE = 0.3
 """Chance of the likeliest token drafted so far from which on another drafter is asked beside something, not alone."""
@@ -138,7 +136,7 @@ class Asking:
             survival = 1.0
             for depth in range(min(self._draft_max, request.num_left - 1)):
                 survival *= max(chances[depth] for chances in outlooks)
-                if survival < _NEGLIGIBLE:
+                if survival < NEGLIGIBLE:
                     break
                 proposals.append((-survival, depth, index))
         proposals.sort()

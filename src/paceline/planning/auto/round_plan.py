@@ -16,7 +16,7 @@ from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftJob
 from paceline.planning.auto.online_costs import OnlineCosts
-from paceline.planning.auto.survival import GrownTree
+from paceline.planning.auto.survival import NEGLIGIBLE, GrownTree
 
 _CERTAIN = 0.95
 """Share of drafted tokens that are right at best."""
@@ -191,7 +191,7 @@ class RoundPlan:
             round_s = self.seconds(rows) + (level + 1) * level_s
             if round_s <= longest_s:
                 best = max(best, gained - pace * (round_s - without_s))
-            if added < 0.01 * len(chains):
+            if added < NEGLIGIBLE * len(chains):
                 break
         return best
 

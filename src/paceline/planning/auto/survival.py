@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from paceline.core.tree import ROOT, Candidate, DraftTree
 from paceline.planning.auto.calibration import (
@@ -19,6 +19,9 @@ from paceline.planning.auto.calibration import (
     MatchFeatures,
     SiblingFeatures,
 )
+
+NEGLIGIBLE: Final = 0.01
+"""Chance of a token below which nothing behind it is asked for, counts if it was drafted, or teaches anything."""
 
 
 class Verdict(NamedTuple):
@@ -119,9 +122,6 @@ class AcceptanceRate:
         """Expected share accepted."""
         return (self.accepted + self.prior_weight * self.prior) / (self.seen + self.prior_weight)
 
-
-_NEGLIGIBLE = 0.01
-"""Chance of a token below which nothing that was drafted behind it counts, or teaches anything."""
 
 _CHANCES = (0.5, 0.7, 0.85, 0.95)
 """Upper ends of the bins of a drafted token's chance."""
@@ -240,7 +240,7 @@ class SurvivalModel:
         known = {fork.parent: fork for fork in before.forks} if before is not None else {}
         for parent in range(len(tree)):
             candidates = tree.candidates(parent)
-            if not candidates or survivals[parent] < _NEGLIGIBLE:
+            if not candidates or survivals[parent] < NEGLIGIBLE:
                 continue
             fork = known.get(parent)
             if fork is None or len(fork.proposals) != len(candidates):
