@@ -11,7 +11,7 @@ from rich.table import Table
 from paceline.bench.intervals import Estimate
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
 
-RESTLESS = 0.15
+_RESTLESS = 0.15
 """Plain decoding may be so much faster or slower than itself before a report says that the machine was not quiet."""
 
 _NONE = "-"
@@ -64,7 +64,7 @@ def unrest_words(result: BenchResult) -> str | None:
     if result.noise is None:
         return None
     low, high = result.noise
-    if low >= 1 - RESTLESS and high <= 1 / (1 - RESTLESS):
+    if low >= 1 - _RESTLESS and high <= 1 / (1 - _RESTLESS):
         return None
     return (
         f"plain decoding ran at {low:.2f} to {high:.2f} of its own speed, so ratios that are closer say little: close "

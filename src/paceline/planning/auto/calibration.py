@@ -209,36 +209,39 @@ class Calibration:
 
     def belief(self, request_id: int, evidence: Evidence, depth: int, company: Company = ALONE) -> Belief:
         """Return what is believed of a draft at ``depth``, given that everything above it is accepted."""
-        # Asked of every proposal of every round, so this takes no detour over lists of its own.
-        mean = variance = 0.0
-        weights = self._weights
-        for index, value in self._features.inputs(evidence, depth):
-            weight = weights[index]
-            mean += weight.mean * value
-            variance += weight.variance * value * value
-        for weight in self._offsets_of(request_id, company):
-            mean += weight.mean
-            variance += weight.variance
-        return Belief(min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance)
+        return self._believe(self._features.inputs(evidence, depth), self._offsets_of(request_id, company))
 
     def observe(
         self, request_id: int, evidence: Evidence, depth: int, accepted: bool, company: Company = ALONE
     ) -> None:
         """Learn from one verdict, of a draft whose predecessors were all accepted."""
-        belief = self.belief(request_id, evidence, depth, company)
+        inputs, offsets = self._features.inputs(evidence, depth), self._offsets_of(request_id, company)
+        belief = self._believe(inputs, offsets)
         chance = belief.probability
         self.reliability.add(chance, accepted)
         # The filter's step: the verdict's own noise in log-odds has variance 1 / (p (1 - p)).
         information = max(chance * (1.0 - chance), 1e-3)
         gain = 1.0 / (belief.variance + 1.0 / information)
         surprise = (float(accepted) - chance) / information
-        inputs = [(self._weights[index], value) for index, value in self._features.inputs(evidence, depth)]
-        inputs += [(weight, 1.0) for weight in self._offsets_of(request_id, company)]
-        for weight, value in inputs:
+        active = [(self._weights[index], value) for index, value in inputs] + [(weight, 1.0) for weight in offsets]
+        for weight, value in active:
             step = weight.variance * value * gain
             weight.mean += step * surprise
             shrunk = weight.variance - step * value * weight.variance
             weight.variance = min(shrunk + weight.prior.drift, weight.prior.variance)
+
+    def _believe(self, inputs: Sequence[tuple[int, float]], offsets: Sequence[_Weight]) -> Belief:
+        # Asked of every proposal of every round, so this makes no lists of its own.
+        mean = variance = 0.0
+        weights = self._weights
+        for index, value in inputs:
+            weight = weights[index]
+            mean += weight.mean * value
+            variance += weight.variance * value * value
+        for weight in offsets:
+            mean += weight.mean
+            variance += weight.variance
+        return Belief(min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance)
 
     def _offsets_of(self, request_id: int, company: Company) -> list[_Weight]:
         """Return the weights that have a say whatever the evidence is, with an input of 1."""
