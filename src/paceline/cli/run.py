@@ -272,9 +272,8 @@ def run(
     if names == []:
         raise InputError(f"no drafter is named: choose from {', '.join(DRAFTER_NAMES)}, or use --no-speculation")
     uses_draft_model = model_draft is not None or (model is None and (names is None or "draft" in names))
-    _refuse_without_effect(
-        context, plain=no_speculation or draft_max == 0, compares=compare, uses_draft_model=uses_draft_model
-    )
+    plain = no_speculation or draft_max == 0
+    _refuse_without_effect(context, plain=plain, compares=compare, uses_draft_model=uses_draft_model)
     options: GenerateOptions = {
         "temperature": temp,
         "top_k": top_k,
@@ -291,7 +290,6 @@ def run(
         "ignore_end": ignore_eos,
     }
     text = read_prompt(prompt, file, sample, escape, embedded=model is None)
-    plain = no_speculation or draft_max == 0
     chosen = _policy(context, policy, plain, FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings))
     target_options = ModelOptions(
         embedded_target() if model is None else model,

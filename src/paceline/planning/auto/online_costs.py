@@ -15,6 +15,11 @@ AS_MEASURED = 0.1
 _ENTRY_SHARE = 0.5
 """Of what a change of width costs, in the price of a round with drafts after a plain one: others will follow it."""
 
+_DOUBTS = 3
+"""Wide rounds in a row it takes to doubt what plain ones take, and"""
+_DOUBTFUL_SHARE = 0.15
+"""share by which they take, on the mean, more or less than was expected."""
+
 _SLOWEST_STEP = 0.15
 _LARGEST_SURPRISE = 0.5
 _ROWS_MEMORY = 16.0
@@ -29,9 +34,10 @@ class OnlineCosts:
     Plain rounds say how fast the machine is now, and move the whole staircase. Wide rounds say how much of that is so
     for what rows add, which has a factor of its own: reading the weights and computing with them need not get slower
     together. The rest is what *that* width adds. A wide round tells nothing of plain ones: rounds whose width was
-    measured too cheap would make plain decoding look slow, which is what speculation is judged by. If the machine slows
-    down while nothing but wide rounds are made, these seem dear at first; then plain rounds are made, and what wide
-    rounds told is forgotten.
+    measured too cheap would make plain decoding look slow, which is what speculation is judged by. But where a few in
+    a row take other than what was expected of them at the latest plain round, it may be the machine that became slower
+    or faster, and plain decoding is in doubt (:attr:`is_doubtful`) until another plain round says which. If it is the
+    machine, what earlier rounds told is forgotten.
 
     The draft model has a factor of its own: its passes are made in Python's company, which the profile times less of.
 
@@ -60,6 +66,10 @@ class OnlineCosts:
         self._rows_factor = _RowsFactor()
         # Logarithm of what a width costs over drift and profile, and rounds it was learned from, by (rows, requests).
         self._widths: dict[tuple[int, int], tuple[float, int]] = {}
+        # Both as they were at the latest plain round, and the logarithm of what wide rounds since then took over that.
+        self._expected_rows = self._rows_factor.value
+        self._expected_widths = dict(self._widths)
+        self._surprises: deque[float] = deque(maxlen=_DOUBTS)
         self._draft_factor = 1.0
         # Seconds that every cached token adds for every row, where it was not measured, and the sums it is fitted from.
         self._token_row_s = 0.0
@@ -76,6 +86,12 @@ class OnlineCosts:
     def as_measured(self) -> bool:
         """Whether there were plain rounds, and the latest took what was measured."""
         return bool(self._latest) and all(abs(ratio - 1.0) <= AS_MEASURED for ratio in self._latest)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the machine may have become another since the latest plain round, which only the next one can say."""
+        surprises = self._surprises
+        return len(surprises) == _DOUBTS and abs(sum(surprises)) > _DOUBTS * math.log1p(_DOUBTFUL_SHARE)
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
         """Return the seconds of a round of the target after one of its width; see :meth:`RoundCosts.round_s`."""
@@ -119,12 +135,19 @@ class OnlineCosts:
         if rows == requests:
             if is_second:
                 return
+            ratio = actual_s / predicted_s
+            change = math.log(ratio / self._factor)
+            if self.is_doubtful and abs(change) > AS_MEASURED and (change > 0) == (sum(self._surprises) > 0):
+                self._drift.restart()
             self._drift.observe(predicted_s, actual_s)
-            self._latest.append(actual_s / predicted_s)
+            self._latest.append(ratio)
             self._follow_plain()
             return
         plain_s = self._undrifted_s(requests, context, requests)
-        followed_s = self._followed_s(predicted_s, plain_s)
+        followed_s = self._followed_s(predicted_s, plain_s, self._rows_factor.value)
+        expected_s = self._followed_s(predicted_s, plain_s, self._expected_rows)
+        expected_s *= _factor_of(self._expected_widths.get((rows, requests)))
+        self._surprises.append(math.log(actual_s / expected_s))
         if self._measured.is_measured(rows):
             # Others are taken to cost what wider ones do, so that what they take says little about the machine.
             disturbed_s = math.exp(_LARGEST_SURPRISE) * followed_s
@@ -162,6 +185,7 @@ class OnlineCosts:
     def interrupt(self) -> None:
         """Take note of a pass that was no round and tells nothing: the next round is of another width."""
         self._previous, self._alike = None, 0
+        self._surprises.clear()
 
     def observe_draft(self, predicted_s: float, actual_s: float) -> None:
         """Learn from passes of the draft model.
@@ -186,6 +210,9 @@ class OnlineCosts:
             self._learned_at = self._factor
             self._rows_factor = _RowsFactor()
             self._widths.clear()
+        self._surprises.clear()
+        self._expected_rows = self._rows_factor.value
+        self._expected_widths = dict(self._widths)
 
     def _rounds_s(self, widths: Iterable[int], context: int, requests: int) -> list[float]:
         """Return the seconds of a round of each width, after one of the same."""
@@ -194,27 +221,32 @@ class OnlineCosts:
         rounds_s = []
         for rows in widths:
             seconds = self._undrifted_s(rows, context, requests) if rows != requests else plain_s
-            seconds = self._followed_s(seconds, plain_s)
-            learned = self._widths.get((rows, requests))
-            if learned is not None:
-                surplus, rounds = learned
-                seconds *= math.exp(surplus * rounds / (rounds + 1))
-            rounds_s.append(seconds)
+            seconds = self._followed_s(seconds, plain_s, self._rows_factor.value)
+            rounds_s.append(seconds * _factor_of(self._widths.get((rows, requests))))
         return rounds_s
 
-    def _followed_s(self, undrifted_s: float, plain_s: float) -> float:
+    def _followed_s(self, undrifted_s: float, plain_s: float, rows_factor: float) -> float:
         """Return the seconds of a round by what is known of rounds of all widths.
 
         Args:
             undrifted_s: of the round, see :meth:`_undrifted_s`.
             plain_s: the same of a plain one.
+            rows_factor: how many times as long what rows add takes as it should.
         """
-        followed_s = max(plain_s + (undrifted_s - plain_s) * self._rows_factor.value, undrifted_s / 2)
+        followed_s = max(plain_s + (undrifted_s - plain_s) * rows_factor, undrifted_s / 2)
         return followed_s * self._factor
 
     def _undrifted_s(self, rows: int, context: int, requests: int) -> float:
         """Return the seconds of a round on a machine as fast as when it was measured."""
         return self._measured.round_s(rows, context, requests) + rows * context * self._token_row_s
+
+
+def _factor_of(learned: tuple[float, int] | None) -> float:
+    """Return the factor of a width, shrunk towards 1 while it was learned from few rounds."""
+    if learned is None:
+        return 1.0
+    surplus, rounds = learned
+    return math.exp(surplus * rounds / (rounds + 1))
 
 
 class _RowsFactor:

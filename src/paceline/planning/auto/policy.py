@@ -151,7 +151,7 @@ class AutoPolicy:
         self._since_plain += 1
         is_certain = self._plain_rounds >= CERTAIN_AFTER or known.costs.as_measured
         longest = PLAIN_EVERY if is_certain else FIRST_PLAIN_EVERY
-        if self._rounds <= FIRST_PLAIN_ROUNDS or self._since_plain > longest:
+        if self._rounds <= FIRST_PLAIN_ROUNDS or self._since_plain > longest or known.costs.is_doubtful:
             return [None] * count
         # What all have won by now is no reason to let those of this round lose it.
         headroom_s = min(known.ledger.headroom_s, sum(state.ledger.headroom_s for state in states))

@@ -280,8 +280,12 @@ class DriftTracker:
     @property
     def factor(self) -> float:
         """How many times as long rounds take now as predicted."""
-        # An odd number of them: statistics.median does more than this needs, every round.
-        return sorted(self._ratios)[len(self._ratios) // 2]
+        # The lower of two: what disturbs a round makes it longer. statistics.median does more than this needs.
+        return sorted(self._ratios)[(len(self._ratios) - 1) // 2]
+
+    def restart(self) -> None:
+        """Forget the rounds so far: the next one is on another machine."""
+        self._ratios.clear()
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
         """Take note of a round.

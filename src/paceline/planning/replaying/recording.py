@@ -244,8 +244,9 @@ def record(
             drafter.end(request)
     tapes = []
     for drafter, recorded in zip(model.drafters, chains, strict=True):
-        is_model = isinstance(drafter, DraftModelDrafter)
-        end_ids = drafter.engine.vocabulary.end_ids if isinstance(drafter, DraftModelDrafter) else frozenset[int]()
+        is_model, end_ids = False, frozenset[int]()
+        if isinstance(drafter, DraftModelDrafter):
+            is_model, end_ids = True, drafter.engine.vocabulary.end_ids
         tapes.append(DrafterTape(drafter.name, is_model, end_ids, tuple(recorded)))
     return Recording(
         name=name,
