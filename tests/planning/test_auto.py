@@ -88,6 +88,24 @@ def test_a_useless_draft_on_a_machine_that_drifts(factor: float) -> None:
     )
 
 
+def test_a_machine_that_recovers_while_drafts_pay_does_not_make_plain_decoding_look_slow() -> None:
+    """Passes take two and a half times as long until drafts have been verified for a while; then drafts turn bad."""
+    curve = line(0.012, 0.010)
+    recordings = texts(lambda position: 0.95 if position < 150 else 0.5, num_tokens=400, count=8)
+    seconds, after_s = 0.0, 0.0
+    for recording in recordings:
+        change_s = replay([recording], AutoPolicy(curve), curve).requests[0].arrivals_s[100] * 2.5
+
+        def drift(now_s: float, change_s: float = change_s) -> float:
+            return 2.5 if now_s < change_s else 1.0
+
+        arrivals_s = replay([recording], AutoPolicy(curve), curve, drift=drift).requests[0].arrivals_s
+        assert arrivals_s[150] > change_s
+        seconds += arrivals_s[-1] - arrivals_s[170]
+        after_s += (len(arrivals_s) - 171) * curve.round_s(1)
+    assert seconds <= 1.02 * after_s
+
+
 # The oracle leaves out what changes of width cost.
 @pytest.mark.parametrize("name", [name for name, curve in CURVES.items() if not curve.change_s])
 def test_a_perfect_draft_reaches_what_an_oracle_does(name: str) -> None:

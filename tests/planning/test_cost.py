@@ -220,6 +220,17 @@ def test_outliers_up_to_half_a_window_stay_within_what_the_others_say() -> None:
             assert 1.4 <= tracker.factor <= 1.6
 
 
+def test_on_another_machine_one_round_is_enough_and_those_after_it_correct_it() -> None:
+    tracker = DriftTracker(window=5)
+    tracker.restart(1.0, 3.0)
+    assert tracker.factor == 3.0
+    tracker.observe(1.0, 2.0)
+    # What disturbs a round makes it longer.
+    assert tracker.factor == 2.0
+    tracker.observe(1.0, 2.2)
+    assert tracker.factor == 2.2
+
+
 def test_a_clock_too_coarse_says_nothing_and_nonsense_is_refused() -> None:
     tracker = DriftTracker(window=3)
     for _ in range(5):

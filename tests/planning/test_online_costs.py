@@ -81,6 +81,10 @@ def play(costs: OnlineCosts, machine: Curve, widths: Sequence[int]) -> None:
         costs.observe_round(rows, 0, 1, machine.round_s(rows))
 
 
+def times(measured: Curve, factor: float) -> Curve:
+    return Curve(lambda rows: factor * measured.round_s(rows))
+
+
 def test_what_rows_add_need_not_get_slower_with_plain_rounds() -> None:
     # Reading the weights takes 40 ms longer, computing with them what it took.
     measured, now = smooth(0.060, 0.005), smooth(0.100, 0.005)
@@ -105,12 +109,64 @@ def test_a_width_that_was_not_measured_tells_of_itself_alone() -> None:
 
 def test_a_machine_that_slows_down_in_wide_rounds_does_not_make_them_dear_for_good() -> None:
     measured = smooth(0.060, 0.005)
-    now = Curve(lambda rows: 2 * measured.round_s(rows))
+    now = times(measured, 2)
     costs = OnlineCosts(measured)
     play(costs, now, [4, 8] * 8)
     assert costs.round_s(16) > now.round_s(16)
     play(costs, now, [1] * 5)
     assert costs.round_s(16) == pytest.approx(now.round_s(16), rel=0.01)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2.5, 1.0), (1.0, 2.5)])
+def test_a_machine_that_changes_in_wide_rounds_is_noticed_and_one_plain_round_says_so(
+    before: float, after: float
+) -> None:
+    measured = smooth(0.020, 0.010)
+    costs = OnlineCosts(measured)
+    play(costs, times(measured, before), [1] * 5 + [4] * 8)
+    assert not costs.is_doubtful
+    play(costs, times(measured, before), [1])
+    play(costs, times(measured, after), [4, 4])
+    assert not costs.is_doubtful
+    play(costs, times(measured, after), [4])
+    assert costs.is_doubtful
+    assert costs.round_s(1) == pytest.approx(before * measured.round_s(1))
+    play(costs, times(measured, after), [1])
+    assert not costs.is_doubtful
+    for rows in (1, 2, 4, 8):
+        assert costs.round_s(rows) == pytest.approx(after * measured.round_s(rows))
+
+
+def test_wide_rounds_that_were_measured_wrong_are_doubted_once() -> None:
+    measured, now = table({1: 65, 4: 90, 8: 135}), table({1: 65, 4: 120, 8: 135})
+    costs = OnlineCosts(measured)
+    play(costs, now, [1, 4, 4, 4])
+    assert costs.is_doubtful
+    play(costs, now, [1])
+    assert costs.round_s(1) == measured.round_s(1)
+    assert costs.round_s(4) == pytest.approx(0.120, rel=0.1)
+    play(costs, now, [4] * 9)
+    assert not costs.is_doubtful
+
+
+def test_a_plain_round_that_was_disturbed_is_no_other_machine() -> None:
+    measured = smooth(0.020, 0.010)
+    costs = OnlineCosts(measured)
+    play(costs, measured, [1] * 5)
+    # Wide rounds are cheaper than they were, and the plain one takes longer.
+    play(costs, times(measured, 0.7), [4] * 3)
+    assert costs.is_doubtful
+    play(costs, times(measured, 1.5), [1])
+    assert costs.drift == pytest.approx(1.0)
+
+
+def test_a_prompt_between_them_leaves_no_doubt() -> None:
+    measured = smooth(0.020, 0.010)
+    costs = OnlineCosts(measured)
+    play(costs, measured, [1] * 5)
+    play(costs, times(measured, 2.0), [4] * 3)
+    costs.interrupt()
+    assert not costs.is_doubtful
 
 
 def test_rows_that_add_next_to_nothing_say_nothing_of_others() -> None:

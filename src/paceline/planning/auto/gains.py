@@ -10,6 +10,9 @@ from typing import Final
 GAIN_MEMORY: Final = 25
 """Latest rounds that count."""
 
+COPIED_ROUNDS = 8
+"""Rounds that what is known of other requests counts for."""
+
 
 @dataclass(slots=True)
 class Gain:
@@ -47,8 +50,8 @@ class Gains:
     beside: Gain = field(default_factory=Gain)
 
     def copy(self) -> Gains:
-        """Return gains that go on from here by themselves."""
-        return Gains(dataclasses.replace(self.alone), dataclasses.replace(self.beside))
+        """Return gains that go on from here by themselves, and count for as much as few rounds of their own."""
+        return Gains(*(dataclasses.replace(g, rounds=min(g.rounds, COPIED_ROUNDS)) for g in (self.alone, self.beside)))
 
     def where(self, is_beside: bool) -> Gain:
         """Return the one of the two that counts here."""

@@ -138,8 +138,9 @@ class OnlineCosts:
             ratio = actual_s / predicted_s
             change = math.log(ratio / self._factor)
             if self.is_doubtful and abs(change) > AS_MEASURED and (change > 0) == (sum(self._surprises) > 0):
-                self._drift.restart()
-            self._drift.observe(predicted_s, actual_s)
+                self._drift.restart(predicted_s, actual_s)
+            else:
+                self._drift.observe(predicted_s, actual_s)
             self._latest.append(ratio)
             self._follow_plain()
             return

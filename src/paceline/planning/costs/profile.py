@@ -266,7 +266,7 @@ class DriftTracker:
 
     The factor is the median, over the latest rounds, of actual against predicted time. Half a window of rounds agreeing
     moves it all the way; fewer, whatever they took, move it no further than to what the others say. It starts as if a
-    window of rounds had taken what was predicted.
+    window of rounds had taken what was predicted, unless it is told that the machine has become another.
 
     Args:
         window: rounds it looks back over; odd, so that the median is one of them.
@@ -283,10 +283,6 @@ class DriftTracker:
         # The lower of two: what disturbs a round makes it longer. statistics.median does more than this needs.
         return sorted(self._ratios)[(len(self._ratios) - 1) // 2]
 
-    def restart(self) -> None:
-        """Forget the rounds so far: the next one is on another machine."""
-        self._ratios.clear()
-
     def observe(self, predicted_s: float, actual_s: float) -> None:
         """Take note of a round.
 
@@ -298,6 +294,16 @@ class DriftTracker:
             raise ValueError(f"a round predicted to take {predicted_s} s took {actual_s} s")
         if actual_s > 0:
             self._ratios.append(actual_s / predicted_s)
+
+    def restart(self, predicted_s: float, actual_s: float) -> None:
+        """Take note of a round that is known to be the first on another machine: it alone counts, until others follow.
+
+        Args:
+            predicted_s: see :meth:`observe`.
+            actual_s: likewise; more than 0.
+        """
+        self._ratios.clear()
+        self.observe(predicted_s, actual_s)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
