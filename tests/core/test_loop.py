@@ -17,7 +17,7 @@ from paceline.core.request import SOURCE_TARGET, Emission, Request
 from paceline.drafters.base import Drafter
 from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, table_model
-from paceline.planning.base import Policy
+from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from tests.core.helpers import PLAIN_PARAMS, ForcedDrafter, decode
 
@@ -124,6 +124,30 @@ class TestOneRoundByHand:
         assert stats.arrivals_s == [13.0, 27.0, 27.0]
         assert stats.inter_token_s() == [14.0, 0.0]
         assert stats.predicted_per_second == 2 / 14.0
+
+
+def test_what_a_policy_takes_to_learn_is_part_of_the_next_round() -> None:
+    engine = counting_engine(cost=lambda rows, context: 10.0 + rows)
+    records = []
+
+    class Learning(FixedPolicy):
+        def observe(self, record: RoundRecord) -> None:
+            records.append(record)
+            engine.clock.advance(0.5)
+
+    loop = counting_loop(engine, [ForcedDrafter(lambda request: [[4]])], Learning(5))
+    request = loop.add([0, 1, 2], GREEDY, StopRules(4))
+    while loop.active:
+        loop.step()
+    # The prompt's pass, one of two rows, and one of a row.
+    assert [record.learning_s for record in records] == [0.0, 0.5, 0.5]
+    assert [record.draft_s for record in records] == [0.0, 0.5, 0.5]
+    assert [record.round_s for record in records] == [13.0, 12.5, 11.5]
+    assert request.stats.decode_s == 24.0
+    # Nobody waited for what its last round taught.
+    other = loop.add([0, 1, 2], GREEDY, StopRules(4))
+    loop.step()
+    assert other.stats.prompt_s == 13.0
 
 
 def test_a_tree_goes_to_the_engine_as_it_is() -> None:

@@ -94,13 +94,13 @@ def test_a_machine_that_recovers_while_drafts_pay_does_not_make_plain_decoding_l
     recordings = texts(lambda position: 0.95 if position < 150 else 0.5, num_tokens=400, count=8)
     seconds, after_s = 0.0, 0.0
     for recording in recordings:
-        change_s = replay([recording], AutoPolicy(curve), curve).requests[0].arrivals_s[100] * 2.5
+        recovers_s = replay([recording], AutoPolicy(curve), curve).requests[0].arrivals_s[100] * 2.5
 
-        def drift(now_s: float, change_s: float = change_s) -> float:
-            return 2.5 if now_s < change_s else 1.0
+        def drift(now_s: float, recovers_s: float = recovers_s) -> float:
+            return 2.5 if now_s < recovers_s else 1.0
 
         arrivals_s = replay([recording], AutoPolicy(curve), curve, drift=drift).requests[0].arrivals_s
-        assert arrivals_s[150] > change_s
+        assert arrivals_s[150] > recovers_s
         seconds += arrivals_s[-1] - arrivals_s[170]
         after_s += (len(arrivals_s) - 171) * curve.round_s(1)
     assert seconds <= 1.02 * after_s

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.planning.auto.gains import COPIED_ROUNDS, Gains
 from paceline.planning.auto.known import DrafterState, Knowledge
 from paceline.planning.auto.round_plan import RoundPlan
 from paceline.planning.auto.survival import Outlook
 from paceline.planning.base import RoundRecord
 from tests.planning.helpers import smooth
+
+
+def test_what_one_text_showed_of_a_drafter_counts_for_few_rounds_of_the_next() -> None:
+    of_all = Gains()
+    for _ in range(100):
+        of_all.alone.add(1.0)
+    own = of_all.copy()
+    for _ in range(COPIED_ROUNDS):
+        own.alone.add(0.0)
+    assert own.alone.mean == pytest.approx(0.5)
+    assert of_all.alone.mean == 1.0
 
 
 def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:
@@ -20,7 +32,7 @@ def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:
         planned.asked["suffix"] = [1]
         if reads:
             planned.reading.add("suffix")
-        record = RoundRecord([], [], [], [], 0, 0, spent_s, {"suffix": spent_s}, 0.011, 0.011 + spent_s)
+        record = RoundRecord([], [], [], [], 0, 0, spent_s, 0.0, {"suffix": spent_s}, 0.011, 0.011 + spent_s)
         known.learn(planned, record)
         return suffix.ask_s
 

@@ -85,6 +85,11 @@ def times(measured: Curve, factor: float) -> Curve:
     return Curve(lambda rows: factor * measured.round_s(rows))
 
 
+def doubts(costs: OnlineCosts) -> bool:
+    # Asked of the property itself, mypy would take the first answer for all.
+    return costs.is_doubtful
+
+
 def test_what_rows_add_need_not_get_slower_with_plain_rounds() -> None:
     # Reading the weights takes 40 ms longer, computing with them what it took.
     measured, now = smooth(0.060, 0.005), smooth(0.100, 0.005)
@@ -124,29 +129,72 @@ def test_a_machine_that_changes_in_wide_rounds_is_noticed_and_one_plain_round_sa
     measured = smooth(0.020, 0.010)
     costs = OnlineCosts(measured)
     play(costs, times(measured, before), [1] * 5 + [4] * 8)
-    assert not costs.is_doubtful
+    assert not doubts(costs)
     play(costs, times(measured, before), [1])
     play(costs, times(measured, after), [4, 4])
-    assert not costs.is_doubtful
+    assert not doubts(costs)
     play(costs, times(measured, after), [4])
-    assert costs.is_doubtful
+    assert doubts(costs)
     assert costs.round_s(1) == pytest.approx(before * measured.round_s(1))
     play(costs, times(measured, after), [1])
-    assert not costs.is_doubtful
+    assert not doubts(costs)
     for rows in (1, 2, 4, 8):
         assert costs.round_s(rows) == pytest.approx(after * measured.round_s(rows))
+
+
+def test_a_change_of_width_is_as_much_slower_as_the_machine() -> None:
+    measured = replace(smooth(0.020, 0.010), change_s=0.02)
+    costs = OnlineCosts(measured)
+    play(costs, measured, [1] * 5)
+    # The first two of a width say nothing.
+    play(costs, times(measured, 2.5), [4] * 4)
+    assert not doubts(costs)
+    play(costs, times(measured, 2.5), [4])
+    assert doubts(costs)
+    costs.observe_round(1, 0, 1, 2.5 * (measured.round_s(1) + 0.02))
+    assert costs.drift == pytest.approx(2.5)
+
+
+def test_a_machine_that_stays_as_it_is_is_doubted_ever_less() -> None:
+    rng = np.random.default_rng(0)
+    measured = smooth(0.020, 0.010)
+    costs = OnlineCosts(measured)
+    play(costs, measured, [1])
+    doubted = 0
+    for _ in range(1000):
+        play(costs, times(measured, float(np.exp(rng.normal(0.0, 0.2)))), [4])
+        if doubts(costs):
+            doubted += 1
+            play(costs, measured, [1])
+    # Of noise like that, more than every tenth round would be reason for one.
+    assert 10 < doubted < 40
+    # Nor is it forgotten that it may change.
+    play(costs, times(measured, 2.5), [4] * 60)
+    assert doubts(costs)
+
+
+def test_rounds_of_other_widths_and_numbers_of_requests_raise_no_doubts() -> None:
+    # What 9 rows take was a guess.
+    measured, now = table({1: 65, 4: 90, 8: 135, 16: 232}), table({1: 65, 4: 90, 8: 135, 9: 190, 16: 232})
+    costs = OnlineCosts(measured)
+    play(costs, now, [1, 9, 9, 9])
+    assert not doubts(costs)
+    # So is what four requests take when there were plain rounds of one alone.
+    for _ in range(3):
+        costs.observe_round(8, 0, 4, 2 * measured.round_s(8, 0, 4))
+    assert not doubts(costs)
 
 
 def test_wide_rounds_that_were_measured_wrong_are_doubted_once() -> None:
     measured, now = table({1: 65, 4: 90, 8: 135}), table({1: 65, 4: 120, 8: 135})
     costs = OnlineCosts(measured)
     play(costs, now, [1, 4, 4, 4])
-    assert costs.is_doubtful
+    assert doubts(costs)
     play(costs, now, [1])
     assert costs.round_s(1) == measured.round_s(1)
     assert costs.round_s(4) == pytest.approx(0.120, rel=0.1)
     play(costs, now, [4] * 9)
-    assert not costs.is_doubtful
+    assert not doubts(costs)
 
 
 def test_a_plain_round_that_was_disturbed_is_no_other_machine() -> None:
@@ -155,7 +203,7 @@ def test_a_plain_round_that_was_disturbed_is_no_other_machine() -> None:
     play(costs, measured, [1] * 5)
     # Wide rounds are cheaper than they were, and the plain one takes longer.
     play(costs, times(measured, 0.7), [4] * 3)
-    assert costs.is_doubtful
+    assert doubts(costs)
     play(costs, times(measured, 1.5), [1])
     assert costs.drift == pytest.approx(1.0)
 
@@ -165,8 +213,9 @@ def test_a_prompt_between_them_leaves_no_doubt() -> None:
     costs = OnlineCosts(measured)
     play(costs, measured, [1] * 5)
     play(costs, times(measured, 2.0), [4] * 3)
+    assert doubts(costs)
     costs.interrupt()
-    assert not costs.is_doubtful
+    assert not doubts(costs)
 
 
 def test_rows_that_add_next_to_nothing_say_nothing_of_others() -> None:

@@ -45,7 +45,7 @@ def chain(*probabilities: float, source: str = "draft") -> DraftTree:
 def observe(policy: Policy, request: Request, drafted: int, accepted: int) -> None:
     tree = chain(*[0.5] * drafted)
     path = list(range(1, accepted + 1))
-    policy.observe(RoundRecord([request], [tree], [path], [accepted + 1], 0, 0, 0.0, {}, 1.0, 1.0))
+    policy.observe(RoundRecord([request], [tree], [path], [accepted + 1], 0, 0, 0.0, 0.0, {}, 1.0, 1.0))
 
 
 def length(policy: Policy, request: Request) -> int:

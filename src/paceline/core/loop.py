@@ -74,6 +74,8 @@ class DecodingLoop:
         self._requests: dict[int, Request] = {}
         # Drafts that had no room in the last pass and have to be judged in the next, by request.
         self._unjudged: dict[int, DraftTree] = {}
+        # What came after the latest round: its policy learned from it.
+        self._learning_s = 0.0
         # Finished requests the policy was not told of yet: it hears of their last round first.
         self._ended: list[Request] = []
         self._ids = itertools.count()
@@ -189,8 +191,9 @@ class DecodingLoop:
             raise
 
         ended_s = self._clock.now_s()
-        draft_s, verify_s = drafted_s - started_s, verified_s - drafted_s
-        round_s = ended_s - started_s
+        learning_s = self._learning_s
+        draft_s, verify_s = drafted_s - started_s + learning_s, verified_s - drafted_s
+        round_s = ended_s - started_s + learning_s
         for turn in turns:
             stats = turn.request.stats
             if turn.was_decoding:
@@ -216,12 +219,15 @@ class DecodingLoop:
                 prefill_rows=sum(len(turn.step.token_ids) for turn in turns if not turn.was_decoding),
                 prefill_context=prefill_context,
                 draft_s=draft_s,
+                learning_s=learning_s,
                 draft_seconds=drafts.draft_seconds,
                 verify_s=verify_s,
                 round_s=round_s,
             )
         )
         self._tell_ended()
+        # Nobody waits for what the last request taught.
+        self._learning_s = self._clock.now_s() - ended_s if self._requests else 0.0
         return emissions
 
     def _draft(self, requests: Sequence[Request]) -> _Drafts:

@@ -23,9 +23,10 @@ class RoundRecord:
         prefill_rows: rows of prompt that shared the pass, and
         prefill_context: tokens that the requests these belong to had in the cache before it.
         draft_s: seconds spent growing the trees, the policy's own included.
+        learning_s: of these, what the policy took to learn from the round before.
         draft_seconds: seconds in each drafter that was asked, for all requests of the round together.
         verify_s: seconds of the target's pass.
-        round_s: seconds of the whole round.
+        round_s: seconds of the whole round, what its policy took to learn from the one before included.
     """
 
     requests: Sequence[Request]
@@ -35,6 +36,7 @@ class RoundRecord:
     prefill_rows: int
     prefill_context: int
     draft_s: float
+    learning_s: float
     draft_seconds: Mapping[str, float]
     verify_s: float
     round_s: float

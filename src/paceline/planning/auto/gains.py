@@ -10,8 +10,8 @@ from typing import Final
 GAIN_MEMORY: Final = 25
 """Latest rounds that count."""
 
-COPIED_ROUNDS = 8
-"""Rounds that what is known of other requests counts for."""
+COPIED_ROUNDS: Final = 8
+"""What is known of other requests counts as so many rounds of a new one's own."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Gains:
     beside: Gain = field(default_factory=Gain)
 
     def copy(self) -> Gains:
-        """Return gains that go on from here by themselves, and count for as much as few rounds of their own."""
+        """Return gains that go on from here by themselves."""
         return Gains(*(dataclasses.replace(g, rounds=min(g.rounds, COPIED_ROUNDS)) for g in (self.alone, self.beside)))
 
     def where(self, is_beside: bool) -> Gain:

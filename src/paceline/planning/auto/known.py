@@ -87,7 +87,7 @@ class Knowledge:
         drafters: by name, those that were met.
         requests: by id.
         ledger: of all requests together.
-        deciding_s: seconds that planning a round with drafts takes.
+        deciding_s: seconds that planning a round with drafts takes, and learning from it.
     """
 
     def __init__(self, costs: RoundCosts) -> None:
@@ -173,5 +173,7 @@ class Knowledge:
             elif name not in planned.reading:
                 # Reading a prompt comes once for every request: the next time it takes much less.
                 drafter.ask_s += 0.1 * (spent_s / asked - drafter.ask_s)
-        own_s = record.draft_s - sum(record.draft_seconds.values())
+
+    def decided(self, own_s: float) -> None:
+        """Take note of what planning a round with drafts took, and learning from it."""
         self.deciding_s += 0.05 * (max(own_s, 0.0) - self.deciding_s)

@@ -15,10 +15,12 @@ AS_MEASURED = 0.1
 _ENTRY_SHARE = 0.5
 """Of what a change of width costs, in the price of a round with drafts after a plain one: others will follow it."""
 
-_DOUBTS = 3
-"""Wide rounds in a row it takes to doubt what plain ones take, and"""
+_SURPRISES = 3
+"""Latest wide rounds, an odd number, by whose median plain decoding is put in doubt."""
 _DOUBTFUL_SHARE = 0.15
-"""share by which they take, on the mean, more or less than was expected."""
+"""Share by which that is more or less than was expected."""
+_LONGEST_PATIENCE = 48
+"""Wide rounds in a row after which there may be doubts in any case, however often there was no reason for them."""
 
 _SLOWEST_STEP = 0.15
 _LARGEST_SURPRISE = 0.5
@@ -34,16 +36,16 @@ class OnlineCosts:
     Plain rounds say how fast the machine is now, and move the whole staircase. Wide rounds say how much of that is so
     for what rows add, which has a factor of its own: reading the weights and computing with them need not get slower
     together. The rest is what *that* width adds. A wide round tells nothing of plain ones: rounds whose width was
-    measured too cheap would make plain decoding look slow, which is what speculation is judged by. But where a few in
-    a row take other than what was expected of them at the latest plain round, it may be the machine that became slower
-    or faster, and plain decoding is in doubt (:attr:`is_doubtful`) until another plain round says which. If it is the
-    machine, what earlier rounds told is forgotten.
+    measured too cheap would make plain decoding look slow, which is what speculation is judged by. But where most of
+    the latest few take other than what was expected of them at the latest plain round, it may be the machine that
+    became slower or faster, and plain decoding is in doubt (:attr:`is_doubtful`) until another plain round says which.
+    If it is the machine, what earlier rounds told is forgotten; if not, it takes twice as many until the next doubt.
 
     The draft model has a factor of its own: its passes are made in Python's company, which the profile times less of.
 
     Where a change of width costs time, what rounds took after one is taken as if there had been none; for the next
     round it is part of the price of every width but the latest. A plain round that follows one such tells nothing: in
-    it llama.cpp records the CUDA graph that those after it replay.
+    it llama.cpp records the CUDA graph that those after it replay; nor are such wide rounds a reason for doubts.
 
     What a context adds to passes cannot be measured at first load where putting a long one into the cache takes too
     long. Then the passes that read a prompt tell it, each by what it took more than the first of them.
@@ -66,10 +68,11 @@ class OnlineCosts:
         self._rows_factor = _RowsFactor()
         # Logarithm of what a width costs over drift and profile, and rounds it was learned from, by (rows, requests).
         self._widths: dict[tuple[int, int], tuple[float, int]] = {}
-        # Both as they were at the latest plain round, and the logarithm of what wide rounds since then took over that.
+        # Both as they were at the latest plain round, by which wide rounds since then are judged, and its requests.
         self._expected_rows = self._rows_factor.value
         self._expected_widths = dict(self._widths)
-        self._surprises: deque[float] = deque(maxlen=_DOUBTS)
+        self._expected_requests = 0
+        self._doubts = _Doubts()
         self._draft_factor = 1.0
         # Seconds that every cached token adds for every row, where it was not measured, and the sums it is fitted from.
         self._token_row_s = 0.0
@@ -90,8 +93,7 @@ class OnlineCosts:
     @property
     def is_doubtful(self) -> bool:
         """Whether the machine may have become another since the latest plain round, which only the next one can say."""
-        surprises = self._surprises
-        return len(surprises) == _DOUBTS and abs(sum(surprises)) > _DOUBTS * math.log1p(_DOUBTFUL_SHARE)
+        return self._doubts.surprise != 0.0
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
         """Return the seconds of a round of the target after one of its width; see :meth:`RoundCosts.round_s`."""
@@ -126,29 +128,28 @@ class OnlineCosts:
     def observe_round(self, rows: int, context: int, requests: int, actual_s: float) -> None:
         """Learn from a round of the target that took ``actual_s``, drafting left out."""
         predicted_s = self._undrifted_s(rows, context, requests)
-        actual_s -= min(self.change_s(rows, requests), actual_s / 2)
-        is_second = self._previous == (rows, requests) and not self.is_settled(rows, requests)
-        self._alike = self._alike + 1 if self._previous == (rows, requests) else 1
+        change_s = self.change_s(rows, requests)
+        is_settled = self.is_settled(rows, requests)
+        is_alike = self._previous == (rows, requests)
+        self._alike = self._alike + 1 if is_alike else 1
         self._previous = rows, requests
         if actual_s <= 0 or predicted_s <= 0:
             return
         if rows == requests:
-            if is_second:
-                return
-            ratio = actual_s / predicted_s
-            change = math.log(ratio / self._factor)
-            if self.is_doubtful and abs(change) > AS_MEASURED and (change > 0) == (sum(self._surprises) > 0):
-                self._drift.restart(predicted_s, actual_s)
-            else:
-                self._drift.observe(predicted_s, actual_s)
-            self._latest.append(ratio)
-            self._follow_plain()
+            if not is_alike:
+                # The change is as much slower or faster as all else, which is what this round is to say.
+                self._follow_plain(predicted_s + self._measured.change_s, actual_s, requests)
+            elif is_settled:
+                self._follow_plain(predicted_s, actual_s, requests)
             return
+        actual_s -= min(change_s, actual_s / 2)
         plain_s = self._undrifted_s(requests, context, requests)
         followed_s = self._followed_s(predicted_s, plain_s, self._rows_factor.value)
-        expected_s = self._followed_s(predicted_s, plain_s, self._expected_rows)
-        expected_s *= _factor_of(self._expected_widths.get((rows, requests)))
-        self._surprises.append(math.log(actual_s / expected_s))
+        is_known = self._measured.is_measured(rows) or (rows, requests) in self._expected_widths
+        if is_known and is_settled and requests == self._expected_requests:
+            expected_s = self._followed_s(predicted_s, plain_s, self._expected_rows)
+            expected_s *= _factor_of(self._expected_widths.get((rows, requests)))
+            self._doubts.add(math.log(actual_s / expected_s))
         if self._measured.is_measured(rows):
             # Others are taken to cost what wider ones do, so that what they take says little about the machine.
             disturbed_s = math.exp(_LARGEST_SURPRISE) * followed_s
@@ -184,9 +185,12 @@ class OnlineCosts:
         self._token_row_s = max(self._longer_s / self._longer, 0.0)
 
     def interrupt(self) -> None:
-        """Take note of a pass that was no round and tells nothing: the next round is of another width."""
+        """Take note of a pass that was no round and tells nothing: the next round is of another width.
+
+        Doubts are dropped: while every pass reads some prompt, there is no plain round that could resolve them.
+        """
         self._previous, self._alike = None, 0
-        self._surprises.clear()
+        self._doubts.drop()
 
     def observe_draft(self, predicted_s: float, actual_s: float) -> None:
         """Learn from passes of the draft model.
@@ -200,18 +204,30 @@ class OnlineCosts:
         ratio = min(max(actual_s / predicted_s, 1 / _LARGEST_DRAFT_SURPRISE), _LARGEST_DRAFT_SURPRISE)
         self._draft_factor *= ratio**_DRAFT_STEP
 
-    def _follow_plain(self) -> None:
+    def _follow_plain(self, predicted_s: float, actual_s: float, requests: int) -> None:
         """Follow plain rounds; where they tell of another machine, forget what wide rounds told of the one before.
 
         Which of the latest wide rounds were made on which is not known: they may have seemed dear because it had become
         slow, or be cheap because it had not yet.
         """
+        ratio = actual_s / predicted_s
+        change = ratio / self._factor - 1.0
+        # One plain round is enough where wide ones have told the same.
+        is_confirmed = (
+            requests == self._expected_requests and abs(change) > AS_MEASURED and change * self._doubts.surprise > 0
+        )
+        if is_confirmed:
+            self._drift.restart(predicted_s, actual_s)
+        else:
+            self._drift.observe(predicted_s, actual_s)
+        self._doubts.resolve(is_confirmed)
+        self._latest.append(ratio)
         self._factor = self._drift.factor
-        if abs(self._factor / self._learned_at - 1.0) > AS_MEASURED:
+        if is_confirmed or abs(self._factor / self._learned_at - 1.0) > AS_MEASURED:
             self._learned_at = self._factor
             self._rows_factor = _RowsFactor()
             self._widths.clear()
-        self._surprises.clear()
+        self._expected_requests = requests
         self._expected_rows = self._rows_factor.value
         self._expected_widths = dict(self._widths)
 
@@ -248,6 +264,47 @@ def _factor_of(learned: tuple[float, int] | None) -> float:
         return 1.0
     surplus, rounds = learned
     return math.exp(surplus * rounds / (rounds + 1))
+
+
+class _Doubts:
+    """Whether wide rounds say that the machine has become another since the latest plain one.
+
+    Every doubt for which there was no reason, by the plain round that followed, makes the next one take twice as many
+    wide rounds.
+    """
+
+    def __init__(self) -> None:
+        self._surprises: deque[float] = deque(maxlen=_SURPRISES)
+        self._rounds = 0
+        self._patience = _SURPRISES
+
+    @property
+    def surprise(self) -> float:
+        """The median of the latest surprises, where that is reason for a doubt; else 0."""
+        if self._rounds < self._patience:
+            return 0.0
+        median = sorted(self._surprises)[_SURPRISES // 2]
+        return median if abs(median) > math.log1p(_DOUBTFUL_SHARE) else 0.0
+
+    def add(self, surprise: float) -> None:
+        """Take note of a wide round: the logarithm of what it took over what was expected of it."""
+        self._surprises.append(surprise)
+        self._rounds += 1
+
+    def drop(self) -> None:
+        """Forget the wide rounds so far."""
+        self._surprises.clear()
+        self._rounds = 0
+
+    def resolve(self, confirmed: bool) -> None:
+        """Take note of a plain round, and whether it told what wide ones had."""
+        if confirmed:
+            self._patience = _SURPRISES
+        elif self.surprise:
+            self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
+        else:
+            self._patience = max(self._patience // 2, _SURPRISES)
+        self.drop()
 
 
 class _RowsFactor:

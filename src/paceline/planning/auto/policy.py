@@ -54,7 +54,7 @@ the start for the first time, and each time half as much for twice as many."""
 FIRST_PLAIN_ROUNDS = 1
 """Plain rounds at the start;"""
 PLAIN_EVERY = 64
-"""rounds after which another is made, as speculation is compared with what they take."""
+"""rounds after which another is made, as speculation is compared with what they take; sooner where that is in doubt."""
 FIRST_PLAIN_EVERY, CERTAIN_AFTER = 16, 5
 """Rounds after which it is made until there were so many, where the latest did not take what was measured."""
 
@@ -115,6 +115,8 @@ class AutoPolicy:
         self._rounds = 0
         self._since_plain = 0
         self._plain_rounds = 0
+        # What planning the latest round took, until it is known what learning from it did.
+        self._decided_s: float | None = None
         # By how much the cheapest round with drafts was longer than a plain one when it was last looked up.
         self._cheapest_s = 0.0
 
@@ -233,6 +235,9 @@ class AutoPolicy:
         """Learn what was accepted and what it cost, and enter it in the ledgers."""
         planned, self._round = self._round, None
         count, known = len(record.requests), self._known
+        if self._decided_s is not None:
+            known.decided(self._decided_s + record.learning_s)
+            self._decided_s = None
         verify_s = record.round_s - record.draft_s
         if not count:
             known.costs.observe_prompt(record.prefill_rows, record.prefill_context, verify_s)
@@ -248,6 +253,7 @@ class AutoPolicy:
         context = sum(len(request.token_ids) - 1 for request in record.requests)
         if planned is not None:
             known.learn(planned, record)
+            self._decided_s = record.draft_s - record.learning_s - sum(record.draft_seconds.values())
         is_plain, is_shared = rows == count, record.prefill_rows > 0
         if is_plain:
             self._since_plain = 0

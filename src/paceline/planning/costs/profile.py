@@ -266,7 +266,7 @@ class DriftTracker:
 
     The factor is the median, over the latest rounds, of actual against predicted time. Half a window of rounds agreeing
     moves it all the way; fewer, whatever they took, move it no further than to what the others say. It starts as if a
-    window of rounds had taken what was predicted, unless it is told that the machine has become another.
+    window of rounds had taken what was predicted.
 
     Args:
         window: rounds it looks back over; odd, so that the median is one of them.
@@ -300,10 +300,11 @@ class DriftTracker:
 
         Args:
             predicted_s: see :meth:`observe`.
-            actual_s: likewise; more than 0.
+            actual_s: likewise.
         """
-        self._ratios.clear()
         self.observe(predicted_s, actual_s)
+        while len(self._ratios) > 1:
+            self._ratios.popleft()
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
