@@ -74,7 +74,7 @@ class DecodingLoop:
         self._requests: dict[int, Request] = {}
         # Drafts that had no room in the last pass and have to be judged in the next, by request.
         self._unjudged: dict[int, DraftTree] = {}
-        # What came after the latest round: its policy learned from it.
+        # Seconds after the latest round in which the policy learned from it.
         self._learning_s = 0.0
         # Finished requests the policy was not told of yet: it hears of their last round first.
         self._ended: list[Request] = []
