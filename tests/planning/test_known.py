@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
+from paceline.core.request import Request
 from paceline.planning.auto.gains import COPIED_ROUNDS, Gains
 from paceline.planning.auto.known import DrafterState, Knowledge
+from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.round_plan import RoundPlan
 from paceline.planning.auto.survival import Outlook
 from paceline.planning.base import RoundRecord
@@ -21,6 +26,26 @@ def test_what_one_text_showed_of_a_drafter_counts_for_few_rounds_of_the_next() -
         own.alone.add(0.0)
     assert own.alone.mean == pytest.approx(0.5)
     assert of_all.alone.mean == 1.0
+
+
+def test_what_a_short_prompt_took_to_read_says_nothing_of_long_ones() -> None:
+    known = Knowledge(smooth(0.01, 0.001))
+    draft = known.drafters["draft"] = DrafterState(is_model=True, outlook=Outlook(memory=400.0))
+
+    def answer(share: float, debt_s: float) -> bool:
+        request = cast(Request, SimpleNamespace(id=1))
+        ledger = Ledger(0.1)
+        known.begin(request, ledger)
+        known.requests[1].invested["draft"] = share
+        ledger.book(10, 1.0 + debt_s, 1.0)
+        known.end(request)
+        return draft.paid
+
+    assert answer(0.05, debt_s=-0.1)
+    assert not answer(0.05, debt_s=0.1)
+    assert not answer(0.005, debt_s=-0.1)
+    assert answer(0.05, debt_s=-0.1)
+    assert answer(0.005, debt_s=0.1)
 
 
 def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:

@@ -329,7 +329,7 @@ class Asking:
             limit_s = INVESTED_SHARE * request.stats.prompt_s + max(planned.headroom_s, 0.0)
             limit_s = min(limit_s, self._hoped_share(name) * left * token_s)
             if catch_up_s <= limit_s and _RETURN_BELIEVED * expected * left > planned.pace * catch_up_s:
-                state.invested.add(name)
+                state.invested[name] = catch_up_s / (left * token_s)
                 state.ledger.grant(catch_up_s)
                 known.ledger.grant(catch_up_s)
                 return True

@@ -18,6 +18,10 @@ from paceline.planning.base import RoundCosts, RoundRecord
 
 _HISTORY = 4096
 
+_LONG_READING = 0.02
+"""Share of an answer's time from which on it says something of other prompts whether a model's reading paid: what a
+short prompt takes comes back soon."""
+
 
 @dataclass(slots=True)
 class DrafterState:
@@ -28,7 +32,7 @@ class DrafterState:
         outlook: how likely its next proposals are to be right.
         ask_s: seconds that asking it for one request takes, its prompt read; 0 for a model, whose passes are known.
         last_asked: requests it was asked for when it was last considered.
-        paid: whether a model's reading of the prompt paid in the latest answer for which it read because it was to.
+        paid: whether a model's reading of the prompt paid, the latest time that it took long because it was to.
         gains: of all requests.
     """
 
@@ -51,7 +55,7 @@ class RequestState:
         looks: what it has set aside for them.
         rounds: begun.
         asked: by drafter, tokens of the text when it was asked last; the first time it reads the prompt.
-        invested: models that read what they had missed because that was to pay.
+        invested: of models that read what they had missed because that was to pay, the share of the answer it took.
         paper: drafts that could not be afforded.
         comebacks: by model, whether it may be asked all the same, because it was right of late.
     """
@@ -63,7 +67,7 @@ class RequestState:
     comebacks: dict[str, Comeback] = field(default_factory=dict)
     rounds: int = 0
     asked: dict[str, int] = field(default_factory=dict)
-    invested: set[str] = field(default_factory=set)
+    invested: dict[str, float] = field(default_factory=dict)
     paper: PaperTrading = field(default_factory=PaperTrading)
 
     def start_with(self, name: str, drafter: DrafterState) -> None:
@@ -108,8 +112,9 @@ class Knowledge:
     def end(self, request: Request) -> None:
         """Forget a request; what it taught about all requests stays."""
         state = self.requests.pop(request.id)
-        for name in state.invested:
-            self.drafters[name].paid = state.ledger.debt_s <= 0
+        for name, share in state.invested.items():
+            if share > _LONG_READING:
+                self.drafters[name].paid = state.ledger.debt_s <= 0
         self.survival.end(request.id)
 
     def meet(self, drafter: Drafter, request: Request) -> DrafterState:
