@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from paceline.bench.prompts import PromptKeeper
 from paceline.bench.sessions import Engines
 from paceline.core.clock import VirtualClock
 from paceline.core.noise import Float64Array
@@ -36,15 +38,15 @@ def constant_model(token_id: int = 65) -> LogitFunction:
     return lambda tokens: row
 
 
-def engines(
+def scripted_pair(
     target: LogitFunction | None = None,
     draft: LogitFunction | None = None,
     *,
     pass_s: Sequence[float] = (PASS_S,),
     level_s: float = LEVEL_S,
     context_length: int = 4096,
-) -> Engines:
-    """Return scripted engines on one virtual clock; passes of the target take ``pass_s``, again and again."""
+) -> tuple[ScriptedEngine, ScriptedEngine]:
+    """Return a target and a draft on one virtual clock; passes of the target take ``pass_s``, again and again."""
     clock = VirtualClock()
     vocabulary = bytes_vocabulary()
     passes = 0
@@ -60,7 +62,13 @@ def engines(
     draft_engine = ScriptedEngine(
         draft or counting_model(), vocabulary, cost=lambda rows, context: level_s, clock=clock
     )
-    return Engines(target_engine, draft_engine, clock)
+    return target_engine, draft_engine
+
+
+def engines(target: LogitFunction | None = None, draft: LogitFunction | None = None, **options: Any) -> Engines:
+    """Return what sessions share, of a :func:`scripted_pair`."""
+    target_engine, draft_engine = scripted_pair(target, draft, **options)
+    return Engines(PromptKeeper(target_engine), draft_engine, target_engine.clock)
 
 
 def profile() -> CostProfile:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.bench.llama_server import LlamaServers, check_llama_server
-from paceline.bench.sessions import Stopped
+from paceline.bench.prompts import Stopped
 from paceline.bench.variants import (
     SERVER_DRAFT_VARIANTS,
     SERVER_NGRAM_VARIANTS,

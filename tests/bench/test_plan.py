@@ -27,9 +27,10 @@ def test_a_run_is_its_prompt_and_its_answer() -> None:
     assert forecast.run_s("new-code") == pytest.approx(128 * 0.03 / 4 + 256 * 0.03)
     assert forecast.run_s("long-prompt") == pytest.approx(4032 * 0.03 / 4 + 64 * 0.03)
     assert forecast.run_s("mixed") == pytest.approx(sum(forecast.run_s(name) for name in WORKLOADS))
-    # Plain, three static settings: each between two plain runs that it shares with its neighbours.
+    # Plain, three static settings: each between two plain runs that it shares with its neighbours, and all of them
+    # after a prompt that is read once.
     assert forecast.num_variants("new-code") == 4
-    assert forecast.lap_s("hard") == pytest.approx(9 * forecast.run_s("hard"))
+    assert forecast.lap_s("hard") == pytest.approx(128 * 0.03 / 4 + 9 * 256 * 0.03)
 
 
 @pytest.mark.parametrize("pass_s", [0.001, 0.03])
@@ -60,6 +61,9 @@ def test_another_server_takes_its_time_where_it_can_run() -> None:
     alone, beside = (Forecast(settings(with_server=asked), profile(0.03), 4096) for asked in (False, True))
     # Plain, and the best with n-grams, with the draft model and with both.
     assert beside.num_variants("new-code") == alone.num_variants("new-code") + 4
+    # Each of them reads the prompt, and answers between the plain runs.
+    longer_s = 4 * alone.prompt_s("new-code") + 8 * alone.answer_s("new-code")
+    assert beside.lap_s("new-code") - alone.lap_s("new-code") == pytest.approx(longer_s)
     tries = len(SERVER_NGRAM_VARIANTS) + len(SERVER_DRAFT_VARIANTS)
     assert beside.prepare_s("new-code") - alone.prepare_s("new-code") == pytest.approx(tries * alone.run_s("new-code"))
     for name in ("mixed", "editing-forced"):

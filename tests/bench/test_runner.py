@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.bench.page import render
+from paceline.bench.prompts import PromptKeeper
 from paceline.bench.results import BenchResult, VariantResult
 from paceline.bench.runner import Runner
 from paceline.bench.sessions import Answer, Contestant, Engines, Session, Stop
@@ -259,7 +260,7 @@ def unsteady_engines() -> Engines:
     loaded = engines()
     assert isinstance(loaded.clock, VirtualClock)
     target = Unsteady(unsteady, bytes_vocabulary(), clock=loaded.clock)
-    return replace(loaded, target=target)
+    return replace(loaded, target=PromptKeeper(target))
 
 
 def test_texts_that_differ_from_plain_are_judged() -> None:

@@ -14,7 +14,7 @@ import pytest
 from paceline.bench.plan import QUICK_WORKLOADS
 from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
-from tests.bench.helpers import engines
+from tests.bench.helpers import scripted_pair
 from tests.cli.test_run import Invoke, spawn
 
 SMALL = ("--repeats", "2", "--tokens", "16", "--prompts", "1")
@@ -34,22 +34,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModelOptions]]:
     """Open scripted engines in place of models; yields what they were asked for."""
     # Milliseconds, as measuring what passes cost has ten seconds.
-    loaded = engines(pass_s=(0.01,), level_s=0.0025)
+    pair = scripted_pair(pass_s=(0.01,), level_s=0.0025)
     opened: list[ModelOptions] = []
 
     def open_engine(options: ModelOptions) -> ScriptedEngine:
         opened.append(options)
-        engine = loaded.target if len(opened) == 1 else loaded.draft
-        assert isinstance(engine, ScriptedEngine)
-        return engine
+        return pair[len(opened) - 1]
 
     monkeypatch.setattr("paceline.cli.engines.open_engine", open_engine)
-    monkeypatch.setattr("paceline.bench.sessions.WallClock", lambda: loaded.clock)
-    monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: loaded.clock)
+    monkeypatch.setattr("paceline.bench.sessions.WallClock", lambda: pair[0].clock)
+    monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: pair[0].clock)
     yield opened
-    for engine in (loaded.target, loaded.draft)[: len(opened)]:
-        assert isinstance(engine, ScriptedEngine)
-        assert engine._closed
+    assert all(engine._closed for engine in pair[: len(opened)])
 
 
 def test_the_table_says_what_was_measured_and_how(invoke: Invoke, scripted: list[ModelOptions]) -> None:

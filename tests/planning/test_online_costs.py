@@ -44,6 +44,13 @@ def test_a_short_prompt_tells_nothing_of_it() -> None:
     assert costs.round_s(4, 4000) == costs.round_s(4)
 
 
+def test_the_last_token_of_a_prompt_that_was_in_the_cache_tells_nothing_of_it() -> None:
+    costs = OnlineCosts(smooth(0.05, 0.002))
+    for context, pass_s in ((0, 1.0), (10, 1.0), (500, 1.2), (900, 1.4)):
+        costs.observe_prompt(1, context, pass_s)
+    assert costs.round_s(8, 4000) == costs.round_s(8)
+
+
 def test_prompts_do_not_overrule_what_was_measured() -> None:
     measured = Curve(lambda rows: 0.05 + 0.002 * rows, token_s=1e-6)
     costs = OnlineCosts(measured)

@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from paceline.bench.sessions import Answer, Stop, Stopped
+from paceline.bench.prompts import Stopped
+from paceline.bench.sessions import Answer, Stop
 from paceline.bench.variants import SERVER_NGRAM_SETTINGS, Variant
 from paceline.bench.workloads import Task
 from paceline.core.errors import CapabilityError, EngineError, InputError

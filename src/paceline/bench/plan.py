@@ -59,32 +59,48 @@ class Forecast:
         widest = profile.target.widest
         self._prompt_row_s = profile.round_s(widest) / widest
 
-    def run_s(self, workload: str) -> float:
-        """Return the seconds of a plain answer, prompt included; of ``mixed``, of one lap of them."""
+    def prompt_s(self, workload: str) -> float:
+        """Return the seconds of reading a prompt; of ``mixed``, of all prompts of one lap."""
         if workload == MIXED:
-            return sum(self.run_s(name) for name in WORKLOADS)
+            return sum(self.prompt_s(name) for name in WORKLOADS)
+        return self._lengths(workload)[0] * self._prompt_row_s
+
+    def answer_s(self, workload: str) -> float:
+        """Return the seconds of a plain answer after its prompt; of ``mixed``, of all answers of one lap."""
+        if workload == MIXED:
+            return sum(self.answer_s(name) for name in WORKLOADS)
+        prompt, tokens = self._lengths(workload)
+        return tokens * self._profile.round_s(1, prompt)
+
+    def run_s(self, workload: str) -> float:
+        """Return the seconds of both."""
+        return self.prompt_s(workload) + self.answer_s(workload)
+
+    def _lengths(self, workload: str) -> tuple[int, int]:
+        """Return the tokens of a prompt and of its answer."""
         tokens = self._settings.tokens
-        prompt = PROMPT_TOKENS
         if workload == "long-prompt":
             tokens = min(tokens, LONG_PROMPT_ANSWER)
-            prompt = min(LONG_PROMPT_TOKENS, self._context_length - tokens)
-        elif workload.startswith("editing"):
-            prompt = tokens + tokens // 4
-        elif workload == "summary":
-            prompt = PASSAGE_TOKENS
-        return prompt * self._prompt_row_s + tokens * self._profile.round_s(1, prompt)
+            return min(LONG_PROMPT_TOKENS, self._context_length - tokens), tokens
+        if workload.startswith("editing"):
+            return tokens + tokens // 4, tokens
+        return PASSAGE_TOKENS if workload == "summary" else PROMPT_TOKENS, tokens
 
     def num_variants(self, workload: str) -> int:
         """Return how many variants run live, plain among them."""
         settings = self._settings
         count = 1 + sum(settings.num_static if name == STATIC else 1 for name in settings.variants)
-        if self._asks_server(workload):
-            count += 4 if "draft" in settings.drafters else 2
-        return count
+        return count + self._num_servers(workload)
 
     def lap_s(self, workload: str) -> float:
-        """Return the seconds of one lap."""
-        return (2 * self.num_variants(workload) + 1) * self.run_s(workload)
+        """Return the seconds of one lap, in which sessions share a prompt and servers read it for themselves."""
+        readings = 1 + self._num_servers(workload)
+        return readings * self.prompt_s(workload) + (2 * self.num_variants(workload) + 1) * self.answer_s(workload)
+
+    def _num_servers(self, workload: str) -> int:
+        if not self._asks_server(workload):
+            return 0
+        return 4 if "draft" in self._settings.drafters else 2
 
     def _asks_server(self, workload: str) -> bool:
         return self._settings.with_server and workload != MIXED and not WORKLOADS[workload].forced

@@ -21,8 +21,9 @@ from typing import Any, Protocol, TypeAlias
 from paceline.api import Generation
 from paceline.bench.looping import loops
 from paceline.bench.plan import Forecast
+from paceline.bench.prompts import Stopped
 from paceline.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
-from paceline.bench.sessions import Answer, Contestant, Engines, Session, Stopped
+from paceline.bench.sessions import Answer, Contestant, Engines, Session
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.tasks import Prepared, TaskFinder, ends_early
 from paceline.bench.variants import (
@@ -90,7 +91,9 @@ class _Contest:
     def lap_s(self) -> float:
         """Seconds that a lap may take if every variant is as slow as plain."""
         runs = 2 * len(self.result.variants) + 1
-        return runs * sum(each.run_s for each in self.lap(0))
+        # Sessions share a prompt that was read; every server reads it for itself.
+        readings = 1 + sum(each.variant.kind == "server" for each in self.result.variants)
+        return sum(readings * each.prompt_s + runs * each.answer_s for each in self.lap(0))
 
 
 class Runner:
@@ -323,15 +326,18 @@ class Runner:
         # Not always in the same order, as what ran before leaves caches warm and a machine hot.
         random.Random(f"{settings.seed} {contest.result.name} {lap}").shuffle(order)
         for prepared in contest.lap(lap):
+            place = f"{contest.result.name}: pair {lap + 1} of {settings.laps}"
+            self._progress(place)
             task, before = self._draw(prepared.task, lap)
+            self._progress(place, self._forecast.run_s(task.workload))
             bisect.insort(contest.result.answer_tokens, len(before.token_ids))
             for index in order:
-                if self._remaining_s() < _CAUTION * 2 * prepared.run_s:
+                if self._remaining_s() < _CAUTION * (prepared.prompt_s + 2 * prepared.answer_s):
                     # The machine became slower than it was when the lap began.
                     self.result.ended_by = "time limit"
                     return
                 each = contest.result.variants[index]
-                doing = f"{contest.result.name}: pair {lap + 1} of {settings.laps}, {each.variant.name}"
+                doing = f"{place}, {each.variant.name}"
                 self._progress(doing)
                 answer = self._answer(contest.contestants[index], task)
                 after = self._plain_answer(task)
@@ -345,7 +351,7 @@ class Runner:
                     key = (index, f"{task.workload} {task.name}")
                     contest.differing.setdefault(key, (task, pair.differs_at, after, answer))
                 before = after
-                self._progress(doing, 2 * self._forecast.run_s(task.workload))
+                self._progress(doing, 2 * self._forecast.answer_s(task.workload))
 
     def _draw(self, task: Task, lap: int) -> tuple[Task, Answer]:
         """Return a task with random numbers of this lap's own, and its plain answer.
@@ -399,6 +405,8 @@ class Runner:
         open_reader = self._engines.open_reader
         try:
             divergence = explain(session, task.prompt_ids, options, plain, speculative, open_reader=open_reader)
+        except Stopped:
+            return "not judged"
         except PacelineError as error:
             self.result.notes.append(f"{task.workload}: a difference is not judged, as {type(error).__name__}: {error}")
             return "not judged"

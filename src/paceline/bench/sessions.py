@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.bench.forcing import ForcedVerifier
+from paceline.bench.prompts import PromptKeeper, Stopped
 from paceline.bench.workloads import Task
 from paceline.comparison import OpenReader
 from paceline.core.clock import Clock, WallClock
@@ -29,13 +30,13 @@ class Engines:
     """What all sessions share.
 
     Attributes:
-        target: runs the target.
+        target: runs the target, and reads prompts.
         draft: runs the draft model, if there is one.
         clock: by which runs are timed.
         open_reader: see :func:`~paceline.comparison.explain`.
     """
 
-    target: Engine
+    target: PromptKeeper
     draft: Engine | None
     clock: Clock
     open_reader: OpenReader | None = None
@@ -139,6 +140,7 @@ class Session(Model):
         draft = engines.draft if "draft" in drafters else None
         built = build_drafters(drafters, target=engines.target, draft=draft)
         super().__init__(engines.target, built, policy, clock=engines.clock)
+        self._prompts = engines.target
         self._metered = _Metered(policy)
         self.loop = DecodingLoop(engines.target, built, cast(Policy, self._metered), clock=engines.clock)
         self.reference_ids: Sequence[int] | None = None
@@ -168,10 +170,16 @@ class Session(Model):
         )
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
-        """Start an answer, forced if there is a reference."""
+        """Start an answer, forced if there is a reference; the prompt is read, but for its last token.
+
+        Raises:
+            Stopped: the user wants no more.
+        """
+        self._prompts.read(self.target.vocabulary.tokenize(prompt) if isinstance(prompt, str) else prompt)
         stream = super().stream(prompt, **options)
+        request = stream.request
+        request.cached = self._prompts.length(request.sequence)
         if self.reference_ids is not None:
-            request = stream.request
             request.verifier = ForcedVerifier(request.verifier, self.reference_ids, request.num_prompt)
         return stream
 
@@ -193,12 +201,12 @@ class Answered(Session):
         return self._stream
 
 
-class Stopped(Exception):  # noqa: N818 - the user's wish is no error
-    """The user wants no more runs."""
-
-
 def start(session: Session, task: Task, temperature: float, *, speculate: bool) -> Stream:
-    """Start a task's answer."""
+    """Start a task's answer.
+
+    Raises:
+        Stopped: the user wants no more.
+    """
     session.reference_ids = task.reference_ids
     options = task.options(temperature)
     options["speculate"] = speculate
@@ -218,6 +226,8 @@ def finish(stream: Stream, stopped: Stop) -> Generation:
     return stream.so_far()
 
 
-def wall_engines(target: Engine, draft: Engine | None, open_reader: OpenReader | None = None) -> Engines:
-    """Return engines timed by the machine's clock."""
-    return Engines(target, draft, WallClock(), open_reader)
+def wall_engines(
+    target: Engine, draft: Engine | None, open_reader: OpenReader | None = None, *, stopped: Stop = lambda: False
+) -> Engines:
+    """Return engines timed by the machine's clock, which read no more of a prompt once the user wants no more."""
+    return Engines(PromptKeeper(target, stopped), draft, WallClock(), open_reader)

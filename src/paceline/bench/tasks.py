@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.bench.looping import loops
+from paceline.bench.prompts import Stopped
 from paceline.bench.results import WorkloadResult
-from paceline.bench.sessions import Answered, Engines, Session, Stop, Stopped, finish, start
+from paceline.bench.sessions import Answered, Engines, Session, Stop, finish, start
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.planning.policies.fixed import NO_SPECULATION
@@ -24,12 +25,14 @@ class Prepared:
     Attributes:
         task: what is asked.
         recording: its plain answer, and what every drafter would propose at each position.
-        run_s: seconds that the plain answer took, prompt included.
+        prompt_s: seconds that its prompt took to read.
+        answer_s: seconds that the plain answer took after it.
     """
 
     task: Task
     recording: Recording
-    run_s: float
+    prompt_s: float
+    answer_s: float
 
 
 def ends_early(task: Task, token_ids: Sequence[int]) -> bool:
@@ -79,10 +82,11 @@ class TaskFinder:
                 return
             self._tell(f"{name}: looking for prompts, {found.tried} tried")
             found.tried += 1
-            before_s = self._engines.clock.now_s()
+            started_s = self._engines.clock.now_s()
             stream = start(self._plain, task, settings.temperature, speculate=False)
+            read_s = self._engines.clock.now_s()
             answer = finish(stream, self._stopped)
-            run_s = self._engines.clock.now_s() - before_s
+            answered_s = self._engines.clock.now_s()
             if ends_early(task, answer.token_ids):
                 found.ended_early += 1
             elif not found.forced and loops(answer.token_ids):
@@ -90,7 +94,8 @@ class TaskFinder:
             else:
                 kept += 1
                 self._tell(f"{name}: recording drafts of prompt {kept}")
-                yield Prepared(task, self._record(task, Answered(self._engines, settings.drafters, stream)), run_s)
+                recording = self._record(task, Answered(self._engines, settings.drafters, stream))
+                yield Prepared(task, recording, read_s - started_s, answered_s - read_s)
 
     def _record(self, task: Task, answered: Answered) -> Recording:
         def report(share: float) -> None:

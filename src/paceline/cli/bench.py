@@ -267,7 +267,7 @@ def bench(
     ):
         if draft_engine is not None:
             check_vocabularies(target_engine.vocabulary, draft_engine.vocabulary)
-        engines = wall_engines(target_engine, draft_engine, reader_of(target_options))
+        engines = wall_engines(target_engine, draft_engine, reader_of(target_options), stopped=interrupted.is_set)
         profile = _profile(engines, target_options, draft_options, limit_s, interrupted, progress)
         if limit_s is not None:
             length = engines.target.capabilities.context_length

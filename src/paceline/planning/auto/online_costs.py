@@ -170,6 +170,9 @@ class OnlineCosts:
             # The first pass of a process reads the model from the disk.
             self._is_warm = True
             return
+        if rows == 1:
+            # The rest was in the cache; what a context adds to a single row is lost in the machine's whims.
+            return
         first = self._first_of_prompt
         if first is None or first[0] != rows or first[1] >= context:
             self._first_of_prompt = rows, context, actual_s

@@ -1,0 +1,117 @@
+"""A target that keeps the prompt it read last, as a bench asks everyone the same before it asks the next thing.
+
+What is measured is decoding, and a long prompt takes longer to read than its answer to write: read anew for every run,
+prompts would be most of a bench. Runs also start from the same rows, which come out slightly different in passes of
+other widths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paceline.core.errors import CapabilityError
+from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, Step, Vocabulary
+
+
+class Stopped(Exception):  # noqa: N818 - the user's wish is no error
+    """The user wants no more runs."""
+
+
+class PromptKeeper:
+    """An engine that keeps one closed sequence, to start the next from. See :class:`~paceline.engines.base.Engine`.
+
+    Sequences are empty when they are opened, unless a prompt was read for them before (:meth:`read`).
+
+    Args:
+        engine: the target. Closing this closes it.
+        stopped: whether the user wants no more; asked between passes that read a prompt.
+    """
+
+    def __init__(self, engine: Engine, stopped: Callable[[], bool] = lambda: False) -> None:
+        self._engine = engine
+        self._stopped = stopped
+        # The prompt that was read last, the sequence that begins with it while it is kept, and while it is in use.
+        self._prompt: list[int] = []
+        self._kept: int | None = None
+        self._in_use: int | None = None
+        # Whether it was read for whoever opens the next sequence.
+        self._is_awaited = False
+        # In every round, so without a detour.
+        self.forward = engine.forward
+        self.commit = engine.commit
+        self.length = engine.length
+        self.fork = engine.fork
+        self.trim = engine.trim
+
+    @property
+    def description(self) -> str:
+        """The engine's."""
+        return self._engine.description
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The engine's."""
+        return self._engine.vocabulary
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """The engine's."""
+        return self._engine.capabilities
+
+    def read(self, prompt_ids: Sequence[int]) -> None:
+        """Read a prompt for the sequence that is opened next: all but the last token, which is its first round's.
+
+        Raises:
+            Stopped: the user wants no more.
+            EngineError: a pass failed.
+        """
+        self._is_awaited = False
+        wanted = list(prompt_ids[:-1])
+        sequence = self._kept = self._cut(len(wanted) if wanted == self._prompt else 0)
+        self._prompt = wanted
+        rows = self.capabilities.max_rows
+        while (first := self.length(sequence)) < len(wanted):
+            if self._stopped():
+                raise Stopped
+            chunk = wanted[first : first + rows]
+            try:
+                self.forward([Step(sequence, chunk, range(COMMITTED_END, COMMITTED_END + len(chunk)), [])]).wait()
+                self.commit(sequence, range(len(chunk)))
+            except BaseException:
+                self.commit(sequence, [])
+                raise
+        self._is_awaited = True
+
+    def _cut(self, length: int) -> int:
+        """Return the sequence that is kept, with so many of its tokens at most; an empty one if there is none."""
+        if self._kept is not None:
+            try:
+                self.trim(self._kept, min(length, self.length(self._kept)))
+                return self._kept
+            except CapabilityError:
+                # A recurrent model, which has the state after the answer only.
+                self._engine.close_sequence(self._kept)
+        self._kept = None
+        return self._engine.open()
+
+    def open(self) -> int:
+        """Start a sequence and return its handle; it holds what was read for it."""
+        sequence, self._kept = self._kept, None
+        if sequence is not None and not self._is_awaited:
+            self._engine.close_sequence(sequence)
+        if sequence is None or not self._is_awaited:
+            return self._engine.open()
+        self._is_awaited = False
+        self._in_use = sequence
+        return sequence
+
+    def close_sequence(self, sequence: int) -> None:
+        """Forget a sequence, but for the one that begins with the prompt that was read last."""
+        if sequence == self._in_use:
+            self._kept, self._in_use = sequence, None
+        else:
+            self._engine.close_sequence(sequence)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._engine.close()
