@@ -64,6 +64,16 @@ def test_who_reads_no_prompt_gets_an_empty_sequence() -> None:
     assert keeper.length(keeper.open()) == 0
 
 
+def test_a_sequence_in_use_is_not_taken_for_one_of_the_next_prompt() -> None:
+    engine = Counting(max_sequences=2)
+    keeper = PromptKeeper(engine)
+    keeper.read(PROMPT)
+    first = keeper.open()
+    keeper.read([100, 101, 102])
+    keeper.close_sequence(first)
+    assert keeper.length(keeper.open()) == 2
+
+
 def test_answers_are_the_same_and_every_session_starts_from_the_prompt() -> None:
     engine = Counting()
     loaded = Engines(PromptKeeper(engine), engines().draft, VirtualClock())

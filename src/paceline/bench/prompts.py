@@ -65,7 +65,8 @@ class PromptKeeper:
             Stopped: the user wants no more.
             EngineError: a pass failed.
         """
-        self._is_awaited = False
+        # A sequence that is still in use begins with another prompt: it will not be kept.
+        self._in_use, self._is_awaited = None, False
         wanted = list(prompt_ids[:-1])
         sequence = self._kept = self._cut(len(wanted) if wanted == self._prompt else 0)
         self._prompt = wanted
@@ -81,18 +82,6 @@ class PromptKeeper:
                 self.commit(sequence, [])
                 raise
         self._is_awaited = True
-
-    def _cut(self, length: int) -> int:
-        """Return the sequence that is kept, with so many of its tokens at most; an empty one if there is none."""
-        if self._kept is not None:
-            try:
-                self.trim(self._kept, min(length, self.length(self._kept)))
-                return self._kept
-            except CapabilityError:
-                # A recurrent model, which has the state after the answer only.
-                self._engine.close_sequence(self._kept)
-        self._kept = None
-        return self._engine.open()
 
     def open(self) -> int:
         """Start a sequence and return its handle; it holds what was read for it."""
@@ -115,3 +104,15 @@ class PromptKeeper:
     def close(self) -> None:
         """Close the engine."""
         self._engine.close()
+
+    def _cut(self, length: int) -> int:
+        """Return the sequence that is kept, with so many of its tokens at most; an empty one if there is none."""
+        if self._kept is not None:
+            try:
+                self.trim(self._kept, min(length, self.length(self._kept)))
+                return self._kept
+            except CapabilityError:
+                # A recurrent model, which has the state after the answer only.
+                self._engine.close_sequence(self._kept)
+        self._kept = None
+        return self._engine.open()
