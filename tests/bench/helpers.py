@@ -68,7 +68,7 @@ def scripted_pair(
 def engines(target: LogitFunction | None = None, draft: LogitFunction | None = None, **options: Any) -> Engines:
     """Return what sessions share, of a :func:`scripted_pair`."""
     target_engine, draft_engine = scripted_pair(target, draft, **options)
-    return Engines(PromptKeeper(target_engine), draft_engine, target_engine.clock)
+    return Engines(PromptKeeper(target_engine, target_engine.clock), draft_engine, target_engine.clock)
 
 
 def profile() -> CostProfile:

@@ -37,7 +37,7 @@ class Counting(ScriptedEngine):
 
 def test_a_prompt_is_read_once_and_again_after_another() -> None:
     engine = Counting()
-    keeper = PromptKeeper(engine)
+    keeper = PromptKeeper(engine, engine.clock)
     for _ in range(3):
         keeper.read(PROMPT)
         sequence = keeper.open()
@@ -53,7 +53,7 @@ def test_a_prompt_is_read_once_and_again_after_another() -> None:
 
 
 def test_who_reads_no_prompt_gets_an_empty_sequence() -> None:
-    keeper = PromptKeeper(Counting())
+    keeper = PromptKeeper(Counting(), VirtualClock())
     keeper.read(PROMPT)
     keeper.close_sequence(keeper.open())
     sequence = keeper.open()
@@ -66,7 +66,7 @@ def test_who_reads_no_prompt_gets_an_empty_sequence() -> None:
 
 def test_a_sequence_in_use_is_not_taken_for_one_of_the_next_prompt() -> None:
     engine = Counting(max_sequences=2)
-    keeper = PromptKeeper(engine)
+    keeper = PromptKeeper(engine, engine.clock)
     keeper.read(PROMPT)
     first = keeper.open()
     keeper.read([100, 101, 102])
@@ -76,7 +76,7 @@ def test_a_sequence_in_use_is_not_taken_for_one_of_the_next_prompt() -> None:
 
 def test_answers_are_the_same_and_every_session_starts_from_the_prompt() -> None:
     engine = Counting()
-    loaded = Engines(PromptKeeper(engine), engines().draft, VirtualClock())
+    loaded = Engines(PromptKeeper(engine, engine.clock), engines().draft, engine.clock)
     plain = Session(loaded, [], NO_SPECULATION)
     drafting = Session(loaded, ["draft"], FixedPolicy(3))
     answers = [
@@ -88,12 +88,13 @@ def test_answers_are_the_same_and_every_session_starts_from_the_prompt() -> None
         expected.append((5 * expected[-1] + 7) % 256)
     assert [list(answer.token_ids) for answer in answers] == [expected] * 3
     assert [row for row in engine.passes if row[0] in PROMPT[:-1]] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
-    assert [answer.stats.prompt_tokens for answer in answers] == [1, 1, 1]
+    # Three passes of a second, and the one of its last token: that they were made for another answer is no matter.
+    assert [(answer.stats.prompt_tokens, answer.stats.prompt_s) for answer in answers] == [(len(PROMPT), 4.0)] * 3
 
 
 def test_reading_stops_between_passes_when_the_user_wants_no_more() -> None:
     engine = Counting()
-    keeper = PromptKeeper(engine, lambda: len(engine.passes) == 2)
+    keeper = PromptKeeper(engine, engine.clock, lambda: len(engine.passes) == 2)
     with pytest.raises(Stopped):
         keeper.read(PROMPT)
     assert engine.passes == [[1, 2, 3, 4], [5, 6, 7, 8]]
@@ -103,7 +104,7 @@ def test_reading_stops_between_passes_when_the_user_wants_no_more() -> None:
 
 def test_a_pass_that_fails_leaves_what_was_read_before_it() -> None:
     engine = Counting()
-    keeper = PromptKeeper(engine)
+    keeper = PromptKeeper(engine, engine.clock)
     keeper.read(PROMPT[:6])
     engine.failing = True
     with pytest.raises(EngineError):
@@ -122,7 +123,7 @@ def test_a_model_that_cannot_step_back_reads_its_prompt_again(monkeypatch: pytes
         raise CapabilityError("this recurrent model cannot step back")
 
     monkeypatch.setattr(engine, "trim", refuse)
-    keeper = PromptKeeper(engine)
+    keeper = PromptKeeper(engine, engine.clock)
     for _ in range(2):
         keeper.read(PROMPT)
         sequence = keeper.open()

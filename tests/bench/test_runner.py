@@ -260,7 +260,7 @@ def unsteady_engines() -> Engines:
     loaded = engines()
     assert isinstance(loaded.clock, VirtualClock)
     target = Unsteady(unsteady, bytes_vocabulary(), clock=loaded.clock)
-    return replace(loaded, target=PromptKeeper(target))
+    return replace(loaded, target=PromptKeeper(target, loaded.clock))
 
 
 def test_texts_that_differ_from_plain_are_judged() -> None:

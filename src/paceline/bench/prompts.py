@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError
 from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, Step, Vocabulary
 
@@ -24,11 +25,17 @@ class PromptKeeper:
 
     Args:
         engine: the target. Closing this closes it.
+        clock: by which reading is timed.
         stopped: whether the user wants no more; asked between passes that read a prompt.
+
+    Attributes:
+        read_s: seconds that the prompt took which was read last, whether just now or before.
     """
 
-    def __init__(self, engine: Engine, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, engine: Engine, clock: Clock, stopped: Callable[[], bool] = lambda: False) -> None:
+        self.read_s = 0.0
         self._engine = engine
+        self._clock = clock
         self._stopped = stopped
         # The prompt that was read last, the sequence that begins with it while it is kept, and while it is in use.
         self._prompt: list[int] = []
@@ -70,17 +77,21 @@ class PromptKeeper:
         wanted = list(prompt_ids[:-1])
         sequence = self._kept = self._cut(len(wanted) if wanted == self._prompt else 0)
         self._prompt = wanted
+        if self.length(sequence) == 0:
+            self.read_s = 0.0
         rows = self.capabilities.max_rows
         while (first := self.length(sequence)) < len(wanted):
             if self._stopped():
                 raise Stopped
             chunk = wanted[first : first + rows]
+            started_s = self._clock.now_s()
             try:
                 self.forward([Step(sequence, chunk, range(COMMITTED_END, COMMITTED_END + len(chunk)), [])]).wait()
                 self.commit(sequence, range(len(chunk)))
             except BaseException:
                 self.commit(sequence, [])
                 raise
+            self.read_s += self._clock.now_s() - started_s
         self._is_awaited = True
 
     def open(self) -> int:

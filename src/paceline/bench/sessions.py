@@ -179,6 +179,8 @@ class Session(Model):
         stream = super().stream(prompt, **options)
         request = stream.request
         request.cached = self._prompts.length(request.sequence)
+        # What a prompt took the target is what policies hold a draft model's reading against, kept or not.
+        request.stats.prompt_tokens, request.stats.prompt_s = request.cached, self._prompts.read_s
         if self.reference_ids is not None:
             request.verifier = ForcedVerifier(request.verifier, self.reference_ids, request.num_prompt)
         return stream
@@ -230,4 +232,5 @@ def wall_engines(
     target: Engine, draft: Engine | None, open_reader: OpenReader | None = None, *, stopped: Stop = lambda: False
 ) -> Engines:
     """Return engines timed by the machine's clock, which read no more of a prompt once the user wants no more."""
-    return Engines(PromptKeeper(target, stopped), draft, WallClock(), open_reader)
+    clock = WallClock()
+    return Engines(PromptKeeper(target, clock, stopped), draft, clock, open_reader)
