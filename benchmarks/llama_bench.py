@@ -1,9 +1,9 @@
 """Plain decoding by `paceline run` against llama.cpp's own llama-bench, on the same file and in turn.
 
 Ratios to plain decoding mean something only if plain is as fast as it can be. llama-bench decodes random tokens from an
-empty cache and samples nothing, so what is left between the two is sampling and paceline's own time, and one setting:
-llama.cpp fuses attention by default, and paceline does not on the CPU (docs/architecture.md). So llama-bench runs both
-ways. Every run is a process of its own on both sides.
+empty cache and samples nothing, so what is left between the two is sampling and paceline's own time. llama.cpp fuses
+attention by default, and paceline does not on the CPU (docs/architecture.md), so each is measured with it and without.
+Every run is a process of its own on both sides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.progress import track
@@ -29,6 +29,9 @@ python -m benchmarks llama-bench ./llama-bench -m target-1b-q4_0
 
 python -m benchmarks llama-bench ./llama-bench -m big.gguf --temp 0.8
 """
+
+_FUSED: Final = {"off": "0", "on": "1"}
+"""Values of paceline's ``-fa``, and of llama-bench's."""
 
 
 def llama_bench(
@@ -46,22 +49,24 @@ def llama_bench(
     # One more token, as the first comes with the prompt.
     ours = [sys.executable, "-m", "paceline", "run", "-m", str(path), "-p", "a", "-n", str(tokens + 1)]
     ours += ["-t", str(threads), "--temp", str(temp), "--seed", "0", "--ignore-eos", "--no-speculation", "--json"]
-    settings = {"by default": theirs, "with -fa 0": [*theirs, "-fa", "0"]}
-    speeds: dict[str, list[float]] = {"paceline": [], **{name: [] for name in settings}}
-    ratios: dict[str, list[float]] = {name: [] for name in settings}
+    speeds: dict[str, list[float]] = {
+        f"{who} -fa {fused}": [] for fused in _FUSED for who in ("paceline", "llama-bench")
+    }
+    ratios: dict[str, list[float]] = {fused: [] for fused in _FUSED}
     for _ in track(range(runs), description="in turn", transient=True):
-        before = {name: _llama_bench(command) for name, command in settings.items()}
-        speed = _paceline(ours)
-        after = {name: _llama_bench(command) for name, command in reversed(settings.items())}
-        speeds["paceline"].append(speed)
-        for name in settings:
-            speeds[name] += [before[name], after[name]]
-            ratios[name].append(2 * speed / (before[name] + after[name]))
-    for name, values in ratios.items():
+        for fused, argument in _FUSED.items():
+            before = _llama_bench([*theirs, "-fa", argument])
+            speed = _paceline([*ours, "-fa", fused])
+            after = _llama_bench([*theirs, "-fa", argument])
+            speeds[f"paceline -fa {fused}"].append(speed)
+            speeds[f"llama-bench -fa {fused}"] += [before, after]
+            ratios[fused].append(2 * speed / (before + after))
+    for fused, values in ratios.items():
+        mine, other = (statistics.median(speeds[f"{who} -fa {fused}"]) for who in ("paceline", "llama-bench"))
         print(
-            f"{path.name}, temperature {temp:g}: plain decoding at {statistics.median(values):.3f} of llama-bench "
-            f"{name} ({min(values):.3f} to {max(values):.3f} in {runs} runs, each between two of llama-bench's); "
-            f"{statistics.median(speeds['paceline']):.2f} against {statistics.median(speeds[name]):.2f} t/s"
+            f"{path.name}, temperature {temp:g}, -fa {fused}: plain decoding at {statistics.median(values):.3f} of "
+            f"llama-bench ({min(values):.3f} to {max(values):.3f} in {runs} runs, each between two of llama-bench's); "
+            f"{mine:.2f} against {other:.2f} t/s"
         )
     print(json.dumps({"machine": machine(), "llama_bench": {"ratios": ratios, "tokens_per_second": speeds}}))
 

@@ -134,7 +134,7 @@ def test_settings_become_arguments(servers: LlamaServers) -> None:
     plain = servers.command(SERVER_PLAIN)
     assert plain[1:7] == ["-m", str(embedded_target()), "-c", "512", "-np", "1"]
     assert "--spec-type" not in plain
-    assert "-md" not in plain
+    assert not {"-md", "-fa"} & set(plain)
     both = servers.command(server_draft_and_ngram(draft, SERVER_NGRAM_VARIANTS[1]))
     assert both[: len(plain)] == plain
     assert both[len(plain) :] == [
@@ -143,6 +143,13 @@ def test_settings_become_arguments(servers: LlamaServers) -> None:
         *("-md", str(embedded_draft()), "-ngld", "all"),
         *("--spec-draft-n-max", "1", "--spec-draft-p-min", "0.6"),
     ]
+
+
+@pytest.mark.parametrize(("fused", "argument"), [(True, "on"), (False, "off")])
+def test_attention_is_fused_as_in_paceline_where_that_was_chosen(tmp_path: Path, fused: bool, argument: str) -> None:
+    options = ModelOptions(embedded_target(), flash_attention=fused)
+    command = LlamaServers(program(tmp_path, _SPEAKS), options, None, 512).command(SERVER_PLAIN)
+    assert command[command.index("-fa") + 1] == argument
 
 
 def test_a_server_that_does_not_draft_though_it_should_is_found_out(servers: LlamaServers) -> None:

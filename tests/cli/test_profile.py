@@ -185,12 +185,13 @@ def test_a_target_alone_and_several_requests(invoke: Invoke, engines: Engines, t
 def test_settings_reach_the_engines(invoke: Invoke, engines: Engines) -> None:
     outcome = invoke(
         *("profile", "-m", "target", "-md", "draft", "-t", "3", "-tb", "2", "-c", "512", "-cd", "64", "-ngl", "1"),
-        *("-ngld", "2", "-dev", "none", "-devd", "a,b"),
+        *("-ngld", "2", "-dev", "none", "-devd", "a,b", "-fa", "on"),
     )
     assert outcome.status == 0
     target, draft = engines.opened
     assert (target.threads, target.threads_batch, target.context_length) == (3, 2, 512)
     assert (target.gpu_layers, target.devices, target.context_may_shrink) == (1, ("none",), False)
+    assert (target.flash_attention, draft.flash_attention) == (True, True)
     assert (draft.threads, draft.context_length, draft.gpu_layers, draft.devices) == (3, 64, 2, ("a", "b"))
     assert (draft.branches, draft.context_may_shrink) == (0, False)
 

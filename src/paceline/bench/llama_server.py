@@ -76,7 +76,7 @@ class LlamaServers:
 
     Args:
         executable: llama-server, see :func:`check_llama_server`.
-        target: as paceline loads it; its threads, layers and devices are llama-server's too.
+        target: as paceline loads it; its threads, attention, layers and devices are llama-server's too.
         draft: likewise, if there is one.
         context_length: of the target as it was loaded.
     """
@@ -90,6 +90,7 @@ class LlamaServers:
             str(executable),
             *("-m", str(target.path), "-c", str(context_length), "-np", "1"),
             *("-t", str(threads), "-tb", str(target.threads_batch or threads)),
+            *(() if target.flash_attention is None else ("-fa", "on" if target.flash_attention else "off")),
             *("-ngl", str(target.gpu_layers) if target.gpu_layers >= 0 else "all"),
             *(("-dev", ",".join(target.devices)) if target.devices else ()),
             # Prompts are read anew each time, and what was read before is not kept.

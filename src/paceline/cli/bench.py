@@ -30,6 +30,7 @@ from paceline.cli.display import error_console
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
+    FLASH_ATTENTION,
     BatchThreads,
     ContextSize,
     Devices,
@@ -38,6 +39,7 @@ from paceline.cli.options import (
     DraftGpuLayers,
     DraftModel,
     EngineChoice,
+    FlashAttention,
     GpuLayers,
     TargetModel,
     Threads,
@@ -92,6 +94,7 @@ def bench(
     device_draft: DraftDevices = "",
     threads: Threads = None,
     threads_batch: BatchThreads = None,
+    flash_attn: FlashAttention = "auto",
     dtype: WeightsType = None,
     workloads: Annotated[
         str | None,
@@ -237,6 +240,7 @@ def bench(
         devices=split_devices(device),
         threads=threads,
         threads_batch=threads_batch,
+        flash_attention=FLASH_ATTENTION[flash_attn],
         dtype=dtype,
     )
     draft_options = None

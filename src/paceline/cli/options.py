@@ -1,7 +1,7 @@
 """Options that several commands have: which models to load, and how; and what to say of any that have no effect.
 
 A command declares them as its parameters' types, in the order in which its help shall list them, each with the
-default that leaves a choice open (``None``, ``-1`` or ``""``).
+default that leaves a choice open (``None``, ``-1``, ``""`` or ``"auto"``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
@@ -143,6 +143,19 @@ BatchThreads: TypeAlias = Annotated[
         rich_help_panel=MODELS_PANEL,
     ),
 ]
+OnOffAuto: TypeAlias = Literal["on", "off", "auto"]
+FlashAttention: TypeAlias = Annotated[
+    OnOffAuto,
+    typer.Option(
+        "-fa",
+        "--flash-attn",
+        help="Fused attention; on a CPU, auto is off unless the context is very long.",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+FLASH_ATTENTION: Final[Mapping[OnOffAuto, bool | None]] = {"on": True, "off": False, "auto": None}
+"""Values of :data:`FlashAttention` as :class:`~paceline.engines.loading.ModelOptions` has them."""
+
 WeightsType: TypeAlias = Annotated[
     DType | None,
     typer.Option("--dtype", help="Weights' type under torch_hf.", rich_help_panel=MODELS_PANEL),

@@ -21,6 +21,7 @@ from paceline.cli.display import error_console
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
+    FLASH_ATTENTION,
     MODELS_PANEL,
     AnyDraftModel,
     BatchThreads,
@@ -30,6 +31,7 @@ from paceline.cli.options import (
     DraftDevices,
     DraftGpuLayers,
     EngineChoice,
+    FlashAttention,
     GpuLayers,
     TargetModel,
     Threads,
@@ -84,6 +86,7 @@ def profile_command(
     device_draft: DraftDevices = "",
     threads: Threads = None,
     threads_batch: BatchThreads = None,
+    flash_attn: FlashAttention = "auto",
     dtype: WeightsType = None,
     parallel: Annotated[
         int,
@@ -141,6 +144,7 @@ def profile_command(
         devices=split_devices(device),
         threads=threads,
         threads_batch=threads_batch,
+        flash_attention=FLASH_ATTENTION[flash_attn],
         max_sequences=parallel,
         dtype=dtype,
     )

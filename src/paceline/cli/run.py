@@ -18,6 +18,7 @@ from paceline.cli import exits
 from paceline.cli.display import AnswerWriter, error_console
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
+    FLASH_ATTENTION,
     BatchThreads,
     ContextSize,
     Devices,
@@ -26,6 +27,7 @@ from paceline.cli.options import (
     DraftGpuLayers,
     DraftModel,
     EngineChoice,
+    FlashAttention,
     GpuLayers,
     TargetModel,
     TensorOverrides,
@@ -96,6 +98,7 @@ def run(
     override_tensor: TensorOverrides = None,
     threads: Threads = None,
     threads_batch: BatchThreads = None,
+    flash_attn: FlashAttention = "auto",
     dtype: WeightsType = None,
     prompt: Annotated[
         str | None,
@@ -300,6 +303,7 @@ def run(
         override_tensors=parse_overrides(override_tensor or []),
         threads=threads,
         threads_batch=threads_batch,
+        flash_attention=FLASH_ATTENTION[flash_attn],
         dtype=dtype,
         verbose=verbose,
     )

@@ -39,6 +39,8 @@ class ModelOptions:
         override_tensors: (pattern, buffer type) pairs that place single tensors. Only ``llama_cpp``.
         threads: CPU threads for passes of one row; ``None`` for one a core.
         threads_batch: CPU threads for wider passes; ``None`` for the same. Only ``llama_cpp``.
+        flash_attention: whether attention is one fused kernel; ``None`` decides by device and context, see
+            :class:`~paceline.engines.llama_cpp.loading.LlamaCppConfig`. Only ``llama_cpp``.
         max_sequences: requests the engine holds at once.
         branches: tree branches it holds at once, over all requests; ``None`` for what the policy can ask for. Only
             ``llama_cpp``; ``torch_hf`` has no limit.
@@ -56,6 +58,7 @@ class ModelOptions:
     override_tensors: tuple[tuple[str, str], ...] = ()
     threads: int | None = None
     threads_batch: int | None = None
+    flash_attention: bool | None = None
     max_sequences: int = 1
     branches: int | None = None
     rollback: bool = True
@@ -124,6 +127,7 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
             override_tensors=options.override_tensors,
             threads=options.threads,
             threads_batch=options.threads_batch,
+            flash_attention=options.flash_attention,
             max_sequences=options.max_sequences,
             rollback=options.rollback,
             branches=DEFAULT_BRANCHES if options.branches is None else options.branches,
@@ -137,6 +141,7 @@ def _open_torch_hf(options: ModelOptions) -> Engine:
 
     unused = {
         "threads for batches (-tb)": options.threads_batch is not None,
+        "fused attention (-fa)": options.flash_attention is not None,
         "tensor overrides (-ot)": bool(options.override_tensors),
         "a number of GPU layers (-ngl)": options.gpu_layers != -1,
         "several devices": len(options.devices) > 1,

@@ -254,6 +254,7 @@ def _model_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
         "description": engine.description.removeprefix(path.name),
         "threads": options.threads,
         "threads_batch": options.threads_batch,
+        "flash_attention": options.flash_attention,
         "devices": list(options.devices),
         "gpu_layers": options.gpu_layers,
         "override_tensors": [list(pair) for pair in options.override_tensors],
