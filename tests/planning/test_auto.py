@@ -314,6 +314,16 @@ def test_a_draft_reads_a_long_prompt_once_if_that_does_not_pay(right: float, spe
     assert min(ratios[1:]) >= 0.99
 
 
+@pytest.mark.parametrize(("num_tokens", "reads"), [(64, False), (512, True)])
+def test_a_lookup_reads_a_long_prompt_only_where_the_answer_is_long_enough(num_tokens: int, reads: bool) -> None:
+    # Reading takes some 8 ms, and these answers 190 and 1,500.
+    curve = line(0.0029, 0.0001)
+    skills = {"suffix": Skill(0.9, is_model=False)}
+    recordings = [synthetic(seed, skills, num_tokens=num_tokens, num_prompt=4032, depth=16) for seed in range(2)]
+    first, _ = replay(recordings, AutoPolicy(curve), curve).requests
+    assert (first.num_drafted > 0) is reads
+
+
 def test_nothing_is_asked_of_a_draft_that_costs_as_much_as_the_target() -> None:
     recordings = texts(0.9)
     curve = Curve(lambda rows: 0.001 + 0.0005 * rows, lambda rows: 0.001)

@@ -56,11 +56,13 @@ def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:
         planned = RoundPlan(known.costs, {}, 1, 100.0, 50, 0.011, 0.05, draft_max=4, branches=0)
         planned.asked["suffix"] = [1]
         if reads:
-            planned.reading.add("suffix")
+            planned.reading["suffix"] = 1000
         record = RoundRecord([], [], [], [], 0, 0, spent_s, 0.0, {"suffix": spent_s}, 0.011, 0.011 + spent_s)
         known.learn(planned, record)
         return suffix.ask_s
 
+    before_s = suffix.read_token_s
     assert learn(0.02, reads=True) == 0.0
+    assert suffix.read_token_s == pytest.approx((before_s + 0.00002) / 2)
     assert learn(0.00002, reads=False) == pytest.approx(0.000002)
     assert learn(0.02, reads=True) == pytest.approx(0.000002)

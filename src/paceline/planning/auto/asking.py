@@ -21,6 +21,9 @@ HOPED_SHARE, DOUBTED_SHARE, TRIED_SHARE = 0.08, 0.04, 0.01
 """Of what is left of an answer, that it may take: if drafts as they were elsewhere, or mostly are, would be worth it
 here; the same where that was wrong the last time; and if they would not be."""
 
+FREE_READING_SHARE = 0.03
+"""Of what is left of an answer, that a drafter without a model may take to read the prompt."""
+
 _RETURN_BELIEVED = 0.4
 """Of what drafts are expected to bring over what is left of an answer: before that there is an early end, or worse."""
 
@@ -69,12 +72,19 @@ class Asking:
         """Return what has to be set aside for a look at a drafter: of a model, for what it has missed too."""
         drafter = self._known.drafters[name]
         if not drafter.is_model:
-            return drafter.ask_s
+            return drafter.ask_s + self._dear_reading_s(request, state, name, token_s)
         length = len(request.token_ids)
         catch_up_s = self._catch_up_s(length - state.asked.get(name, 0), length)
         if self._reads_for_the_prompt(request, state, name, catch_up_s, token_s):
             catch_up_s = 0.0
         return self._known.costs.draft_s(1, length) + catch_up_s
+
+    def _dear_reading_s(self, request: Request, state: RequestState, name: str, token_s: float) -> float:
+        """Return what reading the prompt takes a drafter without a model, where that is more than the answer allows."""
+        if name in state.asked:
+            return 0.0
+        reading_s = self._known.drafters[name].read_token_s * len(request.token_ids)
+        return reading_s if reading_s > FREE_READING_SHARE * request.num_left * token_s else 0.0
 
     def _reads_for_the_prompt(
         self, request: Request, state: RequestState, name: str, catch_up_s: float, token_s: float
@@ -204,7 +214,7 @@ class Asking:
         for job in chosen:
             asked = self._known.requests[job.request.id].asked
             if name not in asked:
-                planned.reading.add(name)
+                planned.reading[name] = planned.reading.get(name, 0) + len(job.request.token_ids)
             asked[name] = len(job.request.token_ids)
         return chosen
 
@@ -298,9 +308,13 @@ class Asking:
         """Return whether a drafter without a model is worth asking for one request, or a look that is paid for."""
         state = self._known.requests[plan.request.id]
         gain = state.gains[name].where(plan.beside[name])
-        if plan.blind or (not planned.blocked and (gain.rounds == 0 or gain.hoped > planned.pace * drafter.ask_s)):
+        reading_s = self._dear_reading_s(plan.request, state, name, planned.plain_s / planned.requests)
+        is_hoped_for = plan.blind or (
+            not planned.blocked and (gain.rounds == 0 or gain.hoped > planned.pace * drafter.ask_s)
+        )
+        if is_hoped_for and not reading_s:
             return True
-        return state.looks.pay(name, drafter.ask_s)
+        return state.looks.pay(name, drafter.ask_s + reading_s)
 
     def _asks_model(self, planned: RoundPlan, plan: RequestPlan, name: str, catch_up_s: float, standing: Cut) -> bool:
         """Return whether a model is worth asking for one request, or a look; what it takes is granted or paid for."""

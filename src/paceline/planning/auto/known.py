@@ -23,6 +23,10 @@ _LONG_READING = 0.02
 short prompt takes comes back soon."""
 
 
+_READ_TOKEN_S = 2e-6
+"""Seconds that a token of a prompt takes a drafter without a model, before one was read."""
+
+
 @dataclass(slots=True)
 class DrafterState:
     """What is known of one drafter, over all requests.
@@ -31,6 +35,7 @@ class DrafterState:
         is_model: whether asking costs passes.
         outlook: how likely its next proposals are to be right.
         ask_s: seconds that asking it for one request takes, its prompt read; 0 for a model, whose passes are known.
+        read_token_s: seconds that reading a token of a prompt takes it; of no account for a model.
         last_asked: requests it was asked for when it was last considered.
         paid: whether a model's reading of the prompt paid, the latest time that it took long because it was to.
         gains: of all requests.
@@ -39,6 +44,7 @@ class DrafterState:
     is_model: bool
     outlook: Outlook
     ask_s: float = 0.0
+    read_token_s: float = _READ_TOKEN_S
     last_asked: int = 0
     paid: bool = True
     gains: Gains = field(default_factory=Gains)
@@ -176,8 +182,10 @@ class Knowledge:
             if drafter.is_model:
                 self.costs.observe_draft(planned.predicted_draft_s.get(name, 0.0), spent_s)
             elif name not in planned.reading:
-                # Reading a prompt comes once for every request: the next time it takes much less.
                 drafter.ask_s += 0.1 * (spent_s / asked - drafter.ask_s)
+            else:
+                # Reading a prompt comes once for every request: the next time it takes much less.
+                drafter.read_token_s += 0.5 * (spent_s / planned.reading[name] - drafter.read_token_s)
 
     def decided(self, own_s: float) -> None:
         """Take note of what planning a round with drafts took, and learning from it."""

@@ -102,7 +102,7 @@ class RoundPlan:
         paid: blind requests whose drafts are a look, paid for with all that it takes.
         predicted_draft_s: by drafter, what its passes should take.
         asked: by drafter, the requests it was asked for.
-        reading: drafters that are asked for the first time for one of the requests, and read its prompt.
+        reading: by drafter that is asked for the first time for some of the requests, tokens of theirs that it reads.
         value_before: by drafter, what the round was worth before it was asked.
     """
 
@@ -121,7 +121,7 @@ class RoundPlan:
     paid: set[int] = field(default_factory=set)
     predicted_draft_s: dict[str, float] = field(default_factory=dict)
     asked: dict[str, list[int]] = field(default_factory=dict)
-    reading: set[str] = field(default_factory=set)
+    reading: dict[str, int] = field(default_factory=dict)
     value_before: dict[str, float] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
     _standing: Cut | None = None
