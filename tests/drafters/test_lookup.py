@@ -9,45 +9,107 @@ from hypothesis import strategies as st
 from paceline.core.errors import InputError
 from paceline.core.tree import Evidence
 from paceline.drafters.base import DraftBudget
-from paceline.drafters.lookup import FIRST_MATCH_PROBABILITY, LookupDrafter
+from paceline.drafters.lookup import (
+    CLEAR_COPY_LENGTH,
+    COPY_LENGTH,
+    FIRST_MATCH_PROBABILITY,
+    LONGEST_CHANGE,
+    RESUMED_LENGTH,
+    SHORT_CHANGE,
+    LookupDrafter,
+)
 from tests.core.helpers import request_of
 from tests.drafters.helpers import grow
 
+TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
-def reference(text: Sequence[int], longest: int, shortest: int, depth: int) -> tuple[int, list[int]]:
-    """Return the match length and what followed the latest earlier occurrence of the longest n-gram that has one."""
+
+def reference(text: Sequence[int], longest: int, shortest: int) -> tuple[int, int] | None:
+    """Return where the latest earlier occurrence of the longest n-gram that has one ends, and its length."""
     for n in range(min(longest, len(text) - 1), shortest - 1, -1):
         for end in range(len(text) - 1, n - 1, -1):
             if list(text[end - n : end]) == list(text[-n:]):
-                # The copy goes on with what it has copied when it comes to the end of the text.
-                extended = list(text)
-                for offset in range(depth):
-                    extended.append(extended[end + offset])
-                return n, extended[len(text) :]
-    return 0, []
+                return end, n
+    return None
+
+
+def continued(text: Sequence[int], start: int, depth: int) -> list[int]:
+    """Return what followed ``start``; the copy goes on with what it has copied when it comes to the end of the text."""
+    extended = list(text)
+    for offset in range(depth):
+        extended.append(extended[start + offset])
+    return extended[len(text) :]
+
+
+def repeated(text: Sequence[int], start: int) -> int:
+    """Return how many tokens before ``start`` are those at the text's end."""
+    length = 0
+    while length < start and text[start - 1 - length] == text[-1 - length]:
+        length += 1
+    return length
+
+
+def proposed(prompt: Sequence[int], answer: Sequence[int] = (), depth: int = 4) -> tuple[list[int], Evidence | None]:
+    """Return what a drafter proposes behind an answer, and on what evidence."""
+    drafter, request = LookupDrafter(), request_of(prompt)
+    drafter.begin(request)
+    request.token_ids.extend(answer)
+    (tree,) = grow(drafter, [request], DraftBudget(depth))
+    return tree.token_ids[1:], tree.evidence[1] if len(tree) > 1 else None
+
+
+@settings(max_examples=300)
+@given(prompt=TEXTS, shortest=st.integers(1, 3), extra=st.integers(0, 3), depth=st.integers(1, 6))
+def test_it_copies_what_followed_the_latest_match(prompt: list[int], shortest: int, extra: int, depth: int) -> None:
+    drafter, request = LookupDrafter(shortest + extra, shortest), request_of(prompt)
+    drafter.begin(request)
+    (tree,) = grow(drafter, [request], DraftBudget(depth))
+    found = reference(prompt, shortest + extra, shortest)
+    if found is None:
+        assert len(tree) == 1
+        return
+    start, n = found
+    assert tree.token_ids[1:] == continued(prompt, start, depth)
+    match_length = max(n, min(repeated(prompt, start), COPY_LENGTH))
+    assert set(tree.evidence[1:]) == {Evidence(FIRST_MATCH_PROBABILITY, match_length, 1)}
 
 
 @settings(max_examples=300)
 @given(
-    text=st.lists(st.integers(0, 3), min_size=1, max_size=40),
-    cut=st.integers(1, 40),
-    shortest=st.integers(1, 3),
-    extra=st.integers(0, 3),
-    depth=st.integers(1, 6),
+    prompt=TEXTS,
+    parts=st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=8),
+    passage=st.lists(st.integers(0, 3)),
 )
-def test_it_copies_what_followed_the_latest_match(
-    text: list[int], cut: int, shortest: int, extra: int, depth: int
+def test_what_it_proposes_depends_on_the_text_alone(
+    prompt: list[int], parts: list[list[int]], passage: list[int]
 ) -> None:
-    drafter = LookupDrafter(shortest + extra, shortest)
-    # The text comes in two parts: the index has to grow with it.
-    request = request_of(text[:cut])
+    # A passage that comes again and again, changed by what stands between, is followed, left and found again.
+    prompt = prompt + passage
+    drafter, request = LookupDrafter(), request_of(prompt)
     drafter.begin(request)
-    for rest in ([], text[cut:]):
-        request.token_ids.extend(rest)
-        match_length, copied = reference(request.token_ids, shortest + extra, shortest, depth)
-        (tree,) = grow(drafter, [request], DraftBudget(depth))
-        assert tree.token_ids[1:] == copied
-        assert set(tree.evidence[1:]) <= {Evidence(FIRST_MATCH_PROBABILITY, match_length, 1)}
+    for part in parts:
+        request.token_ids.extend(part + passage[len(part) :])
+        (tree,) = grow(drafter, [request], DraftBudget(5))
+        answer = request.token_ids[len(prompt) :]
+        proposals, evidence = proposed(prompt, answer, 5)
+        assert tree.token_ids[1:] == proposals
+        assert evidence is None or set(tree.evidence[1:]) == {evidence}
+
+
+@settings(max_examples=300)
+@given(prompt=TEXTS, passage=st.lists(st.integers(0, 9), min_size=20, max_size=40), changed=st.data())
+def test_proposals_follow_an_earlier_occurrence_of_the_text_s_end(
+    prompt: list[int], passage: list[int], changed: st.DataObject
+) -> None:
+    answer = list(passage)
+    for place in sorted(changed.draw(st.sets(st.integers(0, len(passage) - 1), max_size=4)), reverse=True):
+        answer[place : place + changed.draw(st.integers(0, 3))] = changed.draw(st.lists(st.integers(0, 9), max_size=3))
+    text = [*prompt, *passage, *answer]
+    proposals, evidence = proposed([*prompt, *passage], answer, 6)
+    starts = [s for s in range(1, len(text)) if continued(text, s, 6) == proposals]
+    assert evidence is None or any(text[s - 1] == text[-1] for s in starts)
+    # Where nothing is unusual about the place, it takes as many tokens as ever.
+    assert evidence is None or evidence.resumed or any(repeated(text, s) >= 2 for s in starts)
 
 
 def test_the_latest_match_wins_over_an_earlier_one() -> None:
@@ -55,6 +117,75 @@ def test_the_latest_match_wins_over_an_earlier_one() -> None:
     request = request_of([1, 2, 7, 1, 2, 8, 1, 2])
     drafter.begin(request)
     assert grow(drafter, [request], DraftBudget(2))[0].token_ids[1:] == [8, 1]
+
+
+PASSAGE = list(range(100, 180))
+"""A passage in which no token comes twice."""
+
+
+def test_a_copy_is_followed_though_its_last_tokens_came_again_later() -> None:
+    later = [1, *PASSAGE[6:10], 2, 3]
+    copied = PASSAGE[:10]
+    # Within the copy the latest occurrence of its last four tokens is not where it is from.
+    proposals, evidence = proposed([*PASSAGE, *later], copied)
+    assert proposals == PASSAGE[10:14]
+    assert evidence == Evidence(FIRST_MATCH_PROBABILITY, 10, 1)
+    # Without a copy it is.
+    assert proposed([*PASSAGE, *later], PASSAGE[6:10])[0] == [2, 3, *PASSAGE[6:8]]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "put_in"), [(1, [1]), (0, [1, 2, 3]), (3, []), (2, [1, 2, 3, 4])], ids=["word", "in", "out", "both"]
+)
+def test_behind_a_change_one_token_near_there_takes_up_a_long_copy(left_out: int, put_in: list[int]) -> None:
+    copied, on = CLEAR_COPY_LENGTH, CLEAR_COPY_LENGTH + left_out
+    answer = [*PASSAGE[:copied], *put_in, PASSAGE[on]]
+    proposals, evidence = proposed(PASSAGE, answer)
+    assert proposals == PASSAGE[on + 1 : on + 5]
+    assert evidence == Evidence(FIRST_MATCH_PROBABILITY, 1, 1, resumed=True)
+    # From the third token on it is the same copy again, and as long as both together.
+    resumed = RESUMED_LENGTH + 1
+    proposals, evidence = proposed(PASSAGE, [*PASSAGE[:copied], *put_in, *PASSAGE[on : on + resumed]])
+    assert proposals == PASSAGE[on + resumed : on + resumed + 4]
+    assert evidence == Evidence(FIRST_MATCH_PROBABILITY, copied + resumed, 1)
+
+
+@pytest.mark.parametrize(
+    ("copied", "put_in", "least"),
+    [(CLEAR_COPY_LENGTH - 1, 1, 2), (CLEAR_COPY_LENGTH, SHORT_CHANGE, 2), (CLEAR_COPY_LENGTH, SHORT_CHANGE - 1, 1)],
+    ids=["a short copy", "a long change", "a short change"],
+)
+def test_one_token_says_little_behind_a_short_copy_or_a_long_change(copied: int, put_in: int, least: int) -> None:
+    for length in (1, 2):
+        proposals, evidence = proposed(PASSAGE, [*PASSAGE[:copied], *range(put_in), *PASSAGE[copied : copied + length]])
+        assert bool(proposals) == (length >= least)
+        assert evidence is None or evidence.resumed
+
+
+@pytest.mark.parametrize(("changed", "resumed"), [(LONGEST_CHANGE - 2, True), (LONGEST_CHANGE - 1, False)])
+def test_a_copy_is_over_behind_a_change_that_is_too_long(changed: int, resumed: bool) -> None:
+    copied = COPY_LENGTH
+    answer = [*PASSAGE[:copied], *range(changed), *PASSAGE[copied : copied + 2]]
+    proposals, evidence = proposed(PASSAGE, answer)
+    assert proposals == PASSAGE[copied + 2 : copied + 6]
+    assert evidence == Evidence(FIRST_MATCH_PROBABILITY, 2, 1, resumed=resumed)
+
+
+def test_near_a_copy_a_match_is_preferred_to_one_elsewhere_unless_that_is_longer() -> None:
+    passage = [*PASSAGE[:12], 1, 2, 50, 51]
+    elsewhere = [*range(200, 240), 1, 2, 60, 61]
+    prompt, copy = [*passage, *elsewhere], PASSAGE[:10]
+    proposals, evidence = proposed(prompt, [*copy, 1, 2], 1)
+    assert (proposals, evidence) == ([50], Evidence(FIRST_MATCH_PROBABILITY, 2, 1, resumed=True))
+    proposals, evidence = proposed(prompt, [*copy, 239, 1, 2], 1)
+    assert (proposals, evidence) == ([60], Evidence(FIRST_MATCH_PROBABILITY, 3, 1))
+
+
+def test_of_equal_matches_near_a_copy_the_one_where_it_would_stand_wins() -> None:
+    passage = [*PASSAGE[:20], 1, 2, 3, 4, 1, 5, 6]
+    # New words are taken to stand in the place of as many.
+    for put_in, then in (([9], 2), ([9, 9, 9, 9], 5)):
+        assert proposed(passage, [*PASSAGE[:20], *put_in, 1], 1)[0] == [then]
 
 
 @pytest.mark.parametrize(("longest", "shortest"), [(2, 3), (3, 0)])

@@ -94,6 +94,16 @@ def test_a_lookup_whose_match_went_on_otherwise_as_often_is_believed_less() -> N
     assert calibration.belief(REQUEST, alone, 1).probability == pytest.approx(0.8, abs=0.1)
 
 
+def test_a_match_where_a_copy_broke_off_is_believed_more_until_shown_otherwise() -> None:
+    calibration = Calibration(MatchFeatures())
+    elsewhere, resumed = (Evidence(1 / 2, 2, 1, resumed=resumed) for resumed in (False, True))
+    assert calibration.belief(REQUEST, resumed, 1).probability > calibration.belief(REQUEST, elsewhere, 1).probability
+    truth = {False: 0.8, True: 0.2}
+    taught(calibration, lambda seen, depth: truth[seen.resumed], lambda rng: rng.choice([elsewhere, resumed]), 2000)
+    assert calibration.belief(REQUEST, resumed, 1).probability == pytest.approx(0.2, abs=0.1)
+    assert calibration.belief(REQUEST, elsewhere, 1).probability == pytest.approx(0.8, abs=0.1)
+
+
 def test_what_company_means_is_learned_for_each_kind() -> None:
     calibration, seen, rng = Calibration(MatchFeatures()), Evidence(match_length=4, count=1), random.Random(0)
     for _ in range(2000):

@@ -20,7 +20,14 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model, table_model
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.replaying.recording import Level, Recording, load_recordings, record, save_recordings
+from paceline.planning.replaying.recording import (
+    RECORDING_VERSION,
+    Level,
+    Recording,
+    load_recordings,
+    record,
+    save_recordings,
+)
 from tests.core.helpers import ForcedDrafter
 from tests.planning.helpers import Skill, synthetic
 
@@ -117,8 +124,16 @@ def some() -> list[Recording]:
         ]
 
 
+def resumed(recording: Recording) -> Recording:
+    """The same, as if the first drafter had gone on near where a copy broke off wherever it proposed anything."""
+    first, *others = recording.tapes
+    chains = tuple(tuple(dataclasses.replace(level, resumed=True) for level in chain) for chain in first.chains)
+    return dataclasses.replace(recording, tapes=(dataclasses.replace(first, chains=chains), *others))
+
+
 def test_files_give_back_what_was_saved(tmp_path: Path) -> None:
     recordings = some()
+    recordings[1] = resumed(recordings[1])
     path = tmp_path / "some.npz"
     save_recordings(path, recordings)
     loaded = load_recordings(path)
@@ -136,7 +151,7 @@ def test_files_give_back_what_was_saved(tmp_path: Path) -> None:
                 assert [margin is None for margin in margins] == [margin is None for margin in again_margins]
                 known = [margin for margin in margins if margin is not None]
                 assert [margin for margin in again_margins if margin is not None] == pytest.approx(known, rel=1e-6)
-    assert any(level.count for tape in loaded[1].tapes for chain in tape.chains for level in chain)
+    assert any(level.count and level.resumed for chain in loaded[1].tapes[0].chains for level in chain)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -194,5 +209,5 @@ def test_other_versions_are_named(tmp_path: Path) -> None:
     path = tmp_path / "some.npz"
     save_recordings(path, some())
     rewritten(path, {"version": 99})
-    with pytest.raises(InputError, match="version 99, and only 1 can be read"):
+    with pytest.raises(InputError, match=f"version 99, and only {RECORDING_VERSION} can be read"):
         load_recordings(path)

@@ -25,12 +25,14 @@ class Evidence:
         margin: under coupled, how far the token's score in the draft's row, ``log q + g`` (greedy: the logit), is
             above the best of the others: the winning margin of the first proposal, at most 0 for its siblings,
             ``inf`` without any other candidate. Unlike ``q`` it says how sure the choice is, not the distribution.
+        resumed: whether the match is near where a longer copy broke off.
     """
 
     probability: float | None = None
     match_length: int | None = None
     count: int | None = None
     margin: float | None = None
+    resumed: bool = False
 
 
 NO_EVIDENCE = Evidence()

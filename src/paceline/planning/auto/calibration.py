@@ -149,21 +149,25 @@ class MatchFeatures:
         count: of the offset of each bucket of counts.
         share: slope of the log-odds over the logarithm of the share of the continuations seen that were this one; 1
             before anything was seen, as if a rare one were as likely as it was frequent.
+        resumed: of the offset of a match near where a copy broke off.
     """
 
     intercept: Prior = Prior(0.8, 1.0, 0.004)
     lengths: Sequence[Prior] = tuple(Prior(mean, 0.5, 0.001) for mean in (-0.4, 0.4, 0.4, 1.0, 1.0, 1.0, 1.0, 1.0))
     count: Prior = Prior(0.0, 0.5, 0.001)
     share: Prior = Prior(1.0, 1.0, 0.001)
+    resumed: Prior = Prior(0.8, 0.5, 0.001)
 
     def priors(self) -> list[Prior]:
-        """Return intercept, depth offsets, offsets of match lengths and counts, and the slope over the share."""
-        return [self.intercept, *_depth_priors(), *self.lengths, *[self.count] * _BUCKETS, self.share]
+        """Return those of intercept, depths, match lengths, counts, the slope over the share, and ``resumed``."""
+        return [self.intercept, *_depth_priors(), *self.lengths, *[self.count] * _BUCKETS, self.share, self.resumed]
 
     def inputs(self, evidence: Evidence, depth: int) -> Sequence[tuple[int, float]]:
         """Return the inputs; what is unknown counts as 1, and a continuation as the only one."""
         length, count = evidence.match_length or 1, evidence.count or 1
-        return _match_inputs(min(depth, MAX_DEPTH_OFFSET), length.bit_length(), count, evidence.probability)
+        return _match_inputs(
+            min(depth, MAX_DEPTH_OFFSET), length.bit_length(), count, evidence.probability, evidence.resumed
+        )
 
 
 class Company(NamedTuple):
@@ -293,7 +297,9 @@ class Reliability:
 
 
 @functools.lru_cache(maxsize=4096)
-def _match_inputs(depth: int, length_bits: int, count: int, probability: float | None) -> Sequence[tuple[int, float]]:
+def _match_inputs(
+    depth: int, length_bits: int, count: int, probability: float | None, resumed: bool
+) -> Sequence[tuple[int, float]]:
     """Return the inputs of a match: one of each group, by numbers of bits, so every bucket is twice as wide."""
     lengths = 1 + MAX_DEPTH_OFFSET
     counts = lengths + _BUCKETS
@@ -303,6 +309,8 @@ def _match_inputs(depth: int, length_bits: int, count: int, probability: float |
     if probability is not None and 0.0 < probability < count / (count + 1):
         # By Laplace's rule it is count / (all + 1), and the share is count / all.
         inputs.append((share, math.log(probability * count / (count - probability))))
+    if resumed:
+        inputs.append((share + 1, 1.0))
     return tuple(inputs)
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from paceline.api import GenerateOptions, Model
 
-RECORDING_VERSION: Final = 1
+RECORDING_VERSION: Final = 2
 """Raised whenever recordings are written in another way; older ones are made again."""
 
 RECORDED_DEPTH: Final = 16
@@ -80,6 +80,7 @@ class Level:
         probability: see :attr:`~paceline.core.tree.Evidence.probability`.
         match_length: see :attr:`~paceline.core.tree.Evidence.match_length`.
         count: see :attr:`~paceline.core.tree.Evidence.count`.
+        resumed: see :attr:`~paceline.core.tree.Evidence.resumed`.
     """
 
     token_ids: tuple[int, ...]
@@ -87,6 +88,7 @@ class Level:
     probability: float | None = None
     match_length: int | None = None
     count: int | None = None
+    resumed: bool = False
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.margins) != len(self.token_ids):
@@ -277,6 +279,7 @@ def _chain_of(tree: DraftTree, name: str) -> Chain:
                 evidence[0].probability,
                 evidence[0].match_length,
                 evidence[0].count,
+                evidence[0].resumed,
             )
         )
         num_nodes += len(candidates)
@@ -288,7 +291,7 @@ def _chain_of(tree: DraftTree, name: str) -> Chain:
 
 def evidence_of(level: Level, index: int) -> Evidence:
     """Return what the drafter knew of one proposal of a level."""
-    return Evidence(level.probability, level.match_length, level.count, level.margins[index])
+    return Evidence(level.probability, level.match_length, level.count, level.margins[index], level.resumed)
 
 
 def save_recordings(path: Path, recordings: Sequence[Recording]) -> None:
@@ -380,6 +383,7 @@ def _packed(chains: Sequence[Chain], depth: int, siblings: int) -> dict[str, npt
     probabilities = np.full((len(chains), depth), math.nan, dtype=np.float64)
     matches = np.full((len(chains), depth), _NOTHING, dtype=np.int32)
     counts = np.full((len(chains), depth), _NOTHING, dtype=np.int32)
+    resumed = np.zeros((len(chains), depth), dtype=np.bool_)
     for row, chain in enumerate(chains):
         for column, level in enumerate(chain):
             width = len(level.token_ids)
@@ -391,12 +395,14 @@ def _packed(chains: Sequence[Chain], depth: int, siblings: int) -> dict[str, npt
                 matches[row, column] = level.match_length
             if level.count is not None:
                 counts[row, column] = level.count
+            resumed[row, column] = level.resumed
     return {
         "token_ids": tokens,
         "margins": margins,
         "probabilities": probabilities,
         "match_lengths": matches,
         "counts": counts,
+        "resumed": resumed,
     }
 
 
@@ -442,7 +448,7 @@ def _unpacked(header: Any, arrays: dict[str, npt.NDArray[Any]]) -> list[Recordin
 
 def _chains(arrays: dict[str, npt.NDArray[Any]], index: int, shape: tuple[int, int, int]) -> list[Chain]:
     tokens, margins = arrays[f"{index}.token_ids"], arrays[f"{index}.margins"]
-    flat = [arrays[f"{index}.{key}"] for key in ("probabilities", "match_lengths", "counts")]
+    flat = [arrays[f"{index}.{key}"] for key in ("probabilities", "match_lengths", "counts", "resumed")]
     if any(array.shape != shape for array in (tokens, margins)) or any(array.shape != shape[:2] for array in flat):
         raise ValueError(f"arrays of drafter {index} are not of the shape {shape}")
     widths = (tokens >= 0).sum(axis=2)
@@ -458,10 +464,11 @@ def _chains(arrays: dict[str, npt.NDArray[Any]], index: int, shape: tuple[int, i
                 _known(probability[column]),
                 None if match_length[column] < 0 else match_length[column],
                 None if count[column] < 0 else count[column],
+                bool(resumed[column]),
             )
             for column in range(length)
         )
-        for length, width, token_ids, margin_row, probability, match_length, count in rows
+        for length, width, token_ids, margin_row, probability, match_length, count, resumed in rows
     ]
 
 
