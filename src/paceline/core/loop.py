@@ -237,6 +237,8 @@ class DecodingLoop:
         if not requests or not self._drafters:
             return drafts
         budgets = self._policy.budgets(requests)
+        if not any(budgets):
+            return drafts
         jobs = []
         for request, tree, budget in zip(requests, trees, budgets, strict=True):
             if budget is not None and not tree.num_drafted:

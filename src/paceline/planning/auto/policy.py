@@ -109,7 +109,7 @@ class AutoPolicy:
         self._late_plain_s = self._late_actual_s = 0.0
         self._round: RoundPlan | None = None
         self._rest: Rest | None = None
-        self._resting: RequestState | None = None
+        self._resting: Request | None = None
         # Whether there are drafters, so that there is something to keep a ledger of.
         self._is_open = False
         self._rounds = 0
@@ -137,12 +137,12 @@ class AutoPolicy:
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
         """Open the round: every request may draft, unless it is a round of plain decoding for all."""
-        count, known = len(requests), self._known
-        states = [known.requests[request.id] for request in requests]
         if self._rest is not None:
-            if count == 1 and states[0] is self._resting:
+            if len(requests) == 1 and requests[0] is self._resting:
                 return [None]
             self._wake()
+        count, known = len(requests), self._known
+        states = [known.requests[request.id] for request in requests]
         self._rounds += 1
         context = sum(len(request.token_ids) - 1 for request in requests)
         plain_s = known.costs.round_s(count, context, count)
@@ -305,13 +305,14 @@ class AutoPolicy:
             return
         rest = Rest.until(self._asking.missing_s(request, state, plain_s), state.looks.set_aside_s(plain_s))
         if rest is not None:
-            self._rest, self._resting = rest, state
+            self._rest, self._resting = rest, request
 
     def _wake(self) -> None:
         """End the rest, if there is one: book its rounds, and what they saved for looks."""
-        rest, state, self._rest, self._resting = self._rest, self._resting, None, None
-        if rest is None or state is None or not rest.rounds:
+        rest, request, self._rest, self._resting = self._rest, self._resting, None, None
+        if rest is None or request is None or not rest.rounds:
             return
+        state = self._known.requests[request.id]
         self._since_plain = 0
         self._book(rest.tokens, rest.actual_s, rest.plain_s, rest.rounds)
         state.ledger.book(rest.tokens, rest.actual_s, rest.plain_s)
