@@ -245,6 +245,18 @@ def test_rounds_of_a_millisecond_are_not_planned_for_looks_that_are_too_dear() -
     assert auto <= 1.01 * plain_s(recordings, curve)
 
 
+def test_hearing_every_drafter_takes_little_of_a_short_answer() -> None:
+    """Deciding takes three quarters of a plain round, and no draft is worth anything."""
+    curve = Curve(lambda rows: 0.0003 + 0.0001 * rows, lambda rows: 0.00033)
+    skills = {"suffix": Skill(0.05, silent=0.8, is_model=False), "draft": Skill(0.05)}
+    recordings = [synthetic(seed, skills, num_tokens=256, num_prompt=128, depth=16) for seed in range(6)]
+    requests = replay(recordings, AutoPolicy(curve), curve, free_s=2e-5, own_s=3e-4).requests
+    first_s, *others_s = (request.decode_s for request in requests)
+    one_plain_s = plain_s(recordings, curve) / len(recordings)
+    assert first_s <= 1.02 * one_plain_s
+    assert max(others_s) <= 1.01 * one_plain_s
+
+
 def test_what_recording_a_plain_pass_takes_is_no_plain_decoding() -> None:
     recordings, curve = texts(0.3), CURVES["graphs"]
 

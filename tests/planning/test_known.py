@@ -66,3 +66,11 @@ def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:
     assert suffix.read_token_s == pytest.approx((before_s + 0.00002) / 2)
     assert learn(0.00002, reads=False) == pytest.approx(0.000002)
     assert learn(0.02, reads=True) == pytest.approx(0.000002)
+
+
+def test_what_deciding_takes_is_known_from_the_first_round_on() -> None:
+    known = Knowledge(smooth(0.01, 0.001))
+    known.decided(0.0004)
+    assert known.deciding_s == 0.0004
+    known.decided(0.0002)
+    assert known.deciding_s == pytest.approx(0.0003)

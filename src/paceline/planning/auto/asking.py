@@ -31,7 +31,9 @@ _TRIALS = 3
 """Rounds in which a drafter was asked, before what that brought counts for more than what is expected of it."""
 
 _FIRST_ROUNDS = 8
-"""Rounds of a request in which every drafter deserves to be heard."""
+"""Rounds of a request in which every drafter deserves to be heard ..."""
+HEARING_SHARE = 0.01
+"""... as long as planning them takes no more than this share of what is left of the answer."""
 
 _OF_NOTE = 0.3
 """Chance of the likeliest token drafted so far from which on another drafter is asked beside something, not alone."""
@@ -59,7 +61,7 @@ class Asking:
         self, request: Request, state: RequestState, pace: float, token_s: float, *, blocked: bool
     ) -> bool:
         """Return whether some drafter is worth asking, or a look that is paid for: the quick way to plain decoding."""
-        if self._speaks_for_any(state, pace, len(request.token_ids), blocked=blocked):
+        if self._speaks_for_any(request, state, pace, token_s, blocked=blocked):
             return True
         # A round that is planned for the sake of a look: then planning it is part of what the look costs.
         deciding_s = self._known.deciding_s
@@ -105,21 +107,24 @@ class Asking:
         draft_s = self._known.costs.draft_s
         return max(draft_s(unread, context) - draft_s(1, context), 0.0)
 
-    def _speaks_for_any(self, state: RequestState, pace: float, length: int, *, blocked: bool) -> bool:
+    def _speaks_for_any(
+        self, request: Request, state: RequestState, pace: float, token_s: float, *, blocked: bool
+    ) -> bool:
         """Return whether by what is known some drafter is worth asking."""
         if any(comeback.looks_left for comeback in state.comebacks.values()):
             return True
         if blocked:
             # Asking costs time too, and there is none to lose.
             return False
-        drafters = self._known.drafters
-        if not drafters or state.rounds <= _FIRST_ROUNDS:
+        drafters, deciding_s, length = self._known.drafters, self._known.deciding_s, len(request.token_ids)
+        is_early = state.rounds <= _FIRST_ROUNDS
+        if not drafters or (is_early and state.rounds * deciding_s <= HEARING_SHARE * request.num_left * token_s):
             return True
         for name, drafter in drafters.items():
             # What a request saw long ago says less than what others that share its rounds have seen since.
             is_stale = length - state.asked.get(name, 0) > _STALE
             gains = drafter.gains if is_stale else state.gains[name]
-            asking_s = self._known.deciding_s + (0.0 if drafter.is_model else drafter.ask_s)
+            asking_s = deciding_s + (0.0 if drafter.is_model else drafter.ask_s)
             if max(gains.alone.hoped, gains.beside.hoped) > pace * asking_s:
                 return True
         return False

@@ -23,6 +23,9 @@ _LONG_READING = 0.02
 short prompt takes comes back soon."""
 
 
+_DECISIONS = 20
+"""Latest rounds over which it is averaged what planning one takes."""
+
 _READ_TOKEN_S = 2e-6
 """Seconds that a token of a prompt takes a drafter without a model, before one was read."""
 
@@ -107,6 +110,7 @@ class Knowledge:
         self.requests: dict[int, RequestState] = {}
         self.ledger = Ledger(0.0, history=_HISTORY)
         self.deciding_s = 0.0
+        self._decisions = 0
 
     def begin(self, request: Request, ledger: Ledger) -> None:
         """Take note of a new request; it starts with what is known of all."""
@@ -189,4 +193,5 @@ class Knowledge:
 
     def decided(self, own_s: float) -> None:
         """Take note of what planning a round with drafts took, and learning from it."""
-        self.deciding_s += 0.05 * (max(own_s, 0.0) - self.deciding_s)
+        self._decisions = min(self._decisions + 1, _DECISIONS)
+        self.deciding_s += (max(own_s, 0.0) - self.deciding_s) / self._decisions

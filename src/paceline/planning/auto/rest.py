@@ -11,8 +11,9 @@ from typing import Final
 
 from paceline.planning.base import RoundRecord
 
-LONGEST_REST: Final = 16
-"""Rounds after which a decision is made again in any case: what is worth asking changes with what others learn."""
+LONGEST_REST: Final = 32
+"""Rounds after which a decision is made again in any case: what a request saw longer ago says less than what others did,
+so that it may be worth asking again."""
 
 
 @dataclass(slots=True)
