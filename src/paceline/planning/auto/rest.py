@@ -12,8 +12,8 @@ from typing import Final
 from paceline.planning.base import RoundRecord
 
 LONGEST_REST: Final = 32
-"""Rounds after which a decision is made again in any case: what a request saw longer ago says less than what others did,
-so that it may be worth asking again."""
+"""Rounds after which a decision is made again in any case: what a request saw longer ago says less than what others
+did, and it may be worth asking again."""
 
 
 @dataclass(slots=True)
