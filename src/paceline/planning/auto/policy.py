@@ -41,13 +41,13 @@ from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS
 
 START_ROUNDS = 4.0
 """Plain rounds that a request may lose before it has won any, and"""
-START_SHARE = 0.06
+START_SHARE = 0.03
 """share of the longest answer that it may have, if that is less."""
 
 RISKED_SHARE = 0.7
 """Of what may be lost, in one round."""
 
-PAPER_ROUNDS = 2.0
+PAPER_ROUNDS = 3.0
 """Plain rounds that drafts have to win on paper before a request may lose more than was allowed: as many again as at
 the start for the first time, and each time half as much for twice as many."""
 
