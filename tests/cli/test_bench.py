@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,23 @@ def test_json_goes_to_a_file_beside_the_table_or_alone_to_standard_output(
     assert [workload["name"] for workload in facts["workloads"]] == ["hard"]
     assert {"paceline", "numpy", "system", "processor"} <= set(facts["machine"])
     assert list(tmp_path.glob(".*partial")) == []
+
+
+def test_a_reader_who_leaves_early_takes_no_figures_with_him(
+    invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("paceline.cli.bench.print_result", leave)
+    # The command gives up its standard output then.
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    figures, page = tmp_path / "bench.json", tmp_path / "bench.html"
+    chosen = ("--workloads", "hard", "--variants", "auto")
+    outcome = invoke("bench", *SMALL, *chosen, "--json", str(figures), "--html", str(page))
+    assert outcome.status == 1
+    assert [workload["name"] for workload in json.loads(figures.read_text(encoding="utf-8"))["workloads"]] == ["hard"]
+    assert "</html>" in page.read_text(encoding="utf-8")
 
 
 def test_a_page_to_look_at(invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from paceline.drafters.base import Drafter, DraftJob
 from paceline.planning.auto.gains import GAIN_MEMORY
 from paceline.planning.auto.known import DrafterState, Knowledge, RequestState
 from paceline.planning.auto.looks import LOOKING_SHARE
+from paceline.planning.auto.rest import LONGEST_REST
 from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others
 from paceline.planning.auto.survival import NEGLIGIBLE
 
@@ -41,7 +42,7 @@ _OF_NOTE = 0.3
 _CAUGHT_UP = 8
 """Unread tokens that a model reads along with a level: a pass so narrow takes hardly longer than one of one row."""
 
-_STALE = 32
+_STALE = LONGEST_REST
 """Tokens of a text after which what a drafter brought to it is no longer what it would bring."""
 
 
