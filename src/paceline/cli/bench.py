@@ -295,7 +295,10 @@ def bench(
     if result.ended_by == "interrupt":
         raise typer.Exit(exits.INTERRUPTED)
     if not result.measured:
-        raise InputError("no pair was measured: raise the time limit, or choose other workloads")
+        raise InputError(
+            "no pair was measured: raise the time limit, choose other workloads, or, where answers loop, sample them "
+            "(--temp 0.8)"
+        )
     if result.found_bug or result.ended_by == "error":
         raise typer.Exit(exits.FAILURE)
 
