@@ -135,7 +135,7 @@ def test_a_spoiled_entry_is_measured_again(invoke: Invoke, engines: Engines, cac
     outcome = invoke("profile")
     assert outcome.status == 0
     assert "kept at" in outcome.err
-    assert json.loads(entry.read_text())["profile"]["target"]
+    assert json.loads(entry.read_text())["data"]["target"]
 
 
 def test_json_goes_to_standard_output_or_a_file(invoke: Invoke, engines: Engines, tmp_path: Path, cache: Path) -> None:

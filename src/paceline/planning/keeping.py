@@ -1,0 +1,210 @@
+"""What is kept on this machine about a pair of models, so that the next process need not find it out again.
+
+An entry is one JSON file, named by the hash of everything that its figures depend on. It repeats all of that in full,
+and counts only if it is what was asked for. What cannot be read, is of another version or belongs to something else is
+no entry, and is replaced; nothing here ever keeps a model from being run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from paceline.core.errors import InputError, ModelFileError
+from paceline.engines.base import Engine
+from paceline.engines.loading import EngineName, ModelOptions, engine_for
+from paceline.machine import processor
+from paceline.models.cache import models_folder
+from paceline.output import whole_file
+
+Shelf: TypeAlias = Literal["profiles", "learned"]
+"""What kind of entry, and the folder they lie in."""
+
+_HEAD_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 1 << 16
+_BLOCKS: Final = 64
+"""Blocks read of a file besides its head: 5 MiB in all, so that 40 GB take as long as 40 MB."""
+
+_WEIGHTS_AND_SETTINGS: Final = (".safetensors", ".bin", ".json", ".gguf")
+_PART_OF_SEVERAL: Final = re.compile(r"(.*)-\d{5}(-of-\d{5}\.gguf)")
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PairKey:
+    """A target and its draft on one machine in one setting; equal keys mean equal costs, but for noise.
+
+    Attributes:
+        facts: plain data, for :func:`json.dumps`.
+    """
+
+    facts: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the entries' files."""
+        return f"{hashlib.sha256(_canonical(self.facts).encode()).hexdigest()[:32]}.json"
+
+
+def pair_key(
+    target: Engine, target_options: ModelOptions, draft: Engine | None = None, draft_options: ModelOptions | None = None
+) -> PairKey:
+    """Return the key of the engines, opened with these options, on this machine.
+
+    Where a model lies and what its file is called are no part of it.
+
+    Args:
+        target: the model that verifies.
+        target_options: what it was opened with; the path must be that of its file.
+        draft: the model that drafts, if there is one.
+        draft_options: likewise.
+
+    Raises:
+        ModelFileError: a model's file cannot be read.
+    """
+    return PairKey(
+        {
+            "machine": _machine(),
+            "target": _model_facts(target, target_options),
+            "draft": None if draft is None or draft_options is None else _model_facts(draft, draft_options),
+        }
+    )
+
+
+def entry_path(shelf: Shelf, key: PairKey) -> Path:
+    """Return where an entry lies, whether or not there is one; ``PACELINE_CACHE`` moves it."""
+    return models_folder().with_name(shelf) / key.name
+
+
+def load_entry(shelf: Shelf, key: PairKey, read: Callable[[Any], _T]) -> _T | None:
+    """Return what is kept under ``key``; ``None`` if there is nothing that can be trusted.
+
+    Args:
+        shelf: what kind of entry.
+        key: of whom.
+        read: makes what is wanted of the plain data; raises ``InputError``, or what comes of data that are not as they
+            should be: ``ValueError``, ``KeyError``, ``TypeError``.
+    """
+    try:
+        entry = json.loads(entry_path(shelf, key).read_text(encoding="utf-8"))
+        if entry["key"] != json.loads(_canonical(key.facts)):
+            return None
+        return read(entry["data"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, InputError):
+        return None
+
+
+def store_entry(shelf: Shelf, key: PairKey, data: dict[str, Any]) -> Path | None:
+    """Keep an entry, in place of any that is there; return its path, or ``None`` if it cannot be written.
+
+    Processes that store at once do not disturb each other: the last one's entry stays, and each is whole.
+    """
+    path = entry_path(shelf, key)
+    entry = {"key": key.facts, "data": data}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as partial:
+            partial.write_text(json.dumps(entry, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    except (OSError, InputError):
+        return None
+    return path
+
+
+def fingerprint(path: Path) -> str:
+    """Return a hash that tells model files or folders apart, without reading 40 GB.
+
+    It covers sizes, the head of each file, which says all of a GGUF file's shapes and types, and blocks spread over the
+    rest. A folder's files count with their names, and so do the other parts of a split GGUF file.
+
+    Raises:
+        ModelFileError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        if path.is_dir():
+            files = sorted(file for file in path.iterdir() if file.suffix in _WEIGHTS_AND_SETTINGS)
+            for file in files:
+                digest.update(f"{file.name}\0".encode())
+                _hash_samples(file, digest)
+        else:
+            for file in _parts(path):
+                _hash_samples(file, digest)
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
+    return digest.hexdigest()
+
+
+def _parts(path: Path) -> list[Path]:
+    """Return all parts of a split GGUF file, or the one file."""
+    part = _PART_OF_SEVERAL.fullmatch(path.name)
+    if part is None:
+        return [path]
+    others = ((file, _PART_OF_SEVERAL.fullmatch(file.name)) for file in path.parent.iterdir())
+    return sorted(file for file, other in others if other and other.groups() == part.groups())
+
+
+def _hash_samples(path: Path, digest: hashlib._Hash) -> None:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest.update(f"{size}\0".encode())
+        file.seek(0)
+        digest.update(file.read(_HEAD_BYTES))
+        span = max(0, size - _HEAD_BYTES - _BLOCK_BYTES)  # from the first block's start to the last one's
+        for block in range(_BLOCKS):
+            file.seek(_HEAD_BYTES + span * block // (_BLOCKS - 1))
+            digest.update(file.read(_BLOCK_BYTES))
+
+
+def _model_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
+    path = Path(options.path)
+    name = options.engine or engine_for(path)
+    capabilities = dataclasses.asdict(engine.capabilities)
+    # These come with other settings and cost nothing.
+    for irrelevant in ("trees", "logit_tolerance", "hidden_states"):
+        del capabilities[irrelevant]
+    return {
+        "file": fingerprint(path),
+        "engine": name,
+        "build": _build(name),
+        # It says the device and the threads that an engine chose by itself.
+        "description": engine.description.removeprefix(path.name),
+        "threads": options.threads,
+        "threads_batch": options.threads_batch,
+        "flash_attention": options.flash_attention,
+        "devices": list(options.devices),
+        "gpu_layers": options.gpu_layers,
+        "override_tensors": [list(pair) for pair in options.override_tensors],
+        "dtype": options.dtype,
+        "capabilities": capabilities,
+    }
+
+
+def _build(name: EngineName) -> str:
+    if name == "llama_cpp":
+        import llama_cpp
+
+        features = llama_cpp.llama_print_system_info().decode("utf-8", errors="replace")
+        return f"llama-cpp-python {llama_cpp.__version__}: {features}"
+    import torch
+    import transformers
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"torch {torch.__version__}, transformers {transformers.__version__}, GPUs {gpus}"
+
+
+def _machine() -> dict[str, Any]:
+    """Say which machine this is, as a cache may lie in a home folder that several share."""
+    return {"system": platform.system(), "machine": platform.machine(), "cpu": processor(), "cores": os.cpu_count()}
+
+
+def _canonical(facts: dict[str, Any]) -> str:
+    return json.dumps(facts, sort_keys=True, ensure_ascii=False)

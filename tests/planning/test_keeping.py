@@ -1,0 +1,261 @@
+"""Entries kept on disk: found again when nothing changed, never trusted otherwise, never fatal."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import ModelFileError
+from paceline.engines.loading import ModelOptions
+from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
+from paceline.planning.keeping import PairKey, entry_path, fingerprint, load_entry, pair_key, store_entry
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "profiles"
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> ModelOptions:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + bytes(1000))
+    return ModelOptions(path, engine="llama_cpp")
+
+
+def engine_of(ms: float = 1.0, **options: Any) -> ScriptedEngine:
+    model = random_model(8, seed=0)
+    cost = lambda rows, context: (ms + rows) / 1e3  # noqa: E731
+    return ScriptedEngine(model, ScriptedVocabulary.of_size(8), cost=cost, **options)
+
+
+def profile_of(ms: float) -> CostProfile:
+    return CostProfile(PassCost((WidthCost.of(1, [ms / 1e3]), WidthCost.of(2, [ms / 1e3]))), sampling_row_s=1e-5)
+
+
+KEY = PairKey({"model": "one", "threads": None})
+
+
+def store(profile: CostProfile) -> Path | None:
+    return store_entry("profiles", KEY, profile.to_json())
+
+
+def load(key: PairKey = KEY) -> CostProfile | None:
+    return load_entry("profiles", key, CostProfile.from_json)
+
+
+def test_what_is_stored_is_found_again(folder: Path) -> None:
+    assert load() is None
+    path = store(profile_of(3.0))
+    assert path == folder / KEY.name
+    assert load() == profile_of(3.0)
+    assert entry_path("profiles", KEY) == path
+    assert list(folder.iterdir()) == [path]
+    assert load(PairKey({"model": "two", "threads": None})) is None
+
+
+def spoiled(change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def spoil(path: Path) -> None:
+        entry = json.loads(path.read_text())
+        path.write_text(json.dumps(change(entry)))
+
+    return spoil
+
+
+def without(name: str) -> Callable[[Any], Any]:
+    return lambda entry: {key: value for key, value in entry.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"\xff\xfe\x00"),
+        lambda path: path.write_text(path.read_text()[:-40]),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: (path.unlink(), path.mkdir()),
+        spoiled(lambda entry: []),
+        spoiled(without("key")),
+        spoiled(without("data")),
+        spoiled(lambda entry: {**entry, "key": {"model": "one", "threads": 1}}),
+        spoiled(lambda entry: {**entry, "data": {**entry["data"], "version": 0}}),
+        spoiled(lambda entry: {**entry, "data": {**entry["data"], "target": None}}),
+        spoiled(lambda entry: {**entry, "data": {**entry["data"], "sampling_row_s": float("nan")}}),
+    ],
+)
+def test_a_spoiled_entry_is_neither_trusted_nor_fatal(spoil: Callable[[Path], None]) -> None:
+    path = store(profile_of(3.0))
+    assert path is not None
+    spoil(path)
+    assert load() is None
+    stored = store(profile_of(4.0))
+    if path.is_dir():
+        assert stored is None
+    else:
+        assert load() == profile_of(4.0)
+
+
+def test_a_folder_that_cannot_be_written_is_not_fatal(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("in the way")
+    assert store(profile_of(3.0)) is None
+    assert load() is None
+
+
+def test_an_interrupted_store_leaves_the_old_entry_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(profile_of(3.0))
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store(profile_of(4.0))
+    assert load() == profile_of(3.0)
+    assert [path.name for path in folder.iterdir()] == [KEY.name]
+
+
+def test_stores_at_once_leave_whole_entries() -> None:
+    found = []
+
+    def work(ms: float) -> None:
+        for _ in range(30):
+            assert store(profile_of(ms)) is not None
+            found.append(load())
+
+    threads = [threading.Thread(target=work, args=(float(ms),)) for ms in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 120
+    assert all(profile in [profile_of(float(ms)) for ms in range(1, 5)] for profile in found)
+
+
+def write(path: Path, size: int, changes: dict[int, int] | None = None) -> Path:
+    data = bytearray(size)
+    for place, value in (changes or {}).items():
+        data[place] = value
+    path.write_bytes(data)
+    return path
+
+
+def test_fingerprints_do_not_depend_on_place_or_time(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.gguf", 3 * MEBIBYTE)
+    (tmp_path / "other").mkdir()
+    assert fingerprint(one) == fingerprint(write(tmp_path / "other" / "two.gguf", 3 * MEBIBYTE))
+
+
+@pytest.mark.parametrize("size", [10, MEBIBYTE, MEBIBYTE + 10, 3 * MEBIBYTE, 9 * MEBIBYTE])
+def test_fingerprints_tell_heads_tails_and_sizes_apart(tmp_path: Path, size: int) -> None:
+    one = fingerprint(write(tmp_path / "a", size))
+    for changes in ({0: 1}, {min(size, MEBIBYTE) - 1: 1}, {size - 1: 1}):
+        assert fingerprint(write(tmp_path / "a", size, changes)) != one
+    assert fingerprint(write(tmp_path / "a", size + 1)) != one
+
+
+def test_fingerprints_of_folders_and_split_files_cover_all_parts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    weights = write(tmp_path / "model.safetensors", 100)
+    (tmp_path / "README.md").write_text("one")
+    one = fingerprint(tmp_path)
+    (tmp_path / "README.md").write_text("other")
+    assert fingerprint(tmp_path) == one
+    write(weights, 100, {50: 1})
+    assert fingerprint(tmp_path) != one
+
+    first = write(tmp_path / "big-00001-of-00002.gguf", 100)
+    second = write(tmp_path / "big-00002-of-00002.gguf", 100)
+    write(tmp_path / "bigger-00002-of-00002.gguf", 100)
+    whole = fingerprint(first)
+    write(tmp_path / "bigger-00002-of-00002.gguf", 101)
+    assert fingerprint(first) == whole
+    write(second, 100, {7: 1})
+    assert fingerprint(first) != whole
+
+
+def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        fingerprint(tmp_path / "none.gguf")
+
+
+def test_a_fingerprint_of_a_large_file_reads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "large", 64 * MEBIBYTE)
+    num_read = []
+
+    class Counting(io.FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            data = super().read(-1 if size is None else size)
+            num_read.append(len(data))
+            return data
+
+    monkeypatch.setattr(Path, "open", lambda self, mode: Counting(self, mode))
+    fingerprint(path)
+    assert 1 * MEBIBYTE < sum(num_read) < 6 * MEBIBYTE
+
+
+def test_the_key_changes_with_all_that_changes_costs(
+    tmp_path: Path, options: ModelOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of()
+
+    def name(chosen: ModelOptions = options, chosen_engine: ScriptedEngine = engine) -> str:
+        return pair_key(chosen_engine, chosen).name
+
+    one = name()
+    assert name() == one
+    moved = tmp_path / "moved.gguf"
+    moved.write_bytes(Path(options.path).read_bytes())
+    assert name(dataclasses.replace(options, path=moved)) == one
+    assert name(chosen_engine=engine_of(99.0)) == one
+
+    others = {
+        name(dataclasses.replace(options, **change))
+        for change in (
+            {"threads": 1},
+            {"threads_batch": 1},
+            {"flash_attention": True},
+            {"devices": ("none",)},
+            {"gpu_layers": 3},
+            {"override_tensors": (("exps", "CPU"),)},
+        )
+    }
+    others |= {name(chosen_engine=engine_of(**{limit: 17})) for limit in ("context_length", "max_rows", "max_outputs")}
+    others.add(pair_key(engine, options, engine, options).name)
+    elsewhere = engine_of()
+    monkeypatch.setattr(elsewhere, "description", "scripted model on CUDA0", raising=False)
+    others.add(name(chosen_engine=elsewhere))
+    with monkeypatch.context() as patch:
+        patch.setattr("llama_cpp.__version__", "0.0.1")
+        others.add(name())
+    with monkeypatch.context() as patch:
+        patch.setattr("os.cpu_count", lambda: 4096)
+        others.add(name())
+    moved.write_bytes(b"GGUF" + bytes(999) + b"x")
+    others.add(name(dataclasses.replace(options, path=moved)))
+    assert len(others) == 14
+    assert one not in others
+
+
+def test_the_file_s_name_is_no_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines describe themselves by the file's name, and by the threads and devices that they chose."""
+    names = []
+    for file in ("one.gguf", "other.gguf"):
+        path = write(tmp_path / file, 100)
+        engine = engine_of()
+        monkeypatch.setattr(engine, "description", f"{file} (llama, 1B parameters) on CPU, 2 threads", raising=False)
+        names.append(pair_key(engine, ModelOptions(path)).name)
+    assert names[0] == names[1]
