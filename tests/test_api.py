@@ -13,6 +13,7 @@ from paceline.core.noise import Float64Array
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.auto.policy import AutoPolicy
+from tests.planning.helpers import allow_drafts
 
 
 def scripted_model(max_sequences: int = 4) -> paceline.Model:
@@ -179,3 +180,64 @@ def test_a_numpy_prompt_and_a_path_as_text_are_taken() -> None:
     with paceline.load(paceline.ModelOptions(str(embedded_target()))) as model:
         prompt = np.array(model.target.vocabulary.tokenize("def f(x):"))
         assert len(model.generate(prompt, max_tokens=3, ignore_end=True).token_ids) == 3  # type: ignore[arg-type]
+
+
+def learned_files(folder: Path) -> list[Path]:
+    return sorted((folder / "learned").glob("*"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    allow_drafts(monkeypatch)
+    return tmp_path
+
+
+def answer_and_remembered(*, remember: bool = True) -> tuple[str, list[str]]:
+    with paceline.load(embedded_target(), draft=embedded_draft(), context_length=256, remember=remember) as model:
+        text = model.generate("def f(x):", max_tokens=40, temperature=0.8, seed=1, ignore_end=True).text
+        assert isinstance(model.policy, AutoPolicy)
+        return text, list(model.policy.report().remembered)
+
+
+def test_what_was_learned_is_there_at_the_next_load(cache: Path) -> None:
+    first, nothing = answer_and_remembered()
+    (kept,) = learned_files(cache)
+    before = kept.read_text()
+    assert nothing == []
+    assert "def f" not in before
+    again, remembered = answer_and_remembered()
+    assert again == first
+    assert "draft" in remembered
+    assert kept.read_text() != before
+
+
+def test_nothing_is_remembered_where_that_is_not_wanted(cache: Path) -> None:
+    answer_and_remembered(remember=False)
+    assert learned_files(cache) == []
+    answer_and_remembered()
+    (kept,) = learned_files(cache)
+    before = kept.read_text()
+    assert answer_and_remembered(remember=False)[1] == []
+    assert kept.read_text() == before
+
+
+def test_a_model_that_was_not_asked_anything_leaves_what_was_learned_as_it_was(cache: Path) -> None:
+    with paceline.load(context_length=256):
+        pass
+    assert learned_files(cache) == []
+
+
+@pytest.mark.parametrize("spoiled", ["", "{}", '{"key": {}, "data": {"version": 1}}', "[" * 100_000])
+def test_what_was_learned_is_not_trusted_once_spoiled(cache: Path, spoiled: str) -> None:
+    first, _ = answer_and_remembered()
+    (kept,) = learned_files(cache)
+    kept.write_text(spoiled)
+    assert answer_and_remembered() == (first, [])
+    assert "draft" in answer_and_remembered()[1]
+
+
+def test_a_cache_that_cannot_be_written_does_not_keep_a_model_from_closing(cache: Path) -> None:
+    (cache / "learned").write_text("in the way")
+    answer_and_remembered()
+    assert (cache / "learned").read_text() == "in the way"

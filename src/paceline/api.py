@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import secrets
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,12 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, ModelOptions, open_engine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.planning.auto.learned import Learned
+from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy
 from paceline.planning.costs.meter import Report
 from paceline.planning.costs.profile_cache import find_or_measure
+from paceline.planning.keeping import PairKey, load_entry, store_entry
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
 
@@ -168,6 +172,11 @@ class Model:
 
     It owns its engine and drafters and closes them. Not safe for use by several threads at once.
 
+    Args:
+        target: see below; and so ``drafters``, ``policy`` and ``verify``.
+        clock: where times come from.
+        closing: called once, before anything is freed.
+
     Attributes:
         target: the engine that runs the target.
         drafters: in the order they are asked.
@@ -184,6 +193,7 @@ class Model:
         *,
         verify: VerifierName = "coupled",
         clock: Clock | None = None,
+        closing: Callable[[], object] | None = None,
     ) -> None:
         self.target = target
         self.drafters = list(drafters)
@@ -192,6 +202,7 @@ class Model:
         self.loop = DecodingLoop(target, drafters, policy, clock=clock)
         self._plain = DecodingLoop(target, [], NO_SPECULATION, clock=clock)
         self._closed = False
+        self._closing = closing
 
     def __enter__(self) -> Model:
         return self
@@ -242,10 +253,13 @@ class Model:
         for loop in (self.loop, self._plain):
             for request in loop.active:
                 loop.cancel(request)
+        closing, self._closing = self._closing, None
         with ExitStack() as stack:
             stack.callback(self.target.close)
             for drafter in self.drafters:
                 stack.callback(drafter.close)
+            if closing is not None:
+                stack.callback(closing)
 
 
 def _pick(kind: type, given: dict[str, object]) -> dict[str, object]:
@@ -261,6 +275,7 @@ def load(
     policy: Policy | str | None = None,
     verify: VerifierName = "coupled",
     context_length: int | None = None,
+    remember: bool = True,
     report: Report | None = None,
 ) -> Model:
     """Load a target, its draft model if any, and the drafters.
@@ -279,6 +294,8 @@ def load(
         verify: ``"coupled"`` or ``"rejection"``.
         context_length: tokens of prompt and answer together, for models given by path or name; a draft model takes
             less where it was made for less.
+        remember: start with what ``auto`` learned of these models on this machine before, and keep what it learns when
+            the model is closed: how often drafts were right and what that was worth, nothing of any text.
         report: told the share done while costs are measured.
 
     Raises:
@@ -313,6 +330,7 @@ def load(
         target_options = dataclasses.replace(target_options, branches=branches)
     target_engine = open_engine(dataclasses.replace(target_options, rollback=speculates))
     draft_engine: Engine | None = None
+    closing: Callable[[], object] | None = None
     try:
         if speculates and target_engine.capabilities.max_rollback == 0:
             raise CapabilityError(
@@ -326,13 +344,22 @@ def load(
         if isinstance(policy, str):
             kept = find_or_measure(target_engine, target_options, draft_engine, draft_options, report=report)
             branches = DEFAULT_BRANCHES if target_options.branches is None else target_options.branches
-            policy = build_policy(policy, costs=kept.profile, branches=branches)
+            key = kept.key if remember else None
+            learned = load_entry("learned", key, Learned.from_json) if key is not None else None
+            policy = build_policy(policy, costs=kept.profile, branches=branches, learned=learned)
+            if key is not None and isinstance(policy, AutoPolicy):
+                closing = functools.partial(_keep_learned, key, policy)
     except BaseException:
         if draft_engine is not None:
             draft_engine.close()
         target_engine.close()
         raise
-    return Model(target_engine, built, policy, verify=verify)
+    return Model(target_engine, built, policy, verify=verify, closing=closing)
+
+
+def _keep_learned(key: PairKey, policy: AutoPolicy) -> None:
+    if policy.has_learned:
+        store_entry("learned", key, policy.learned().to_json())
 
 
 def _default_drafters(policy: Policy | str, speculates: bool, has_draft: bool) -> list[str]:

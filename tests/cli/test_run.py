@@ -17,6 +17,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from tests.planning.helpers import allow_drafts
 
 FAST = ("-n", "24", "-t", "1", "--temp", "0", "--seed", "1")
 
@@ -52,6 +53,24 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 def spawn(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "paceline", *arguments], **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_what_earlier_runs_learned_is_started_with_unless_it_is_not_to_be(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    allow_drafts(monkeypatch)
+
+    def remembered(*options: str) -> list[str]:
+        outcome = invoke("run", "-p", "def f(x):", "-n", "40", "--ignore-eos", "-c", "256", "--json", *options)
+        assert outcome.status == 0
+        found = json.loads(outcome.out)["planner"]["remembered"]
+        assert isinstance(found, list)
+        return found
+
+    assert remembered("--no-remember") == remembered() == []
+    assert "draft" in remembered()
+    assert remembered("--no-remember") == []
 
 
 def test_the_text_goes_to_a_pipe_alone_and_the_report_to_stderr(invoke: Invoke) -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import pytest
+
+from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
+from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.planning.replaying.recording import Chain, DrafterTape, Level, Recording
 
 VOCAB_SIZE = 50
@@ -61,6 +66,20 @@ def table(milliseconds: Mapping[int, float], draft_ms: float = 2.0) -> Curve:
 def smooth(fixed_s: float, row_s: float, draft_s: float = 0.002) -> Curve:
     """Return a straight line."""
     return Curve(lambda rows: fixed_s + row_s * rows, lambda rows: draft_s * (0.8 + 0.2 * rows))
+
+
+def allow_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every model that is loaded pass for one of 20 ms a token and free drafts, so that all drafters are asked.
+
+    What the embedded pair may lose in its first rounds is a millisecond, which something else may have taken.
+    """
+    widths = tuple(WidthCost.of(rows, [0.02]) for rows in (1, 64))
+    profile = CostProfile(PassCost(widths), PassCost((WidthCost.of(1, [1e-5]),)))
+
+    def find(*arguments: Any, **options: Any) -> KeptProfile:
+        return replace(find_or_measure(*arguments, **options), profile=profile)
+
+    monkeypatch.setattr("paceline.api.find_or_measure", find)
 
 
 @dataclass

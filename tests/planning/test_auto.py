@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -476,7 +477,7 @@ def test_trees_have_no_more_branches_than_the_engine_can_hold() -> None:
     ("settings", "message"),
     [({"draft_max": 0}, "up to 0 tokens"), ({"siblings": 0}, "0 draft siblings"), ({"branches": -1}, "-1 branches")],
 )
-def test_bad_settings(settings: dict[str, int], message: str) -> None:
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         AutoPolicy(CURVES["line"], **settings)
 

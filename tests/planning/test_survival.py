@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.tree import ROOT, DraftTree, Evidence
-from paceline.planning.auto.survival import SurvivalModel
+from paceline.planning.auto.survival import Chances, SurvivalModel
 
 REQUEST = 0
 ONCE = Evidence(1 / 2, 4, 1)
@@ -20,7 +20,7 @@ def chances(*proposals: tuple[str, int, Evidence]) -> list[float]:
     """Return the survivals of first tokens, of (drafter, token, evidence)."""
     model = SurvivalModel()
     for name in ("suffix", "lookup", "draft"):
-        model.know(name, is_model=name == "draft")
+        model.know(name, Chances.of(is_model=name == "draft"))
     model.begin(REQUEST)
     tree = DraftTree(0)
     for source, token_id, evidence in proposals:

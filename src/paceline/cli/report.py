@@ -121,6 +121,7 @@ def planner_json(report: PlannerReport) -> dict[str, Any]:
         "debt_ms": report.debt_s * 1e3,
         "plain_ms": report.plain_s * 1e3,
         "drift": report.drift,
+        "remembered": list(report.remembered),
     }
 
 

@@ -252,6 +252,15 @@ def run(
             rich_help_panel=_SPECULATION,
         ),
     ] = False,
+    remember: Annotated[
+        bool,
+        typer.Option(
+            "--remember/--no-remember",
+            help="Of policy auto: start with what earlier runs learned of these models, and keep what this one learns. "
+            "It is figures only, nothing of any text.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = True,
     repeats: Annotated[
         int, typer.Option("--repeats", help="Pairs of runs under --compare.", rich_help_panel=_SPECULATION)
     ] = 5,
@@ -324,7 +333,13 @@ def run(
         interrupts_held() as interrupted,
         _measuring() as report,
         load(
-            target_options, draft=draft_options, drafters=names, policy=chosen, verify=verify, report=report
+            target_options,
+            draft=draft_options,
+            drafters=names,
+            policy=chosen,
+            verify=verify,
+            remember=remember,
+            report=report,
         ) as loaded,
     ):
         if interrupted.is_set():
@@ -388,7 +403,7 @@ def _compare(
 
 
 _OF_A_FIXED_POLICY = ("draft_max", "draft_min", "draft_p_min", "draft_siblings")
-_OF_SPECULATION = ("drafters", "policy", "draft_min", "draft_p_min", "draft_siblings", "verify", "compare")
+_OF_SPECULATION = ("drafters", "policy", "draft_min", "draft_p_min", "draft_siblings", "verify", "remember", "compare")
 _OF_THE_DRAFT_MODEL = ("model_draft", "ctx_size_draft", "gpu_layers_draft", "device_draft", "draft_siblings")
 
 

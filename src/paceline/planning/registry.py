@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias, get_args
 
 from paceline.core.errors import InputError
 from paceline.engines.loading import DEFAULT_BRANCHES
+from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy, RoundCosts
 from paceline.planning.policies.accept_ratio import AcceptRatioPolicy
@@ -37,6 +38,7 @@ def build_policy(
     fixed: FixedPolicy | None = None,
     costs: RoundCosts | None = None,
     branches: int = DEFAULT_BRANCHES,
+    learned: Learned | None = None,
 ) -> Policy:
     """Return a new policy.
 
@@ -45,6 +47,7 @@ def build_policy(
         fixed: the settings of ``fixed``; its own defaults if left out.
         costs: what passes take, for policies that plan by it.
         branches: that the target holds at once, over all requests.
+        learned: what ``auto`` starts with; others start with nothing.
 
     Raises:
         InputError: an unknown name, settings that the policy does not have, or no costs where they are needed.
@@ -60,4 +63,4 @@ def build_policy(
         return HeuristicPolicy()
     if costs is None:
         raise InputError(f"policy {name!r} needs to know what passes cost: measure it with paceline profile")
-    return AutoPolicy(costs, branches=branches) if name == "auto" else ProfileEvPolicy(costs)
+    return AutoPolicy(costs, branches=branches, learned=learned) if name == "auto" else ProfileEvPolicy(costs)

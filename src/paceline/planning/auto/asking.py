@@ -9,7 +9,8 @@ from paceline.core.request import Request
 from paceline.core.tree import ROOT
 from paceline.drafters.base import Drafter, DraftJob
 from paceline.planning.auto.gains import GAIN_MEMORY
-from paceline.planning.auto.known import DrafterState, Knowledge, RequestState
+from paceline.planning.auto.known import Knowledge, RequestState
+from paceline.planning.auto.learned import DrafterState
 from paceline.planning.auto.looks import LOOKING_SHARE
 from paceline.planning.auto.rest import LONGEST_REST
 from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others

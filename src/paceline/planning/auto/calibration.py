@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline.core.tree import Evidence
 
@@ -203,6 +203,22 @@ class Calibration:
         self._offsets: dict[int, _Weight] = {}
         self.reliability = Reliability()
 
+    def to_json(self) -> list[list[float]]:
+        """Return what was learned of all requests, as plain data for :func:`json.dumps`: means and variances."""
+        return [[weight.mean, weight.variance] for weight in self._common()]
+
+    def resume(self, learned: Any) -> None:
+        """Go on from what :meth:`to_json` returned; on an error this calibration is of no use any more.
+
+        Raises:
+            ValueError: it is of other features, or no belief.
+            TypeError: likewise.
+        """
+        for weight, (mean, variance) in zip(self._common(), learned, strict=True):
+            if not (abs(mean) < math.inf and 0 < variance <= weight.prior.variance):
+                raise ValueError(f"a weight of mean {mean} and variance {variance} is no belief")
+            weight.mean, weight.variance = float(mean), float(variance)
+
     def begin(self, request_id: int) -> None:
         """Give a new request an offset of its own."""
         self._offsets[request_id] = _Weight(self._offset_prior)
@@ -233,6 +249,10 @@ class Calibration:
             weight.mean += step * surprise
             shrunk = weight.variance - step * value * weight.variance
             weight.variance = min(shrunk + weight.prior.drift, weight.prior.variance)
+
+    def _common(self) -> list[_Weight]:
+        """Return the weights that are common to all requests."""
+        return self._weights + [weight for of_kind in self._company for weight in of_kind.values()]
 
     def _believe(self, inputs: Sequence[tuple[int, float]], offsets: Sequence[_Weight]) -> Belief:
         # Asked of every proposal of every round, so this makes no lists of its own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 GAIN_MEMORY: Final = 25
 """Latest rounds that count."""
@@ -48,6 +48,21 @@ class Gains:
 
     alone: Gain = field(default_factory=Gain)
     beside: Gain = field(default_factory=Gain)
+
+    @classmethod
+    def from_json(cls, learned: Any) -> Gains:
+        """Return the gains whose :func:`dataclasses.asdict` this is.
+
+        Raises:
+            ValueError: they are none.
+            TypeError: likewise.
+        """
+        gains = cls(**{name: Gain(**gain) for name, gain in learned.items()})
+        for gain in (gains.alone, gains.beside):
+            is_whole = isinstance(gain.rounds, int) and 0 <= gain.rounds <= GAIN_MEMORY
+            if not is_whole or not abs(gain.mean) < math.inf or not 0 <= gain.variance < math.inf:
+                raise ValueError(f"{gain} is none")
+        return gains
 
     def copy(self) -> Gains:
         """Return gains that go on from here by themselves."""

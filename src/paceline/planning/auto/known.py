@@ -8,6 +8,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import Drafter
 from paceline.planning.auto.gains import Gains
+from paceline.planning.auto.learned import DrafterState, Learned
 from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.looks import Comeback, Looks
 from paceline.planning.auto.online_costs import OnlineCosts
@@ -22,35 +23,8 @@ _LONG_READING = 0.02
 """Share of an answer's time from which on it says something of other prompts whether a model's reading paid: what a
 short prompt takes comes back soon."""
 
-
 _DECISIONS = 20
 """Latest rounds over which it is averaged what planning one takes."""
-
-_READ_TOKEN_S = 2e-6
-"""Seconds that a token of a prompt takes a drafter without a model, before one was read."""
-
-
-@dataclass(slots=True)
-class DrafterState:
-    """What is known of one drafter, over all requests.
-
-    Attributes:
-        is_model: whether asking costs passes.
-        outlook: how likely its next proposals are to be right.
-        ask_s: seconds that asking it for one request takes, its prompt read; 0 for a model, whose passes are known.
-        read_token_s: seconds that reading a token of a prompt takes it; of no account for a model.
-        last_asked: requests it was asked for when it was last considered.
-        paid: whether a model's reading of the prompt paid, the latest time that it took long because it was to.
-        gains: of all requests.
-    """
-
-    is_model: bool
-    outlook: Outlook
-    ask_s: float = 0.0
-    read_token_s: float = _READ_TOKEN_S
-    last_asked: int = 0
-    paid: bool = True
-    gains: Gains = field(default_factory=Gains)
 
 
 @dataclass(slots=True)
@@ -93,6 +67,7 @@ class Knowledge:
 
     Args:
         costs: what passes take, as measured beforehand.
+        learned: of drafters that may be met; it is copied.
 
     Attributes:
         costs: corrected by the rounds as they go by.
@@ -101,10 +76,15 @@ class Knowledge:
         requests: by id.
         ledger: of all requests together.
         deciding_s: seconds that planning a round with drafts takes, and learning from it.
+        remembered: drafters met of which something had been learned.
     """
 
-    def __init__(self, costs: RoundCosts) -> None:
+    def __init__(self, costs: RoundCosts, learned: Learned | None = None) -> None:
         self.costs = OnlineCosts(costs)
+        # Of drafters that were not met here, which are no reason to plan anything.
+        remembered = Learned.from_json(learned.to_json()).drafters if learned is not None else {}
+        self._unmet = dict(remembered)
+        self.remembered: list[str] = []
         self.survival = SurvivalModel()
         self.drafters: dict[str, DrafterState] = {}
         self.requests: dict[int, RequestState] = {}
@@ -132,11 +112,20 @@ class Knowledge:
         met = self.drafters.get(drafter.name)
         if met is None:
             is_model = drafter.unread(request) is not None
-            met = self.drafters[drafter.name] = DrafterState(is_model, Outlook(memory=400.0))
-            self.survival.know(drafter.name, is_model=is_model)
+            met = self._unmet.pop(drafter.name, None)
+            if met is not None and met.is_model == is_model:
+                self.remembered.append(drafter.name)
+            else:
+                met = DrafterState.new(is_model=is_model)
+            self.drafters[drafter.name] = met
+            self.survival.know(drafter.name, met.chances)
             for state in self.requests.values():
                 state.start_with(drafter.name, met)
         return met
+
+    def learned(self) -> Learned:
+        """Return what is known of drafters, those included that were not met here."""
+        return Learned({**self._unmet, **self.drafters})
 
     def grown(self, plan: RequestPlan, tree: DraftTree) -> GrownTree:
         """Return the survivals of a tree, made anew if it has grown."""

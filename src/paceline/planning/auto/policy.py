@@ -32,6 +32,7 @@ from paceline.engines.loading import DEFAULT_BRANCHES
 from paceline.planning.auto.asking import Asking
 from paceline.planning.auto.calibration import Reliability
 from paceline.planning.auto.known import Knowledge, RequestState
+from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.ledger import Ledger, LedgerEntry
 from paceline.planning.auto.paper import PaperRound
 from paceline.planning.auto.rest import Rest
@@ -72,6 +73,7 @@ class PlannerReport:
         debt_s: seconds lost so far against plain decoding; negative is a gain.
         plain_s: seconds that plain decoding would have taken.
         drift: how many times as long plain rounds take as when they were measured.
+        remembered: drafters of which it started with what another policy had learned.
     """
 
     reliability: Mapping[str, Reliability]
@@ -79,6 +81,7 @@ class PlannerReport:
     debt_s: float
     plain_s: float
     drift: float
+    remembered: Sequence[str]
 
 
 class AutoPolicy:
@@ -89,10 +92,17 @@ class AutoPolicy:
         draft_max: deepest draft.
         siblings: proposals a draft model makes for a position.
         branches: most branches of all trees of a round together; what the engine was loaded for.
+        learned: what another such policy has learned of these drafters, with the same target and draft model.
     """
 
     def __init__(
-        self, costs: RoundCosts, *, draft_max: int = 16, siblings: int = 2, branches: int = DEFAULT_BRANCHES
+        self,
+        costs: RoundCosts,
+        *,
+        draft_max: int = 16,
+        siblings: int = 2,
+        branches: int = DEFAULT_BRANCHES,
+        learned: Learned | None = None,
     ) -> None:
         if not 1 <= draft_max <= MAX_DRAFT:
             raise InputError(f"drafts of up to {draft_max} tokens: give 1 to {MAX_DRAFT}")
@@ -103,7 +113,7 @@ class AutoPolicy:
         self.draft_max = draft_max
         self.siblings = siblings if branches else 1
         self.branches = branches
-        self._known = Knowledge(costs)
+        self._known = Knowledge(costs, learned)
         self._asking = Asking(self._known, draft_max)
         # Plain and actual seconds of late, of all requests.
         self._late_plain_s = self._late_actual_s = 0.0
@@ -280,6 +290,15 @@ class AutoPolicy:
         for request, own in zip(record.requests, record.emitted, strict=True):
             self._follow_on_paper(request, own, plain_s)
 
+    @property
+    def has_learned(self) -> bool:
+        """Whether any drafter was asked."""
+        return bool(self._known.drafters)
+
+    def learned(self) -> Learned:
+        """Return what was learned of drafters, for another policy to start with."""
+        return self._known.learned()
+
     def report(self) -> PlannerReport:
         """Return what was learned so far."""
         known = self._known
@@ -289,6 +308,7 @@ class AutoPolicy:
             known.ledger.debt_s,
             known.ledger.plain_s,
             known.costs.drift,
+            list(known.remembered),
         )
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from paceline.core.tree import ROOT, Candidate, DraftTree
 from paceline.planning.auto.calibration import (
@@ -147,6 +147,22 @@ class Outlook:
         self._bins = [AcceptanceRate(memory, 8.0, prior) for prior in _OUTLOOK_PRIOR]
         self._start = _AFTER_RIGHT
 
+    def to_json(self) -> list[list[float]]:
+        """Return the verdicts that count, as plain data for :func:`json.dumps`: of every bin, accepted and all."""
+        return [[rate.accepted, rate.seen] for rate in self._bins]
+
+    def resume(self, learned: Any) -> None:
+        """Go on from what :meth:`to_json` returned; on an error this outlook is of no use any more.
+
+        Raises:
+            ValueError: it is of other bins, or no count.
+            TypeError: likewise.
+        """
+        for rate, (accepted, seen) in zip(self._bins, learned, strict=True):
+            if not 0 <= accepted <= seen <= rate.memory:
+                raise ValueError(f"{accepted} of {seen} verdicts accepted is no count")
+            rate.accepted, rate.seen = float(accepted), float(seen)
+
     def add(self, before: float | None, right: bool) -> None:
         """Count a verdict.
 
@@ -190,6 +206,25 @@ def _bin(chance: float) -> int:
     return _FIRST_BIN + bisect.bisect_right(_CHANCES, chance)
 
 
+class Chances(NamedTuple):
+    """What is believed of one drafter's proposals.
+
+    Attributes:
+        first: of its first choices.
+        siblings: of its runners-up; ``None`` where it has none.
+    """
+
+    first: Calibration
+    siblings: Calibration | None
+
+    @classmethod
+    def of(cls, *, is_model: bool) -> Chances:
+        """Return the prior: of a draft model, or of a text lookup."""
+        if is_model:
+            return cls(Calibration(MarginFeatures()), Calibration(SiblingFeatures()))
+        return cls(Calibration(MatchFeatures()), None)
+
+
 class SurvivalModel:
     """What is known about the acceptance of each drafter's proposals."""
 
@@ -203,13 +238,11 @@ class SurvivalModel:
         """First choices' calibrations, by drafter."""
         return self._first
 
-    def know(self, source: str, *, is_model: bool) -> None:
-        """Take note of a drafter before its first proposal."""
-        if source in self._first:
-            return
-        self._first[source] = Calibration(MarginFeatures() if is_model else MatchFeatures())
-        if is_model:
-            self._siblings[source] = Calibration(SiblingFeatures())
+    def know(self, source: str, chances: Chances) -> None:
+        """Take note of a drafter before its first proposal, and of what is believed of it."""
+        self._first[source] = chances.first
+        if chances.siblings is not None:
+            self._siblings[source] = chances.siblings
         for request_id in self._requests:
             self._begin(request_id, source)
 

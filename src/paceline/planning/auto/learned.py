@@ -1,0 +1,124 @@
+"""What is known of each drafter over all requests, and how the next process that has it starts from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from paceline.core.errors import InputError
+from paceline.planning.auto.gains import Gains
+from paceline.planning.auto.survival import Chances, Outlook
+
+LEARNED_VERSION: Final = 1
+"""Raised whenever something else is learned or it means something else, so that what was kept before is left."""
+
+_FORMAT: Final = "paceline-learned"
+
+_OUTLOOK_MEMORY: Final = 400.0
+
+_READ_TOKEN_S: Final = 2e-6
+"""Seconds that a token of a prompt takes a drafter without a model, before one was read."""
+
+
+@dataclass(slots=True)
+class DrafterState:
+    """What is known of one drafter, over all requests.
+
+    Attributes:
+        is_model: whether asking costs passes.
+        chances: how likely its proposals are to be right.
+        outlook: how likely its next proposals are to be right, before they are made.
+        ask_s: seconds that asking it for one request takes, its prompt read; 0 for a model, whose passes are known.
+        read_token_s: seconds that reading a token of a prompt takes it; of no account for a model.
+        last_asked: requests it was asked for when it was last considered.
+        paid: whether a model's reading of the prompt paid, the latest time that it took long because it was to.
+        gains: of all requests.
+    """
+
+    is_model: bool
+    chances: Chances
+    outlook: Outlook = field(default_factory=lambda: Outlook(_OUTLOOK_MEMORY))
+    ask_s: float = 0.0
+    read_token_s: float = _READ_TOKEN_S
+    last_asked: int = 0
+    paid: bool = True
+    gains: Gains = field(default_factory=Gains)
+
+    @classmethod
+    def new(cls, *, is_model: bool) -> DrafterState:
+        """Return what is believed of a drafter that was never met."""
+        return cls(is_model, Chances.of(is_model=is_model))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for :func:`json.dumps`."""
+        siblings = self.chances.siblings
+        return {
+            "is_model": self.is_model,
+            "first": self.chances.first.to_json(),
+            "siblings": None if siblings is None else siblings.to_json(),
+            "outlook": self.outlook.to_json(),
+            "gains": dataclasses.asdict(self.gains),
+            "ask_s": self.ask_s,
+            "read_token_s": self.read_token_s,
+            "paid": self.paid,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> DrafterState:
+        """Return the state that :meth:`to_json` gave.
+
+        Raises:
+            ValueError: it is none.
+            KeyError: likewise.
+            TypeError: likewise.
+        """
+        is_model, paid = data["is_model"], data["paid"]
+        if not (isinstance(is_model, bool) and isinstance(paid, bool)):
+            raise ValueError(f"is_model {is_model} and paid {paid} are true or false")
+        state = cls.new(is_model=is_model)
+        state.chances.first.resume(data["first"])
+        if state.chances.siblings is not None:
+            state.chances.siblings.resume(data["siblings"])
+        state.outlook.resume(data["outlook"])
+        state.gains = Gains.from_json(data["gains"])
+        for seconds in (data["ask_s"], data["read_token_s"]):
+            if not 0 <= seconds < math.inf:
+                raise ValueError(f"{seconds} seconds: at least 0")
+        state.ask_s, state.read_token_s, state.paid = float(data["ask_s"]), float(data["read_token_s"]), paid
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a policy has learned of its drafters, for another one to start with.
+
+    It holds of one target, with one draft model, on one machine: how often they agree, and what that is worth there.
+    Nothing of any text is in it.
+
+    Attributes:
+        drafters: by name.
+    """
+
+    drafters: Mapping[str, DrafterState]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for :func:`json.dumps`; :meth:`from_json` gives back the same."""
+        drafters = {name: drafter.to_json() for name, drafter in self.drafters.items()}
+        return {"format": _FORMAT, "version": LEARNED_VERSION, "drafters": drafters}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Learned:
+        """Return what :meth:`to_json` gave.
+
+        Raises:
+            InputError: it is something else, of another version, or its figures make no sense.
+        """
+        try:
+            if (data["format"], data["version"]) != (_FORMAT, LEARNED_VERSION):
+                raise InputError(f"what was learned is not of version {LEARNED_VERSION}, which alone can be read")
+            return cls({str(name): DrafterState.from_json(drafter) for name, drafter in data["drafters"].items()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"this is nothing that was learned: {error}") from None
