@@ -23,6 +23,7 @@ from paceline.core.errors import EngineError, InputError
 from paceline.core.noise import Float64Array
 from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput
+from paceline.planning.auto.learned import DrafterState, Learned
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.replaying.recording import record
 from tests.bench.helpers import LEVEL_S, PASS_S, bytes_vocabulary, constant_model, counting_model, engines, profile
@@ -353,6 +354,17 @@ def test_a_planning_policy_is_reported_after_its_last_pair() -> None:
     json.dumps(auto.snapshot)
 
 
+def test_auto_starts_with_what_was_learned_elsewhere() -> None:
+    learned = Learned({"draft": DrafterState.new(is_model=True)})
+    for given, names in ((learned, ["draft"]), (None, [])):
+        result = run(engines(), settings(variants=("auto",)), learned=given)
+        auto = result.workloads[0].variants[-1]
+        assert auto.variant.kind == "auto"
+        assert auto.snapshot is not None
+        assert auto.snapshot["remembered"] == names
+        assert ("auto starts with what earlier runs had learned of draft" in result.notes) == bool(names)
+
+
 @pytest.mark.parametrize("passes", [3, 500])
 def test_an_engine_that_fails_leaves_a_report_if_there_is_anything_in_it(
     passes: int, monkeypatch: pytest.MonkeyPatch
@@ -393,7 +405,7 @@ def test_what_a_policy_does_between_rounds_counts(monkeypatch: pytest.MonkeyPatc
         def observe(self, record: Any) -> None:
             clock.advance(0.5)
 
-    def build(name: str, *, fixed: FixedPolicy, costs: Any) -> Any:
+    def build(name: str, *, fixed: FixedPolicy, costs: Any, learned: Any) -> Any:
         return Pondering(fixed) if fixed.draft_max else fixed
 
     monkeypatch.setattr("paceline.bench.variants.build_policy", build)

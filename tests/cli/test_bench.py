@@ -9,12 +9,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.bench.plan import QUICK_WORKLOADS
 from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
+from paceline.planning.auto.learned import DrafterState, Learned
+from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
+from paceline.planning.keeping import store_entry
 from tests.bench.helpers import scripted_pair
 from tests.cli.test_run import Invoke, spawn
 
@@ -67,6 +71,33 @@ def test_the_table_says_what_was_measured_and_how(invoke: Invoke, scripted: list
     assert "\x1b" not in outcome.out + outcome.err
     assert len(scripted) == 2
     assert scripted[1].context_may_shrink
+
+
+REMEMBERING = ("bench", *SMALL, "--workloads", "new-code", "--variants", "auto", "--remember")
+
+
+def test_what_was_learned_is_started_with_if_that_is_asked_for(
+    invoke: Invoke, scripted: list[ModelOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned = Learned({"draft": DrafterState.new(is_model=True)})
+
+    def find(*arguments: Any, **options: Any) -> KeptProfile:
+        kept = find_or_measure(*arguments, **options)
+        assert kept.key is not None
+        store_entry("learned", kept.key, learned.to_json())
+        return kept
+
+    monkeypatch.setattr("paceline.cli.bench.find_or_measure", find)
+    outcome = invoke(*REMEMBERING)
+    assert outcome.status == 0, outcome.err
+    assert "auto starts with what earlier runs had learned of draft" in outcome.out
+
+
+def test_where_nothing_was_learned_there_is_nothing_to_start_with(invoke: Invoke, scripted: list[ModelOptions]) -> None:
+    outcome = invoke(*REMEMBERING)
+    assert outcome.status == 2
+    (line,) = [line for line in outcome.err.splitlines() if line.startswith("paceline:")]
+    assert "nothing was learned of these models in this setting yet: leave out --remember" in line
 
 
 def test_a_long_pair_says_how_far_it_is(invoke: Invoke, scripted: list[ModelOptions]) -> None:

@@ -107,7 +107,8 @@ class VariantResult:
         left_out: runs whose answer told nothing: it ended at once or, of a server's own text, loops.
         judgements: of texts that differ from plain's, each once.
         snapshot: what the policy says of itself after the last pair, if it does: ``calibration``, by drafter
-            (predicted, share accepted, count), and ``ledger``, (tokens, seconds lost, seconds that may be lost).
+            (predicted, share accepted, count), ``ledger``, (tokens, seconds lost, seconds that may be lost), and
+            ``remembered``, drafters of which it started with what earlier runs had learned.
     """
 
     variant: Variant

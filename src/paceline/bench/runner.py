@@ -45,6 +45,7 @@ from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Task
 from paceline.comparison import Trial, explain
 from paceline.core.divergence import first_difference
 from paceline.core.errors import EngineError, PacelineError
+from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.costs.profile import CostProfile
 
@@ -103,6 +104,7 @@ class Runner:
         engines: loaded models.
         profile: what passes cost on them.
         settings: what is to be measured.
+        learned: what ``auto`` starts every session with; ``None`` for nothing.
         servers: another program to compare with; ``None`` for none.
         machine: versions and system, for the report.
         remaining_s: seconds that are left; infinite without a limit.
@@ -116,6 +118,7 @@ class Runner:
         profile: CostProfile,
         settings: BenchSettings,
         *,
+        learned: Learned | None = None,
         servers: Servers | None = None,
         machine: Mapping[str, str] | None = None,
         remaining_s: Callable[[], float] = lambda: float("inf"),
@@ -125,6 +128,7 @@ class Runner:
         self._engines = engines
         self._profile = profile
         self._settings = settings
+        self._learned = learned
         self._servers = servers
         self._remaining_s = remaining_s
         self._stopped = stopped
@@ -148,6 +152,8 @@ class Runner:
             list(settings.drafters),
             profile,
         )
+        if learned is not None:
+            self.result.notes.append(f"auto starts with what earlier runs had learned of {', '.join(learned.drafters)}")
 
     def run(self) -> BenchResult:
         """Measure everything, or as much as there is time for or the user lets it; return what was found.
@@ -215,7 +221,7 @@ class Runner:
         if variant.kind == "server":
             assert self._servers is not None
             return self._servers.contestant(variant)
-        return Session(self._engines, variant.drafters, variant.build(self._profile))
+        return Session(self._engines, variant.drafters, variant.build(self._profile, self._learned))
 
     def _workload(self, name: str) -> WorkloadResult:
         if name not in self._found:
@@ -259,7 +265,14 @@ class Runner:
                 fastest = best(result.static, settings.num_static)
             else:
                 candidates = list(policy_variants(name, settings.drafters))
-                replayed_all = replay_all(recordings, candidates, self._profile, lap_tasks=lap_tasks, advance=advance)
+                replayed_all = replay_all(
+                    recordings,
+                    candidates,
+                    self._profile,
+                    learned=self._learned,
+                    lap_tasks=lap_tasks,
+                    advance=advance,
+                )
                 fastest = best(replayed_all, 1)
             chosen += [(replayed.variant, replayed) for replayed in fastest]
         if self._servers is not None:
@@ -439,4 +452,5 @@ def _snapshot(contestant: Contestant) -> Mapping[str, Any] | None:
     return {
         "calibration": {name: found.rows() for name, found in told.reliability.items()},
         "ledger": [(entry.tokens, entry.debt_s, entry.allowance_s) for entry in told.ledger],
+        "remembered": list(told.remembered),
     }

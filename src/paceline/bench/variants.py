@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from paceline.core.errors import InputError
+from paceline.planning.auto.learned import Learned
 from paceline.planning.base import Policy, RoundCosts
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
@@ -52,9 +53,15 @@ class Variant:
     policy: str = "fixed"
     fixed: FixedPolicy | None = NO_SPECULATION
 
-    def build(self, costs: RoundCosts) -> Policy:
-        """Return a new policy."""
-        return build_policy(self.policy, fixed=self.fixed, costs=None if self.policy == "fixed" else costs)
+    def build(self, costs: RoundCosts, learned: Learned | None = None) -> Policy:
+        """Return a new policy.
+
+        Args:
+            costs: what passes take.
+            learned: what ``auto`` starts with; others start with nothing.
+        """
+        costs_given = None if self.policy == "fixed" else costs
+        return build_policy(self.policy, fixed=self.fixed, costs=costs_given, learned=learned)
 
 
 PLAIN: Final = Variant("plain", "plain")
@@ -176,6 +183,7 @@ def replay_all(
     variants: Sequence[Variant],
     costs: CostProfile,
     *,
+    learned: Learned | None = None,
     lap_tasks: int = 1,
     advance: Advance | None = None,
 ) -> list[Replayed]:
@@ -185,6 +193,7 @@ def replay_all(
         recordings: of two tokens or more each, as the first has no round.
         variants: to replay.
         costs: what passes take.
+        learned: what ``auto`` starts with.
         lap_tasks: recordings of a whole lap; ratios are medians over laps, as live.
         advance: told after every variant.
     """
@@ -192,7 +201,7 @@ def replay_all(
     plain_s = lap_seconds(recordings, replay(recordings, NO_SPECULATION, costs, drafters=[]), costs, lap_tasks)
     results = []
     for variant in variants:
-        outcome = replay(recordings, variant.build(costs), costs, drafters=variant.drafters)
+        outcome = replay(recordings, variant.build(costs, learned), costs, drafters=variant.drafters)
         seconds = lap_seconds(recordings, outcome, costs, lap_tasks)
         ratio = statistics.median(before / after for before, after in zip(plain_s, seconds, strict=True))
         results.append(Replayed(variant, tokens / sum(seconds), ratio, outcome.accept_share))

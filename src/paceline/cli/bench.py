@@ -58,9 +58,10 @@ from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.output import whole_file
+from paceline.planning.auto.learned import Learned
 from paceline.planning.costs.meter import ProfilingBudget
-from paceline.planning.costs.profile import CostProfile
-from paceline.planning.costs.profile_cache import find_or_measure
+from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
+from paceline.planning.keeping import load_entry
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -140,6 +141,15 @@ def bench(
         int,
         typer.Option("--seed", "-s", help="Of the order of texts, of edits and of sampling.", rich_help_panel=_WHAT),
     ] = _DEFAULTS.seed,
+    remember: Annotated[
+        bool,
+        typer.Option(
+            "--remember",
+            help="Let auto start with what earlier runs learned of these models in this setting, as paceline run does; "
+            "nothing is added to it.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False,
     quick: Annotated[
         bool,
         typer.Option(
@@ -272,7 +282,8 @@ def bench(
         if draft_engine is not None:
             check_vocabularies(target_engine.vocabulary, draft_engine.vocabulary)
         engines = wall_engines(target_engine, draft_engine, reader_of(target_options), stopped=interrupted.is_set)
-        profile = _profile(engines, target_options, draft_options, limit_s, interrupted, progress)
+        kept = _kept_profile(engines, target_options, draft_options, limit_s, interrupted, progress)
+        profile, learned = kept.profile, _learned(kept) if remember else None
         if limit_s is not None:
             length = engines.target.capabilities.context_length
             settings = fitted(settings, profile, length, remaining_s(), given=given)
@@ -284,6 +295,7 @@ def bench(
             engines,
             profile,
             settings,
+            learned=learned,
             servers=servers,
             machine=versions,
             remaining_s=remaining_s,
@@ -324,14 +336,14 @@ def _write(result: BenchResult, *, as_text: bool, json_file: Path | None, html: 
             error_console().print(f"{about}: {path}", markup=False)
 
 
-def _profile(
+def _kept_profile(
     engines: Engines,
     target_options: ModelOptions,
     draft_options: ModelOptions | None,
     limit_s: float | None,
     interrupted: threading.Event,
     progress: _Progress,
-) -> CostProfile:
+) -> KeptProfile:
     """Return what passes cost: measured before, or now."""
 
     def report(share: float) -> None:
@@ -342,9 +354,22 @@ def _profile(
     budget = ProfilingBudget()
     if limit_s is not None:
         budget = ProfilingBudget(min(budget.max_s, _PROFILING_SHARE * limit_s), None)
-    return find_or_measure(
-        engines.target, target_options, engines.draft, draft_options, budget=budget, report=report
-    ).profile
+    return find_or_measure(engines.target, target_options, engines.draft, draft_options, budget=budget, report=report)
+
+
+def _learned(kept: KeptProfile) -> Learned:
+    """Return what earlier runs learned.
+
+    Raises:
+        InputError: there were none.
+    """
+    learned = None if kept.key is None else load_entry("learned", kept.key, Learned.from_json)
+    if learned is None:
+        raise InputError(
+            "nothing was learned of these models in this setting yet: leave out --remember, or use them before "
+            "(paceline run with the same models and options)"
+        )
+    return learned
 
 
 class _Progress:
