@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.planning.replaying.recording import Chain, DrafterTape, Level, Recording
@@ -48,6 +49,13 @@ class Curve:
 
     def draft_s(self, rows: int = 1, context: int = 0) -> float:
         return self.draft(rows) + context * self.token_s / 10
+
+
+def engine_of(ms: float = 1.0, **options: Any) -> ScriptedEngine:
+    """Return an engine whose passes take ``ms`` milliseconds and one more for each row."""
+    model = random_model(8, seed=0)
+    cost = lambda rows, context: (ms + rows) / 1e3  # noqa: E731
+    return ScriptedEngine(model, ScriptedVocabulary.of_size(8), cost=cost, **options)
 
 
 def table(milliseconds: Mapping[int, float], draft_ms: float = 2.0) -> Curve:

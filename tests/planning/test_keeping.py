@@ -14,30 +14,14 @@ import pytest
 
 from paceline.core.errors import ModelFileError
 from paceline.engines.loading import ModelOptions
-from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.engines.scripted import ScriptedEngine
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.keeping import PairKey, entry_path, fingerprint, load_entry, pair_key, store_entry
+from tests.planning.helpers import engine_of
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 MEBIBYTE = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "profiles"
-
-
-@pytest.fixture
-def options(tmp_path: Path) -> ModelOptions:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF" + bytes(1000))
-    return ModelOptions(path, engine="llama_cpp")
-
-
-def engine_of(ms: float = 1.0, **options: Any) -> ScriptedEngine:
-    model = random_model(8, seed=0)
-    cost = lambda rows, context: (ms + rows) / 1e3  # noqa: E731
-    return ScriptedEngine(model, ScriptedVocabulary.of_size(8), cost=cost, **options)
 
 
 def profile_of(ms: float) -> CostProfile:

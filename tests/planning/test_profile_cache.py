@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from paceline.engines.loading import ModelOptions
-from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.planning.costs.profile_cache import find_or_measure
+from tests.planning.helpers import engine_of
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "profiles"
-
-
-@pytest.fixture
-def options(tmp_path: Path) -> ModelOptions:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF" + bytes(1000))
-    return ModelOptions(path, engine="llama_cpp")
-
-
-def engine_of(ms: float = 1.0, **options: Any) -> ScriptedEngine:
-    model = random_model(8, seed=0)
-    cost = lambda rows, context: (ms + rows) / 1e3  # noqa: E731
-    return ScriptedEngine(model, ScriptedVocabulary.of_size(8), cost=cost, **options)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_a_model_is_measured_once(options: ModelOptions) -> None:

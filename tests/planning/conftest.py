@@ -1,0 +1,22 @@
+"""Where what is kept of a pair of models lies, for the tests that ask for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.engines.loading import ModelOptions
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "profiles"
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> ModelOptions:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + bytes(1000))
+    return ModelOptions(path, engine="llama_cpp")
