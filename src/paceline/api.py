@@ -33,12 +33,12 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, ModelOptions, open_engine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.planning.auto.learned import Learned
+from paceline.planning.auto.learned import load_learned, store_learned
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy
 from paceline.planning.costs.meter import Report
 from paceline.planning.costs.profile_cache import find_or_measure
-from paceline.planning.keeping import PairKey, load_entry, store_entry
+from paceline.planning.keeping import PairKey
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
 
@@ -345,7 +345,7 @@ def load(
             kept = find_or_measure(target_engine, target_options, draft_engine, draft_options, report=report)
             branches = DEFAULT_BRANCHES if target_options.branches is None else target_options.branches
             key = kept.key if remember else None
-            learned = load_entry("learned", key, Learned.from_json) if key is not None else None
+            learned = load_learned(key) if key is not None else None
             policy = build_policy(policy, costs=kept.profile, branches=branches, learned=learned)
             if key is not None and isinstance(policy, AutoPolicy):
                 closing = functools.partial(_keep_learned, key, policy)
@@ -359,7 +359,7 @@ def load(
 
 def _keep_learned(key: PairKey, policy: AutoPolicy) -> None:
     if policy.has_learned:
-        store_entry("learned", key, policy.learned().to_json())
+        store_learned(key, policy.learned())
 
 
 def _default_drafters(policy: Policy | str, speculates: bool, has_draft: bool) -> list[str]:

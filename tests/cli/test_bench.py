@@ -16,9 +16,8 @@ import pytest
 from paceline.bench.plan import QUICK_WORKLOADS
 from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
-from paceline.planning.auto.learned import DrafterState, Learned
+from paceline.planning.auto.learned import DrafterState, Learned, store_learned
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
-from paceline.planning.keeping import store_entry
 from tests.bench.helpers import scripted_pair
 from tests.cli.test_run import Invoke, spawn
 
@@ -84,7 +83,7 @@ def test_what_was_learned_is_started_with_if_that_is_asked_for(
     def find(*arguments: Any, **options: Any) -> KeptProfile:
         kept = find_or_measure(*arguments, **options)
         assert kept.key is not None
-        store_entry("learned", kept.key, learned.to_json())
+        store_learned(kept.key, learned)
         return kept
 
     monkeypatch.setattr("paceline.cli.bench.find_or_measure", find)

@@ -58,10 +58,9 @@ from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.output import whole_file
-from paceline.planning.auto.learned import Learned
+from paceline.planning.auto.learned import Learned, load_learned
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
-from paceline.planning.keeping import load_entry
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -363,7 +362,7 @@ def _learned(kept: KeptProfile) -> Learned:
     Raises:
         InputError: there were none.
     """
-    learned = None if kept.key is None else load_entry("learned", kept.key, Learned.from_json)
+    learned = None if kept.key is None else load_learned(kept.key)
     if learned is None:
         raise InputError(
             "nothing was learned of these models in this setting yet: leave out --remember, or use them before "

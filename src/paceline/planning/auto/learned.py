@@ -11,6 +11,7 @@ from typing import Any, Final
 from paceline.core.errors import InputError
 from paceline.planning.auto.gains import Gains
 from paceline.planning.auto.survival import Chances, Outlook
+from paceline.planning.keeping import PairKey, load_entry, store_entry
 
 LEARNED_VERSION: Final = 1
 """Raised whenever something else is learned or it means something else, so that what was kept before is left."""
@@ -122,3 +123,13 @@ class Learned:
             return cls({str(name): DrafterState.from_json(drafter) for name, drafter in data["drafters"].items()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"this is nothing that was learned: {error}") from None
+
+
+def load_learned(key: PairKey) -> Learned | None:
+    """Return what is kept of a pair of models; ``None`` if there is nothing that can be trusted."""
+    return load_entry("learned", key, Learned.from_json)
+
+
+def store_learned(key: PairKey, learned: Learned) -> None:
+    """Keep what was learned of a pair of models, in place of what is there, if it can be written."""
+    store_entry("learned", key, learned.to_json())
