@@ -4,6 +4,7 @@ of a plain forward, without any cache, over that row's path.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import sys
@@ -425,6 +426,25 @@ def test_a_fork_of_pending_nodes_is_refused() -> None:
     engine.forward([chain(sequence, [1, 2])])
     with pytest.raises(ValueError, match="2 pending"):
         engine.fork(sequence)
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_the_cache_is_passed_by_the_name_that_the_model_takes(name: str) -> None:
+    base = type(tiny())
+    own = inspect.signature(base.forward).parameters
+    (installed,) = {"cache", "past_key_values"} & set(own)
+
+    def forward(self: Any, **values: Any) -> Any:
+        given = values.pop(name, None)
+        return base.forward(self, **values, **{installed: given})
+
+    renamed = [parameter.replace(name=name) if parameter.name == installed else parameter for parameter in own.values()]
+    vars(forward)["__signature__"] = inspect.Signature(renamed)
+    model = type("Renamed", (base,), {"forward": forward})(tiny().config).eval()
+    engine = start(model)
+    sequence = prefilled(engine, [1, 2, 3])
+    assert_plain(engine.forward([chain(sequence, [4])]).logits(0, 0), model, [1, 2, 3, 4])
+    engine.close()
 
 
 def test_closing_leaves_the_model_of_the_caller_as_it_was() -> None:

@@ -141,7 +141,10 @@ class TorchHFEngine:
         self._attention_kernels = (
             functools.partial(sdpa_kernel, ATTENTION_KERNELS) if self._device.type == "cuda" else contextlib.nullcontext
         )
-        self._keeps_rows = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        parameters = inspect.signature(type(model).forward).parameters
+        self._keeps_rows = "logits_to_keep" in parameters
+        # Renamed in transformers 5.24; a model that brings its own code may keep the old name for long.
+        self._cache_parameter = "cache" if "cache" in parameters else "past_key_values"
         self._head_input = _InputCapture(model.get_output_embeddings())
         self._sequences: dict[int, SequenceCells] = {}
         self._next_handle = 0
@@ -351,8 +354,8 @@ class TorchHFEngine:
                     input_ids=inputs[:1],
                     position_ids=inputs[1:2],
                     attention_mask=mask,
-                    past_key_values=self._cache,
                     use_cache=True,
+                    **{self._cache_parameter: self._cache},
                     **({"logits_to_keep": keep} if self._keeps_rows else {}),
                 ).logits[0]
         except torch.OutOfMemoryError as error:

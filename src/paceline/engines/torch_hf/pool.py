@@ -13,7 +13,7 @@ class PoolCache(Cache):  # type: ignore[misc]
 
     A model calls :meth:`update` once a layer; it writes the pass's rows into their cells and returns the pool up to
     the highest cell in use. Order in the pool means nothing: positions are in the keys already (rotary embeddings are
-    applied before) and the mask alone says who sees whom. Written against transformers 5.23.
+    applied before) and the mask alone says who sees whom. Written against transformers 5.23 and 5.24.
     """
 
     def __init__(self, cells: int) -> None:
