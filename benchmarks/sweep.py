@@ -54,6 +54,7 @@ class Swept:
         lowest_text: its name.
         static: the best static setting, and
         static_ratio: its speed over plain's.
+        tuned_ratio: the same with every workload at the static setting that is best for it.
         policies: the other policies', each with the set of drafters that suits it best.
     """
 
@@ -63,6 +64,7 @@ class Swept:
     lowest_text: str
     static: str
     static_ratio: float
+    tuned_ratio: float
     policies: Mapping[str, float]
 
     @property
@@ -129,7 +131,7 @@ def sweep_costs(
         plain[name] = _seconds(group, None, profile)
         by_static[name] = [_seconds(group, variant, profile) for variant in statics]
         tell(f"{name}, policies")
-        found[name] = _swept(group, plain[name], statics, by_static[name], drafters, profile)
+        found[name] = _swept(group, plain[name], statics, by_static[name], None, drafters, profile)
     if len(groups) > 1:
         tell(f"{MIXED}, policies")
         laps = max(map(len, groups.values()))
@@ -139,7 +141,8 @@ def sweep_costs(
 
         session = [group[lap % len(group)] for lap in range(laps) for group in groups.values()]
         mixed_statics = [mix({name: by_static[name][number] for name in groups}) for number in range(len(statics))]
-        found[MIXED] = _swept(session, mix(plain), statics, mixed_statics, drafters, profile)
+        tuned = mix({name: min(by_static[name], key=sum) for name in groups})
+        found[MIXED] = _swept(session, mix(plain), statics, mixed_statics, tuned, drafters, profile)
     return found
 
 
@@ -148,6 +151,7 @@ def _swept(
     plain: Seconds,
     statics: Sequence[Variant],
     static_seconds: Sequence[Seconds],
+    tuned: Seconds | None,
     drafters: Sequence[str],
     profile: CostProfile,
 ) -> Swept:
@@ -166,7 +170,8 @@ def _swept(
         name: max(ratio(_seconds(group, variant, profile)) for variant in policy_variants(name, drafters))
         for name in OTHER_POLICIES
     }
-    return Swept(len(group), ratio(auto_s), lowest, lowest_text, static, static_ratio, policies)
+    tuned_ratio = static_ratio if tuned is None else ratio(tuned)
+    return Swept(len(group), ratio(auto_s), lowest, lowest_text, static, static_ratio, tuned_ratio, policies)
 
 
 def _seconds(group: Sequence[Recording], variant: Variant | None, profile: CostProfile) -> Seconds:
@@ -178,12 +183,19 @@ def _seconds(group: Sequence[Recording], variant: Variant | None, profile: CostP
 def _table(costs: str, swept: Mapping[str, Swept]) -> Table:
     table = Table(title=costs, title_justify="left", box=None)
     table.add_column("workload")
-    for column in ("texts", "auto of plain", "lowest text", "best static of plain", "auto of that"):
+    for column in ("texts", "auto of plain", "lowest text", "best static of plain", "auto of that", "tuned apart"):
         table.add_column(column, justify="right")
     for name in OTHER_POLICIES:
         table.add_column(name, justify="right")
     table.add_column("best static")
     for workload, found in swept.items():
-        figures = (found.auto, found.lowest, found.static_ratio, found.of_static, *found.policies.values())
+        figures = (
+            found.auto,
+            found.lowest,
+            found.static_ratio,
+            found.of_static,
+            found.tuned_ratio,
+            *found.policies.values(),
+        )
         table.add_row(workload, str(found.texts), *(f"{figure:.3f}" for figure in figures), found.static)
     return table

@@ -38,6 +38,7 @@ def test_a_workload_by_itself_is_what_the_bench_would_replay() -> None:
     assert found["good"].static == best.variant.name
     assert found["good"].static_ratio == pytest.approx(best.per_second / plain.per_second)
     assert found["good"].auto == pytest.approx(auto.per_second / plain.per_second)
+    assert found["good"].tuned_ratio == found["good"].static_ratio
     assert found["good"].of_static == pytest.approx(auto.per_second / best.per_second)
     assert found["good"].lowest <= found["good"].auto
     assert set(found["good"].policies) == {"accept-ratio", "profile-ev", "heuristic"}
@@ -55,6 +56,12 @@ def test_mixed_goes_through_all_in_turn_and_through_the_shorter_ones_again() -> 
     }
     assert statics[found.static] == pytest.approx(found.static_ratio)
     assert max(statics.values()) == pytest.approx(found.static_ratio)
+    tuned_s = sum(
+        min(replay(part, variant.build(PROFILE), PROFILE).decode_s for variant in static_variants(["draft"]))
+        for part in (groups["good"], groups["bad"] * 3)
+    )
+    assert found.tuned_ratio == pytest.approx(plain_s / tuned_s)
+    assert found.tuned_ratio > found.static_ratio
     assert found.auto == pytest.approx(plain_s / replay(session, AutoPolicy(PROFILE), PROFILE).decode_s)
 
 
