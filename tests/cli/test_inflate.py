@@ -164,6 +164,6 @@ def test_ctrl_c_leaves_no_file(tmp_path: Path, small: Path) -> None:
         _, err = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert b"Traceback" not in err
     assert list(folder.iterdir()) == []
