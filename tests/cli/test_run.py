@@ -11,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+import paceline.comparison
 from paceline.cli.main import main
+from paceline.comparison import Comparison, OpenReader
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from tests.planning.helpers import allow_drafts
 
@@ -143,6 +145,21 @@ def test_compare_says_which_is_faster_and_whether_texts_are_equal(invoke: Invoke
     assert as_json["equal"] is True
     assert len(as_json["trials"]) == 2
     assert as_json["divergence"] is None
+
+
+def test_compare_can_load_again_what_a_name_stands_for(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the second copy of the target what rounding does is not known, and near-ties pass for bugs."""
+    sequences = []
+
+    def summarise(*arguments: Any, open_reader: OpenReader, **options: Any) -> Comparison:
+        reader = open_reader(64)
+        sequences.append(reader.capabilities.max_sequences)
+        reader.close()
+        return paceline.comparison.summarise(*arguments, open_reader=open_reader, **options)
+
+    monkeypatch.setattr("paceline.cli.run.summarise", summarise)
+    outcome = invoke("run", "-m", "target", "-p", "def f(x):", *FAST, "--compare", "--repeats", "1")
+    assert (outcome.status, sequences) == (0, [2])
 
 
 def test_stop_texts_escapes_and_prompt_files(invoke: Invoke, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingPa
 from paceline.core.verify import VerifierName
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import ModelOptions, reader_of
+from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target
 from paceline.planning.base import Policy
 from paceline.planning.costs.meter import Report
@@ -304,7 +305,7 @@ def run(
     text = read_prompt(prompt, file, sample, escape, embedded=model is None)
     chosen = _policy(context, policy, plain, FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings))
     target_options = ModelOptions(
-        embedded_target() if model is None else model,
+        embedded_target() if model is None else resolve(model),
         engine=engine,
         context_length=ctx_size,
         gpu_layers=gpu_layers,
