@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import pytest
 
 from paceline.api import GenerateOptions, Model
-from paceline.comparison import OpenReader, answer, explain, measure_rounding
+from paceline.comparison import OpenReader, Stop, answer, explain, measure_rounding
 from paceline.core.divergence import Divergence
 from paceline.core.errors import ClosedError
 from paceline.core.noise import Float64Array
@@ -24,6 +24,7 @@ from tests.core.helpers import ForcedDrafter
 SIZE = 20
 TOLERANCE = 0.06
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]
+NUM_PROMPT = 5
 EFFECT = np.where(np.arange(SIZE) % 2 == 0, 1.0, -1.0)
 
 
@@ -88,7 +89,7 @@ class PlacingEngine(RoundingEngine):
     def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
         for step in steps:
             for _ in step.token_ids:
-                used = {*chain(*self._committed_cells.values(), *self._pending_cells.values())}
+                used = {*itertools.chain(*self._committed_cells.values(), *self._pending_cells.values())}
                 cell = next(cell for cell in range(len(used) + 1) if cell not in used)
                 self._pending_cells[step.sequence].append(cell)
         return super().forward(steps)
@@ -131,7 +132,9 @@ class LeakingEngine(RoundingEngine):
         super().commit(sequence, path)
 
 
-def divergence_on(engine: Engine, open_reader: OpenReader | None = None) -> Divergence | None:
+def divergence_on(
+    engine: Engine, open_reader: OpenReader | None = None, stopped: Stop = lambda: False
+) -> Divergence | None:
     """Count from 2, with drafts of which the first is wrong and its sibling right."""
     drafter = ForcedDrafter(lambda request: [[0], [(request.token_ids[-1] + 1) % SIZE]])
     with Model(engine, [drafter], FixedPolicy(2)) as model:
@@ -139,21 +142,21 @@ def divergence_on(engine: Engine, open_reader: OpenReader | None = None) -> Dive
         plain = answer(model, [1], options, speculate=False)
         assert plain.token_ids == list(range(2, 12))
         speculative = answer(model, [1], options, speculate=True)
-        return explain(model, [1], options, plain, speculative, open_reader=open_reader)
+        return explain(model, [1], options, plain, speculative, open_reader=open_reader, stopped=stopped)
 
 
 def test_where_nothing_is_rounded_nothing_is_measured() -> None:
     engine = ScriptedEngine(random_model(SIZE, seed=1, order=4), ScriptedVocabulary.of_size(SIZE), max_sequences=2)
-    assert measure_rounding(engine, TEXT, 5) == 0.0
+    assert measure_rounding(engine, TEXT, NUM_PROMPT) == 0.0
 
 
 def test_the_effect_of_places_in_the_cache_is_measured() -> None:
-    assert measure_rounding(PlacingEngine(0.1), TEXT, 5) == pytest.approx(0.1)
+    assert measure_rounding(PlacingEngine(0.1), TEXT, NUM_PROMPT) == pytest.approx(0.1)
 
 
 def test_a_rare_effect_of_places_is_looked_for_where_a_difference_is_to_be_explained() -> None:
-    assert measure_rounding(RarelyPlacingEngine(0.1), TEXT, 5) == 0.0
-    assert measure_rounding(RarelyPlacingEngine(0.1), TEXT, 5, enough=0.05) == pytest.approx(0.1)
+    assert measure_rounding(RarelyPlacingEngine(0.1), TEXT, NUM_PROMPT) == 0.0
+    assert measure_rounding(RarelyPlacingEngine(0.1), TEXT, NUM_PROMPT, enough=0.05) == pytest.approx(0.1)
 
 
 def test_a_tie_that_places_in_the_cache_turn_is_a_near_tie() -> None:
@@ -197,6 +200,18 @@ def test_a_difference_that_does_not_come_again_is_not_judged() -> None:
     assert divergence.verdict == "unrepeatable"
 
 
+@pytest.mark.parametrize("heard", [1, 2, 4, 8])
+def test_whoever_wants_no_more_gets_no_verdict(heard: int) -> None:
+    """Asked before each answer that is made again and before each reading."""
+    asked = itertools.count(1)
+    divergence = divergence_on(PlacingEngine(0.1), stopped=lambda: next(asked) >= heard)
+    assert divergence is not None
+    assert (divergence.index, divergence.plain_token, divergence.speculative_token) == (5, 7, 8)
+    assert divergence.verdict == "not judged"
+    assert divergence.logit_difference is None
+    assert next(asked) == heard + 1
+
+
 @pytest.mark.parametrize("amount", [0.1, 0.2, 5.0])
 def test_broken_rollback_does_not_pass_for_rounding(amount: float) -> None:
     """Not even where it does no more than rounding might: what is measured takes nothing back."""
@@ -219,7 +234,7 @@ def test_sequences_that_disturb_each_other_do_not_pass_for_rounding() -> None:
 )
 def test_without_room_beside_the_text_only_widths_are_measured(max_sequences: int, cells: int | None) -> None:
     engine = PlacingEngine(0.1, max_sequences=max_sequences, cells=cells)
-    assert measure_rounding(engine, TEXT, 5) == 0.0
+    assert measure_rounding(engine, TEXT, NUM_PROMPT) == 0.0
     for _ in range(max_sequences):
         engine.open()  # none was left open
 
@@ -232,7 +247,7 @@ def test_real_engines_are_measured_and_left_as_they_were(name: EngineName) -> No
         ModelOptions(embedded_draft(), engine=name, context_length=len(TEXT), threads=1, max_sequences=2)
     )
     try:
-        assert measure_rounding(engine, TEXT, 5) <= 10 * engine.capabilities.logit_tolerance
+        assert measure_rounding(engine, TEXT, NUM_PROMPT) <= 10 * engine.capabilities.logit_tolerance
         for _ in range(2):
             engine.open()
     finally:

@@ -16,14 +16,16 @@ import numpy as np
 
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.core.divergence import Divergence, first_difference, judge_divergence
-from paceline.core.errors import EngineError, InputError
-from paceline.core.noise import Float64Array
+from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RowLogits, Verifier, Walk
 from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
 
 OpenReader: TypeAlias = Callable[[int], Engine]
 """Loads a target once more, for a text of so many tokens and another sequence beside it."""
+
+Stop: TypeAlias = Callable[[], bool]
+"""Whether the user wants no more."""
 
 MOST_REMAKES = 3
 """Times a speculative answer is made again until it differs from plain's."""
@@ -32,7 +34,7 @@ VERIFY_WIDTH = 6
 """Rows of a typical verifying pass."""
 
 LAST_ROWS = 16
-"""Rows at the end of a text in which the effect of rounding is looked for: in a single row it may be small."""
+"""Rows at the end of an answer in which the effect of rounding is looked for: in a single row it may be small."""
 
 NUM_PLACEMENTS = 4
 """Readings with the text's tokens at other places in the cache: in a single one nothing may be rounded differently."""
@@ -136,6 +138,7 @@ def summarise(
     runs: Sequence[tuple[Trial, Generation, Generation]],
     *,
     open_reader: OpenReader | None = None,
+    stopped: Stop = lambda: False,
 ) -> Comparison:
     """Put trials together, and find out why the texts differ if they do; see :func:`explain`."""
     _, plain, speculative = next((run for run in runs if _differ(run[1], run[2])), runs[0])
@@ -148,7 +151,7 @@ def summarise(
         trials=[trial for trial, _, _ in runs],
         plain=plain,
         speculative=speculative,
-        divergence=explain(model, prompt, options, plain, speculative, open_reader=open_reader),
+        divergence=explain(model, prompt, options, plain, speculative, open_reader=open_reader, stopped=stopped),
         repeatable=repeatable,
     )
 
@@ -165,6 +168,7 @@ def explain(
     speculative: Generation,
     *,
     open_reader: OpenReader | None = None,
+    stopped: Stop = lambda: False,
 ) -> Divergence | None:
     """Say why two answers to a prompt differ; ``None`` if they do not, or may (rejection keeps the distribution only).
 
@@ -179,11 +183,29 @@ def explain(
         plain: the answer without speculation.
         speculative: the other one.
         open_reader: asked where the model's engine holds one sequence only, which hides what places in the cache do.
+        stopped: asked before every answer that is made again and every reading, of which there may be seventy.
     """
     if not _differ(plain, speculative) or not model.repeats_text(options):
         return None
+    try:
+        return _explain(model, prompt, options, plain, speculative, open_reader, stopped)
+    except _StoppedError:
+        return Divergence.unseen(plain.token_ids, speculative.token_ids, "not judged")
+
+
+def _explain(
+    model: Model,
+    prompt: str | Sequence[int],
+    options: GenerateOptions,
+    plain: Generation,
+    speculative: Generation,
+    open_reader: OpenReader | None,
+    stopped: Stop,
+) -> Divergence | None:
     reference = plain.token_ids
     for _ in range(MOST_REMAKES):
+        if stopped():
+            raise _StoppedError
         theirs, made = _watch(model, prompt, options, reference, speculate=True)
         index = theirs.index
         if index is None or theirs.row is None or first_difference(reference, made.token_ids) is None:
@@ -201,6 +223,7 @@ def explain(
             enough=float(np.abs(ours.row.astype(np.float64) - theirs.row).max()) / 2,
             # In a chain the next token takes the cell of the dropped one: places explain nothing there.
             open_reader=open_reader if theirs.branched else None,
+            stopped=stopped,
         )
         return judge_divergence(
             index,
@@ -211,9 +234,11 @@ def explain(
             rounding=rounding,
             tolerance=model.target.capabilities.logit_tolerance,
         )
-    first = first_difference(plain.token_ids, speculative.token_ids)
-    assert first is not None
-    return Divergence.unrepeatable(first, plain.token_ids, speculative.token_ids)
+    return Divergence.unseen(plain.token_ids, speculative.token_ids, "unrepeatable")
+
+
+class _StoppedError(Exception):
+    """The user wants no more."""
 
 
 def measure_rounding(
@@ -221,7 +246,9 @@ def measure_rounding(
     token_ids: Sequence[int],
     num_prompt: int,
     enough: float = 0.0,
+    *,
     open_reader: OpenReader | None = None,
+    stopped: Stop = lambda: False,
 ) -> float:
     """Return by how much logits near the end of a text depend on how it is read: on widths and on places in the cache.
 
@@ -231,16 +258,19 @@ def measure_rounding(
     Args:
         engine: it must have a sequence to spare, and a second one for places in the cache to be measured.
         token_ids: prompt and answer.
-        num_prompt: how many of them are the prompt.
+        num_prompt: how many of them are the prompt, at least 1.
         enough: a difference to be explained; where less is found, more places are tried.
         open_reader: asked for an engine to measure places with, where this one has no second sequence.
+        stopped: asked before every reading.
     """
+    text = _Text(token_ids, num_prompt, stopped)
     widest = min(engine.capabilities.max_rows, engine.capabilities.max_outputs)
-    plain = _last_rows(engine, token_ids, num_prompt, 1)
-    by_width = [_last_rows(engine, token_ids, num_prompt, min(width, widest)) for width in (VERIFY_WIDTH, widest)]
-    width_effect = max(float(np.abs(plain - rows).max()) for rows in by_width)
+    plain = list(text.rows(engine, 1))
+    width_effect = max(
+        _largest_difference(plain, text.rows(engine, min(width, widest))) for width in (VERIFY_WIDTH, widest)
+    )
     place_effect = 0.0
-    effects = _effects_of_places(engine, token_ids, num_prompt, open_reader)
+    effects = _effects_of_places(engine, text, plain, open_reader)
     for number, effect in enumerate(effects, start=1):
         place_effect = max(place_effect, effect)
         if number >= NUM_PLACEMENTS and max(width_effect, place_effect) >= enough:
@@ -251,7 +281,7 @@ def measure_rounding(
 
 
 def _effects_of_places(
-    engine: Engine, token_ids: Sequence[int], num_prompt: int, open_reader: OpenReader | None
+    engine: Engine, text: _Text, plain: Sequence[FloatArray], open_reader: OpenReader | None
 ) -> Generator[float, None, None]:
     """Yield by how much the rows of passes of one token differ where the tokens lie at other places in the cache.
 
@@ -259,21 +289,67 @@ def _effects_of_places(
     """
     loaded: Engine | None = None
     try:
-        if open_reader is not None and engine.capabilities.max_sequences < 2:
-            loaded = engine = open_reader(len(token_ids))
-        plain = _last_rows(engine, token_ids, num_prompt, 1)
+        if engine.capabilities.max_sequences < 2:
+            if open_reader is None:
+                return
+            loaded = engine = open_reader(len(text.token_ids))
+            plain = list(text.rows(engine, 1))
         for seed in range(MOST_PLACEMENTS):
-            neighbour = _Neighbour(engine, token_ids, seed)
+            neighbour = _Neighbour(engine, text.token_ids, seed)
             try:
-                rows = _last_rows(engine, token_ids, num_prompt, 1, neighbour)
+                effect = _largest_difference(plain, text.rows(engine, 1, neighbour))
             finally:
                 neighbour.leave()
-            yield float(np.abs(plain - rows).max())
-    except (InputError, EngineError):
+            yield effect
+    except (CapabilityError, EngineError):
         pass
     finally:
         if loaded is not None:
             loaded.close()
+
+
+def _largest_difference(plain: Sequence[FloatArray], rows: Iterator[FloatArray]) -> float:
+    return max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(plain, rows, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Prompt and answer, to be read in several ways.
+
+    Attributes:
+        token_ids: of both.
+        num_prompt: how many of them are the prompt.
+        stopped: asked before every reading.
+    """
+
+    token_ids: Sequence[int]
+    num_prompt: int
+    stopped: Stop
+
+    def rows(self, engine: Engine, width: int, neighbour: _Neighbour | None = None) -> Iterator[FloatArray]:
+        """Yield the rows ``[vocab]`` of the answer's last tokens, read ``width`` tokens a pass.
+
+        A neighbour moves before every pass over the answer.
+        """
+        if self.stopped():
+            raise _StoppedError
+        first_wanted = max(len(self.token_ids) - LAST_ROWS, self.num_prompt - 1)
+        sequence = engine.open()
+        try:
+            start = 0
+            while start < len(self.token_ids):
+                in_prompt = start < self.num_prompt
+                if neighbour is not None and not in_prompt:
+                    neighbour.move()
+                end = min(start + engine.capabilities.max_rows, self.num_prompt) if in_prompt else start + width
+                chunk = self.token_ids[start:end]
+                wanted = [row for row in range(len(chunk)) if start + row >= first_wanted]
+                output = engine.forward([Step(sequence, chunk, range(COMMITTED_END, len(chunk) - 1), wanted)])
+                yield from [output.logits(0, index).copy() for index in range(len(wanted))]
+                engine.commit(sequence, range(len(chunk)))
+                start += len(chunk)
+        finally:
+            engine.close_sequence(sequence)
 
 
 class _Neighbour:
@@ -306,34 +382,6 @@ class _Neighbour:
     def leave(self) -> None:
         """Free the cells."""
         self._engine.close_sequence(self._sequence)
-
-
-def _last_rows(
-    engine: Engine, token_ids: Sequence[int], num_prompt: int, width: int, neighbour: _Neighbour | None = None
-) -> Float64Array:
-    """Return the rows ``[LAST_ROWS, vocab]`` of a text's last tokens, the answer read ``width`` tokens a pass.
-
-    A neighbour moves before every pass over the answer.
-    """
-    sequence = engine.open()
-    first_wanted = max(len(token_ids) - LAST_ROWS, 0)
-    rows = []
-    try:
-        start = 0
-        while start < len(token_ids):
-            in_prompt = start < num_prompt
-            if neighbour is not None and not in_prompt:
-                neighbour.move()
-            end = min(start + engine.capabilities.max_rows, num_prompt) if in_prompt else start + width
-            chunk = token_ids[start:end]
-            wanted = [row for row in range(len(chunk)) if start + row >= first_wanted]
-            output = engine.forward([Step(sequence, chunk, range(COMMITTED_END, len(chunk) - 1), wanted)])
-            rows += [output.logits(0, index).astype(np.float64) for index in range(len(wanted))]
-            engine.commit(sequence, range(len(chunk)))
-            start += len(chunk)
-    finally:
-        engine.close_sequence(sequence)
-    return np.stack(rows)
 
 
 class _WatchingVerifier:

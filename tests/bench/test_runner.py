@@ -14,10 +14,11 @@ from paceline.bench.page import render
 from paceline.bench.prompts import PromptKeeper
 from paceline.bench.results import BenchResult, VariantResult
 from paceline.bench.runner import Runner
-from paceline.bench.sessions import Answer, Contestant, Engines, Session, Stop
+from paceline.bench.sessions import Answer, Contestant, Engines, Session
 from paceline.bench.settings import BenchSettings
 from paceline.bench.variants import Variant, drafter_sets, replay_all, static_variants
 from paceline.bench.workloads import Task
+from paceline.comparison import Stop
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import EngineError, InputError
 from paceline.core.noise import Float64Array

@@ -408,16 +408,23 @@ class Runner:
                     contest.result.variants[index].judgements.append(Judgement(task.name, first, verdict))
 
     def _verdict(self, session: Session, task: Task, plain: Generation, speculative: Generation) -> str:
-        # Both are made again, which may take some tries, and the text is read seven times or more.
+        # Both are made again, which may take some tries, and the text is read seven times, or seventy.
         needed_s = 10 * self._forecast.run_s(task.workload)
         if self.result.ended_by in ("interrupt", "error") or self._stopped() or self._remaining_s() < needed_s:
             return "not judged"
         self._progress(f"{task.workload}: explaining a difference")
         session.reference_ids = task.reference_ids
         options = task.options(self._settings.temperature)
-        open_reader = self._engines.open_reader
         try:
-            divergence = explain(session, task.prompt_ids, options, plain, speculative, open_reader=open_reader)
+            divergence = explain(
+                session,
+                task.prompt_ids,
+                options,
+                plain,
+                speculative,
+                open_reader=self._engines.open_reader,
+                stopped=lambda: self._stopped() or self._remaining_s() <= 0,
+            )
         except Stopped:
             return "not judged"
         except PacelineError as error:

@@ -5,15 +5,15 @@ Weights are loaded once, and each variant of paceline's has its own drafters and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.bench.forcing import ForcedVerifier
 from paceline.bench.prompts import PromptKeeper, Stopped
 from paceline.bench.workloads import Task
-from paceline.comparison import OpenReader
+from paceline.comparison import OpenReader, Stop
 from paceline.core.clock import Clock, WallClock
 from paceline.core.loop import DecodingLoop
 from paceline.drafters.registry import build_drafters
@@ -40,10 +40,6 @@ class Engines:
     draft: Engine | None
     clock: Clock
     open_reader: OpenReader | None = None
-
-
-Stop: TypeAlias = Callable[[], bool]
-"""Says whether the user wants no more runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,8 @@ def _equality(model: Model, comparison: Comparison) -> str:
         return "differ, as they may: rejection keeps the distribution, not the text of a seed"
     if divergence is None:
         return f"equal, {len(comparison.plain.token_ids)} tokens{repeatable}"
+    if divergence.verdict == "not judged":
+        return f"differ at token {divergence.index}; not judged, as it was interrupted{repeatable}"
     if divergence.verdict == "unrepeatable":
         return f"differ at token {divergence.index}; made again they did not, so there is no telling why{repeatable}"
     spell = model.target.vocabulary.token_bytes

@@ -392,7 +392,10 @@ def _compare(
         console.print(f"interrupted after {len(runs)} of {repeats} pairs of runs")
     if not runs:
         raise typer.Exit(exits.INTERRUPTED)
-    comparison: Comparison = summarise(model, prompt, options, runs, open_reader=open_reader)
+    with console.status("finding out why texts differ, if they do"):
+        comparison: Comparison = summarise(
+            model, prompt, options, runs, open_reader=open_reader, stopped=interrupted.is_set
+        )
     if as_json:
         print(json.dumps(comparison_json(model, comparison), ensure_ascii=False))
     else:

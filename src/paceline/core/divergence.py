@@ -9,7 +9,6 @@ that, and only where two tokens are nearly tied. Anything else is a fault, and i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,32 +29,37 @@ class Divergence:
         index: index into the answers.
         plain_token: what plain decoding emitted.
         speculative_token: what speculative decoding emitted.
-        logit_difference: largest absolute difference between the two rows the tokens were drawn from.
+        logit_difference: largest absolute difference between the two rows the tokens were drawn from; like the figures
+            that follow, ``None`` if they could not be seen.
         rounding: largest difference found, near this position, between plain passes over the same tokens that differ
             in their widths or in where the tokens lie in the cache.
         allowed: largest difference that rounding explains: twice ``rounding``, or the engine's tolerance if that is
             more.
         margin: by how much, in logits, the plain row prefers its own token to the other, noise included; ``None`` if
             one of the rows lacks one of the tokens: the tie is then at the border of a truncation.
-        verdict: ``"near-tie"`` or ``"bug"``; ``"unrepeatable"`` if the texts agreed whenever they were made again.
+        verdict: ``"near-tie"`` or ``"bug"``; ``"unrepeatable"`` if the texts agreed whenever they were made again, and
+            ``"not judged"`` if the user wanted no more before it was known.
     """
 
     index: int
     plain_token: int
     speculative_token: int
-    logit_difference: float
-    rounding: float
-    allowed: float
+    logit_difference: float | None
+    rounding: float | None
+    allowed: float | None
     margin: float | None
-    verdict: Literal["near-tie", "bug", "unrepeatable"]
+    verdict: Literal["near-tie", "bug", "unrepeatable", "not judged"]
 
     @classmethod
-    def unrepeatable(cls, index: int, plain: Sequence[int], speculative: Sequence[int]) -> Divergence:
-        """Return the divergence of two token sequences at ``index`` whose rows could not be seen."""
+    def unseen(
+        cls, plain: Sequence[int], speculative: Sequence[int], verdict: Literal["unrepeatable", "not judged"]
+    ) -> Divergence:
+        """Return the divergence of two different token sequences of which no rows are known."""
+        index = first_difference(plain, speculative)
+        assert index is not None
         plain_token = plain[index] if index < len(plain) else -1
         speculative_token = speculative[index] if index < len(speculative) else -1
-        unknown = math.nan
-        return cls(index, plain_token, speculative_token, unknown, unknown, unknown, None, "unrepeatable")
+        return cls(index, plain_token, speculative_token, None, None, None, None, verdict)
 
 
 def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:
