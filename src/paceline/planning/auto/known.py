@@ -164,8 +164,9 @@ class Knowledge:
                 state.outlooks[verdict.source].add(verdict.before, verdict.right)
                 if verdict.depth == 1 and verdict.source in state.comebacks:
                     state.comebacks[verdict.source].add(verdict.chance, verdict.right)
-            if tree.num_drafted:
-                for comeback in state.comebacks.values():
+            verified = {candidate.source for node in range(len(tree)) for candidate in tree.candidates(node)}
+            for name, comeback in state.comebacks.items():
+                if name in verified:
                     comeback.confirm()
         for name, spent_s in record.draft_seconds.items():
             asked = len(planned.asked.get(name, ()))
