@@ -18,14 +18,6 @@ VOCAB_SIZE = 50
 TEXT_TOKENS = 40
 """Token ids below this are used in texts, the others only in drafts that are wrong."""
 
-MEASURED_MS: Mapping[str, Mapping[int, float]] = {
-    "Q4_0": {1: 16, 2: 26, 3: 37, 4: 24, 5: 36, 6: 46, 8: 44, 12: 63, 16: 62},
-    "F16": {1: 50, 2: 61, 3: 64, 4: 69, 5: 76, 6: 76, 8: 97, 12: 110, 16: 127},
-    "Q8_0": {1: 29, 2: 61, 3: 70, 4: 74, 5: 112, 6: 123, 8: 96, 12: 121, 16: 151},
-    "Q4_K_M": {1: 18, 2: 26, 3: 36, 4: 43, 5: 55, 6: 66, 8: 71, 12: 92, 16: 85},
-}
-"""Milliseconds of a pass by its rows: a Llama of 1B shape on llama.cpp, 2 cores."""
-
 
 @dataclass(frozen=True)
 class Curve:

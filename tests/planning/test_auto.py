@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarks.cost_tables import PASS_MS
 
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InputError
@@ -40,7 +41,7 @@ from paceline.planning.replaying.recording import Recording
 from paceline.planning.replaying.replay import replay
 from tests.core.helpers import PLAIN_PARAMS
 from tests.core.test_rejection import DRAFT_3, TARGET_3, draft_of, markov_text, text_distribution, total_variation
-from tests.planning.helpers import MEASURED_MS, Curve, Skill, smooth, synthetic, table
+from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 
 
 def line(fixed_s: float, row_s: float) -> Curve:
@@ -48,7 +49,7 @@ def line(fixed_s: float, row_s: float) -> Curve:
     return Curve(lambda rows: fixed_s + row_s * rows, lambda rows: 0.001 * (0.98 + 0.02 * rows))
 
 
-CURVES = {name: table(milliseconds, draft_ms=1.0) for name, milliseconds in MEASURED_MS.items()} | {
+CURVES = {name: table(milliseconds, draft_ms=1.0) for name, milliseconds in PASS_MS.items()} | {
     "line": line(0.02, 0.002),
     "steep line": line(0.01, 0.01),
     # An 8b in Q4_0 on an H100: llama.cpp drops its CUDA graph where the width changes.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.cost_tables import PASS_MS
 
 from paceline.core.params import StopRules
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -16,7 +17,7 @@ from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.replaying.recording import save_recordings
 from paceline.planning.replaying.replay import replay
 from tests.core.helpers import PLAIN_PARAMS, decode
-from tests.planning.helpers import MEASURED_MS, Skill, synthetic, table
+from tests.planning.helpers import Skill, synthetic, table
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "add-a-policy.md"
 
@@ -53,7 +54,7 @@ def test_the_policy_is_lossless_live(namespace: dict[str, Any]) -> None:
 
 def test_the_policy_does_what_the_guide_says(namespace: dict[str, Any]) -> None:
     """It keeps most of a good draft's gain, and gives up a bad one but for a probe now and then."""
-    costs = table(MEASURED_MS["F16"])
+    costs = table(PASS_MS["F16"])
     for right in (0.95, 0.0):
         recordings = [synthetic(seed, {"draft": Skill(right)}, num_tokens=100) for seed in range(3)]
         plain_s, drafting_s, its_s = (

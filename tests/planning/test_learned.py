@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from benchmarks.cost_tables import PASS_MS
 
 from paceline.core.errors import InputError
 from paceline.planning.auto.learned import Learned
@@ -14,9 +15,9 @@ from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.replaying.recording import Recording
 from paceline.planning.replaying.replay import replay
-from tests.planning.helpers import MEASURED_MS, Skill, synthetic, table
+from tests.planning.helpers import Skill, synthetic, table
 
-CURVE = table(MEASURED_MS["Q8_0"], draft_ms=1.0)
+CURVE = table(PASS_MS["Q8_0"], draft_ms=1.0)
 
 
 def texts(right: float, seeds: range, num_tokens: int = 256) -> list[Recording]:
@@ -126,6 +127,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, A
         changed(lambda draft: draft.update(is_model=False)),
         changed(lambda draft: draft.update(paid=None)),
         changed(lambda draft: draft.update(ask_s=-1.0)),
+        changed(lambda draft: draft.update(ask_s=10**400)),
         changed(lambda draft: draft.update(read_token_s=float("nan"))),
         changed(lambda draft: draft.update(siblings=None)),
         changed(lambda draft: draft["first"].pop()),
@@ -134,6 +136,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, A
         changed(lambda draft: draft["first"].__setitem__(0, [0.0, 0.0])),
         changed(lambda draft: draft["first"].__setitem__(0, [0.0, 99.0])),
         changed(lambda draft: draft["first"].__setitem__(0, ["0", 0.1])),
+        changed(lambda draft: draft["first"].__setitem__(0, [10**400, 0.1])),
         changed(lambda draft: draft["outlook"].pop()),
         changed(lambda draft: draft["outlook"].__setitem__(0, [2.0, 1.0])),
         changed(lambda draft: draft["outlook"].__setitem__(0, [1.0, 1e9])),
@@ -141,6 +144,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, A
         changed(lambda draft: draft["gains"]["alone"].update(rounds=10**9)),
         changed(lambda draft: draft["gains"]["alone"].update(rounds=0.5)),
         changed(lambda draft: draft["gains"]["alone"].update(mean=float("nan"))),
+        changed(lambda draft: draft["gains"]["alone"].update(mean=10**400)),
         changed(lambda draft: draft["gains"]["alone"].update(variance=-1.0)),
     ],
 )

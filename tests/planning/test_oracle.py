@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pytest
+from benchmarks.cost_tables import PASS_MS
 
 from paceline.core.errors import InputError
 from paceline.core.request import Request
@@ -20,7 +21,7 @@ from paceline.planning.replaying.oracle import oracle_s
 from paceline.planning.replaying.recording import Recording
 from paceline.planning.replaying.replay import Drift, replay
 from tests.core.helpers import MoodyPolicy
-from tests.planning.helpers import MEASURED_MS, Curve, Skill, smooth, synthetic, table
+from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 
 
 class EveryChoice(FixedPolicy):
@@ -128,18 +129,16 @@ def test_an_answer_that_ends_before_its_limit() -> None:
 
 
 def policies() -> dict[str, Policy]:
-    built: dict[str, Policy] = {
-        name: build_policy(name, costs=table(MEASURED_MS["Q4_0"])) for name in ADAPTIVE_POLICIES
-    }
+    built: dict[str, Policy] = {name: build_policy(name, costs=table(PASS_MS["Q4_0"])) for name in ADAPTIVE_POLICIES}
     assert "auto" in built
     built |= {f"fixed {k}": FixedPolicy(k, siblings=s) for k, s in ((0, 1), (1, 1), (2, 2), (4, 1), (8, 2))}
     built |= {f"mood {seed}": MoodyPolicy(random.Random(seed)) for seed in range(4)}
     return built
 
 
-@pytest.mark.parametrize("curve", MEASURED_MS)
+@pytest.mark.parametrize("curve", PASS_MS)
 def test_no_policy_beats_it(curve: str) -> None:
-    costs = table(MEASURED_MS[curve])
+    costs = table(PASS_MS[curve])
     for seed in range(3):
         skills = {"suffix": Skill(0.7, silent=0.6, is_model=False), "draft": Skill(0.75, sibling=0.4)}
         recording = synthetic(seed, skills, num_tokens=60, siblings=2)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
+from benchmarks.cost_tables import PASS_MS
 
 from paceline.core.errors import InputError, SamplingError
 from paceline.core.params import SamplingParams, StopRules
@@ -23,7 +24,7 @@ from paceline.planning.policies.profile_ev import ProfileEvPolicy
 from paceline.planning.registry import COST_POLICIES, POLICY_NAMES, build_policy
 from paceline.planning.replaying.replay import replay
 from tests.core.helpers import PLAIN_PARAMS, decode, request_of
-from tests.planning.helpers import MEASURED_MS, Curve, Skill, smooth, synthetic, table
+from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 
 STAIRS = Curve(lambda rows: {1: 1.0, 2: 2.0, 3: 2.1, 4: 2.2, 5: 4.0, 6: 4.1}[rows])
 
@@ -222,7 +223,7 @@ def test_who_wins_where() -> None:
 
 def test_only_the_one_with_costs_leaves_out_what_never_pays() -> None:
     """On Q8_0 a second row costs as much as a second pass: a bad draft is best not verified at all."""
-    curve = table(MEASURED_MS["Q8_0"])
+    curve = table(PASS_MS["Q8_0"])
     plain = seconds(FixedPolicy(0), 0.1, curve)
     assert seconds(build_policy("profile-ev", costs=curve), 0.1, curve) < seconds(AcceptRatioPolicy(), 0.1, curve)
     assert seconds(AcceptRatioPolicy(), 0.1, curve) > 1.5 * plain

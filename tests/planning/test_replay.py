@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
+from benchmarks.cost_tables import PASS_MS
 
 from paceline.api import Model
 from paceline.core.errors import InputError
@@ -25,7 +26,7 @@ from paceline.planning.registry import POLICY_NAMES, build_policy
 from paceline.planning.replaying.recording import Recording, record
 from paceline.planning.replaying.replay import ReplayResult, replay
 from tests.core.helpers import MoodyPolicy, looping_model
-from tests.planning.helpers import MEASURED_MS, Curve, Skill, smooth, synthetic, table
+from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 
 SIZE = 12
 BASE = random_model(SIZE, seed=11, order=2)
@@ -238,13 +239,13 @@ def test_policies_cannot_draft_deeper_than_was_recorded() -> None:
     assert result.rounds == -(-39 // 4)
 
 
-@pytest.mark.parametrize("curve", MEASURED_MS)
+@pytest.mark.parametrize("curve", PASS_MS)
 def test_moods_change_time_but_never_text(curve: str) -> None:
     recordings = [
         synthetic(seed, {"suffix": Skill(0.6, silent=0.5, is_model=False), "draft": Skill(0.7, 0.3)}, siblings=2)
         for seed in range(4)
     ]
-    result = replay(recordings, MoodyPolicy(random.Random(curve)), table(MEASURED_MS[curve]), concurrent=2)
+    result = replay(recordings, MoodyPolicy(random.Random(curve)), table(PASS_MS[curve]), concurrent=2)
     assert [request.num_tokens for request in result.requests] == [40] * 4
 
 

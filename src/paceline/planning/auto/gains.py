@@ -56,9 +56,11 @@ class Gains:
         Raises:
             ValueError: they are none.
             TypeError: likewise.
+            OverflowError: likewise.
         """
         gains = cls(**{name: Gain(**gain) for name, gain in learned.items()})
         for gain in (gains.alone, gains.beside):
+            gain.mean, gain.variance = float(gain.mean), float(gain.variance)
             is_whole = isinstance(gain.rounds, int) and 0 <= gain.rounds <= GAIN_MEMORY
             if not is_whole or not abs(gain.mean) < math.inf or not 0 <= gain.variance < math.inf:
                 raise ValueError(f"{gain} is none")

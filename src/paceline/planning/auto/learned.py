@@ -75,6 +75,7 @@ class DrafterState:
             ValueError: it is none.
             KeyError: likewise.
             TypeError: likewise.
+            OverflowError: likewise.
         """
         is_model, paid = data["is_model"], data["paid"]
         if not (isinstance(is_model, bool) and isinstance(paid, bool)):
@@ -121,7 +122,7 @@ class Learned:
             if (data["format"], data["version"]) != (_FORMAT, LEARNED_VERSION):
                 raise InputError(f"what was learned is not of version {LEARNED_VERSION}, which alone can be read")
             return cls({str(name): DrafterState.from_json(drafter) for name, drafter in data["drafters"].items()})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise InputError(f"this is nothing that was learned: {error}") from None
 
 
