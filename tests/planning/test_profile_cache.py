@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.engines.loading import ModelOptions
+from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile_cache import find_or_measure
 from tests.planning.helpers import engine_of
 
@@ -70,6 +71,24 @@ def test_a_check_of_slow_passes_is_short(options: ModelOptions) -> None:
     assert not find_or_measure(engine, options, clock=engine.clock).measured
     # The first reads the model from the disk, and then one of each width.
     assert engine.clock.now_s() - before_s <= 3 * 0.81
+
+
+@pytest.mark.parametrize("keep_partial", [True, False])
+def test_what_a_short_budget_measured_is_kept_only_where_it_may_be(options: ModelOptions, keep_partial: bool) -> None:
+    engine = engine_of(500.0, max_rows=16)
+    short = find_or_measure(
+        engine, options, clock=engine.clock, budget=ProfilingBudget(0.5, None), keep_partial=keep_partial
+    )
+    assert not short.profile.target.is_measured(16)
+    assert (short.path is not None) is keep_partial
+    assert find_or_measure(engine, options, clock=engine.clock).measured is not keep_partial
+
+
+def test_a_short_budget_that_was_enough_is_kept(options: ModelOptions) -> None:
+    engine = engine_of(1.0, max_rows=16)
+    short = find_or_measure(engine, options, clock=engine.clock, budget=ProfilingBudget(5.0, None), keep_partial=False)
+    assert short.profile.target.is_measured(16)
+    assert not find_or_measure(engine, options, clock=engine.clock).measured
 
 
 def test_widths_that_are_not_kept_are_measured(options: ModelOptions) -> None:

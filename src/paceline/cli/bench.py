@@ -350,10 +350,18 @@ def _kept_profile(
             raise KeyboardInterrupt
         progress.tell("measuring what passes cost", 0.0, 0.0)
 
-    budget = ProfilingBudget()
-    if limit_s is not None:
-        budget = ProfilingBudget(min(budget.max_s, _PROFILING_SHARE * limit_s), None)
-    return find_or_measure(engines.target, target_options, engines.draft, draft_options, budget=budget, report=report)
+    whole = ProfilingBudget()
+    budget = whole if limit_s is None else ProfilingBudget(min(whole.max_s, _PROFILING_SHARE * limit_s), None)
+    return find_or_measure(
+        engines.target,
+        target_options,
+        engines.draft,
+        draft_options,
+        budget=budget,
+        # A bench in a hurry leaves no later load with the little that it had time for.
+        keep_partial=budget.max_s >= whole.max_s,
+        report=report,
+    )
 
 
 def _learned(kept: KeptProfile) -> Learned:

@@ -35,7 +35,7 @@ class KeptProfile:
     Attributes:
         profile: it.
         measured: it was measured just now, rather than found.
-        path: where it is kept; ``None`` where it could not be.
+        path: where it is kept; ``None`` where it could not be, or was not to be.
         key: what it is kept under; ``None`` where the models' files cannot be read any more.
     """
 
@@ -54,6 +54,7 @@ def find_or_measure(
     budget: ProfilingBudget | None = None,
     widths: Sequence[int] | None = None,
     force: bool = False,
+    keep_partial: bool = True,
     clock: Clock | None = None,
     report: Report | None = None,
 ) -> KeptProfile:
@@ -68,6 +69,8 @@ def find_or_measure(
         widths: the target's widths that must be measured, those of them that it can take; ``None`` is content with
             whatever is kept.
         force: measure even if there is one.
+        keep_partial: keep it even if the budget was over before all widths were measured; later loads are then content
+            with it.
         clock: where times come from.
         report: told about progress of measuring.
 
@@ -87,7 +90,9 @@ def find_or_measure(
     if kept is not None and is_enough and _still_holds(kept, target, clock):
         return KeptProfile(kept, False, entry_path("profiles", key), key)
     profile = measure_profile(target, draft, budget=budget, widths=wanted, clock=clock, report=report)
-    return KeptProfile(profile, True, store_entry("profiles", key, profile.to_json()), key)
+    is_whole = all(profile.target.is_measured(rows) for rows in usable_widths(target, wanted))
+    path = store_entry("profiles", key, profile.to_json()) if is_whole or keep_partial else None
+    return KeptProfile(profile, True, path, key)
 
 
 def _still_holds(kept: CostProfile, target: Engine, clock: Clock | None) -> bool:
