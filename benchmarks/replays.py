@@ -15,10 +15,10 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from benchmarks.cost_tables import PASS_MS, measured_profile
+from benchmarks.progress import progress_bar
 from paceline.api import load
 from paceline.bench.results import WorkloadResult
 from paceline.bench.sessions import wall_engines
@@ -26,7 +26,6 @@ from paceline.bench.settings import BenchSettings
 from paceline.bench.tasks import TaskFinder
 from paceline.bench.variants import AUTO
 from paceline.bench.workloads import MIXED, WORKLOADS, check_workload_names
-from paceline.cli.display import error_console
 from paceline.cli.options import refuse_given
 from paceline.core.errors import InputError
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
@@ -34,7 +33,7 @@ from paceline.engines.loading import ModelOptions, open_engine
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
-from paceline.output import whole_file
+from paceline.output import check_parent, whole_file
 from paceline.planning.base import Policy
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import FixedPolicy
@@ -108,10 +107,9 @@ def record_command(
     """Record what every drafter would propose at every position of answers to held-out text."""
     if target is not None and draft is None:
         raise InputError("--target without --draft: name the draft model that goes with it")
-    names = _split(drafters)
+    names = split(drafters)
     check_drafter_names(names)
-    if not output.parent.is_dir():
-        raise InputError(f"{output} cannot be written: there is no directory {output.parent}; make it first")
+    check_parent(output)
     for option, value in (("--prompts", prompts), ("--tokens", tokens), ("--prompt-characters", prompt_characters)):
         if value < 1:
             raise InputError(f"{option} {value} is out of range: give 1 or more")
@@ -121,7 +119,7 @@ def record_command(
     }
     if workloads is not None:
         refuse_given(context, dict.fromkeys(_OF_KINDS, "has no effect with --workloads: leave out one of them"))
-        chosen = list(WORKLOADS) if workloads == "all" else _split(workloads)
+        chosen = list(WORKLOADS) if workloads == "all" else split(workloads)
         check_workload_names(chosen)
         if MIXED in chosen:
             raise InputError(f"--workloads {MIXED}: it is made of the others' tasks; leave it out")
@@ -130,7 +128,7 @@ def record_command(
         )
         recordings = _record_workloads(settings, options["target"], options["draft"])
     else:
-        texts = [(kind, n, text) for kind in _split(kinds) for n, text in enumerate(heldout(kind)[:prompts], 1)]
+        texts = [(kind, n, text) for kind in split(kinds) for n, text in enumerate(heldout(kind)[:prompts], 1)]
         loaded = load(
             options["target"],
             draft=options["draft"] if "draft" in names else None,
@@ -197,10 +195,12 @@ def replay_command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here.", metavar="FILE")] = None,
 ) -> None:
     """Replay recordings under every policy and every static draft length, beside the best there could have been."""
+    if json_file is not None:
+        check_parent(json_file)
     check_draft_ms(context, draft_ms, [costs])
     groups = recordings_by_kind(recordings)
     first = next(iter(groups.values()))[0]
-    names = [tape.name for tape in first.tapes] if drafters is None else _split(drafters)
+    names = [tape.name for tape in first.tapes] if drafters is None else split(drafters)
     profile = costs_named(costs, draft_ms, [tape_named(first, name) for name in names])
     policies = {f"fixed {length}": length for length in (0, *STATIC_LENGTHS)} | dict.fromkeys(ADAPTIVE_POLICIES, None)
     figures: dict[str, Any] = {}
@@ -342,12 +342,5 @@ def costs_named(name: str, draft_ms: float, tapes: Iterable[DrafterTape]) -> Cos
     return profile
 
 
-def _split(names: str) -> list[str]:
+def split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def progress_bar() -> Progress:
-    """Return a bar on the terminal's stderr, which disappears in the end."""
-    console = error_console()
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cost_tables import PASS_MS
-from benchmarks.replays import check_draft_ms, costs_named, progress_bar, recordings_by_kind
+from benchmarks.progress import progress_bar
+from benchmarks.replays import check_draft_ms, costs_named, recordings_by_kind, split
 from paceline.bench.variants import AUTO, Variant, lap_seconds, policy_variants, static_variants
 from paceline.bench.workloads import MIXED
 from paceline.machine import machine
@@ -92,7 +93,7 @@ def sweep(
     """Hold auto against every static setting and policy, on each workload and on all of them in one session."""
     if json_file is not None:
         check_parent(json_file)
-    names = costs.split(",")
+    names = split(costs)
     check_draft_ms(context, draft_ms, names)
     groups = recordings_by_kind(recordings)
     tapes = next(iter(groups.values()))[0].tapes

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from benchmarks.pair.evaluation import CONTEXT_TOKENS, DRAFT_LENGTH, PROMPT_TOKENS, Evaluation, Figures, work
 from benchmarks.pair.report import markdown, print_tables, tables
+from benchmarks.progress import progress_bar
 from paceline.api import Model, load
-from paceline.cli.display import error_console
+from paceline.cli.options import check_output
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_SEED
 from paceline.engines.loading import ModelOptions
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
+from paceline.output import whole_file
 from paceline.planning.policies.fixed import FixedPolicy
 
 MAX_ANSWER = CONTEXT_TOKENS - PROMPT_TOKENS
@@ -83,9 +82,9 @@ def pair(
     if threads is not None:
         _check_range("--threads", threads, 1, None)
     names = _names(kinds)
-    files = [file for file in (json_file, markdown_file) if file is not None]
-    for file in files:
-        _check_writable(file)
+    for option, file in (("--json", json_file), ("--markdown", markdown_file)):
+        if file not in (None, _STDOUT):
+            check_output(option, file)
     paths = {
         "target": embedded_target() if target is None else resolve(target),
         "draft": embedded_draft() if draft is None else resolve(draft),
@@ -102,7 +101,7 @@ def pair(
         "seconds": time.perf_counter() - started_s,
         **figures.as_json(),
     }
-    if _STDOUT not in files:
+    if _STDOUT not in (json_file, markdown_file):
         console = Console(highlight=False, emoji=False)
         if not console.is_terminal:
             console.width = _PIPE_WIDTH
@@ -115,9 +114,7 @@ def pair(
 
 def evaluate(model: Model, texts: dict[str, list[str]], max_tokens: int, seed: int) -> Figures:
     """Return the figures of a pair on the texts of each kind, with progress on standard error."""
-    console = error_console()
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("", total=sum(work(len(of_kind), max_tokens) for of_kind in texts.values()))
         evaluation = Evaluation(
             model, max_tokens=max_tokens, seed=seed, advance=lambda done: progress.advance(task, done)
@@ -146,16 +143,6 @@ def _check_range(option: str, value: int, low: int, high: int | None) -> None:
         raise InputError(f"{option} {value} is out of range: give {low} {'or more' if high is None else f'to {high}'}")
 
 
-def _check_writable(file: Path) -> None:
-    """Raise before the long work if ``file`` cannot be written after it."""
-    if file == _STDOUT:
-        return
-    if file.is_dir():
-        raise InputError(f"{file} is a directory: give the name of a file to write")
-    if not file.parent.is_dir():
-        raise InputError(f"{file} cannot be written: there is no directory {file.parent}; make it first")
-
-
 def _identity(path: Path) -> dict[str, Any]:
     """Return a model's name and, of a file, its size in bytes and its SHA-256."""
     if path.is_dir():
@@ -172,12 +159,5 @@ def _write(file: Path, text: str) -> None:
     if file == _STDOUT:
         print(text)
         return
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    try:
+    with whole_file(file) as partial:
         partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(file)
-    except OSError as error:
-        raise InputError(f"{file} cannot be written: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()

@@ -435,7 +435,7 @@ class TestCommand:
             (["--seed", "-1"], "--seed -1 is out of range"),
             (["--target", "big.gguf"], "--target without --draft"),
             (["--json", "nowhere/pair.json"], "there is no directory nowhere"),
-            (["--markdown", "."], ". is a directory"),
+            (["--markdown", "."], ". is a folder"),
         ],
     )
     def test_refuses_before_anything_is_loaded(

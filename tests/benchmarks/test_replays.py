@@ -133,6 +133,7 @@ def test_recording_the_embedded_pair(tmp_path: Path) -> None:
         (["replay", "--recordings", "some.npz", "--costs", "Q9"], "Q9 is neither among Q4_0, F16"),
         (["sweep", "--recordings", "some.npz", "--costs", "Q9"], "Q9 is neither among Q4_0, F16"),
         (["sweep", "--recordings", "some.npz", "--json", "missing/x.json"], "there is no directory missing"),
+        (["replay", "--recordings", "some.npz", "--json", "missing/x.json"], "there is no directory missing"),
         (["replay", "--recordings", "some.npz", "--draft-ms", "0"], "--draft-ms 0 is out of range"),
         (["replay", "--recordings", "some.npz", "--drafters", "lookup"], "'lookup' was not recorded"),
         (["replay", "--recordings", "some.npz", "--costs", "lone.json"], "lone.json is of no draft model"),

@@ -231,8 +231,7 @@ def check_output(option: str, path: Path) -> None:
     """Refuse a file that cannot be written, before what it is for has taken long.
 
     Raises:
-        InputError: it is a folder, or its own may not be written into.
-        ModelFileError: there is no folder for it.
+        InputError: it is a folder, or its own is not there or may not be written into.
     """
     if path.is_dir() or not path.name:
         raise InputError(f"{option} {path} is a folder: give the path of a file")
