@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
 from paceline.bench.svg import Plot, Scale, diamond, label, path, picture, short, tag, ticks, tip
-from paceline.bench.table import interval
+from paceline.bench.table import interval, title
 from paceline.bench.variants import Replayed
 from paceline.bench.workloads import MIXED
 from paceline.planning.costs.profile import PassCost
@@ -84,7 +84,7 @@ def _speed_row(each: VariantResult, scale: Scale, y: float) -> str:
     assert ratio is not None
     assert speed is not None
     kind = each.variant.kind
-    name = "plain against plain" if kind == "plain" else each.variant.name
+    name = title(each)
     words = f"{name}: {ratio.median:.3f} times plain, 95% {interval(ratio)}, {speed.median:.1f} tokens/s"
     if each.replayed is not None:
         words += f"; by replay {each.replayed.ratio:.3f}"

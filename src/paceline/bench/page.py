@@ -41,7 +41,7 @@ _HARDWARE = ("processor", "system")
 def _tiles(result: BenchResult) -> list[str]:
     """Put the answer first: what one gains, what one loses at worst, and whether the texts are equal."""
     tiles = []
-    measured = [workload for workload in result.workloads if any(each.laps() for each in workload.variants)]
+    measured = [workload for workload in result.workloads if workload.measured]
     for kind, words in (("auto", "auto"), ("static", "best static setting of each workload")):
         ratios = []
         for workload in measured:
@@ -73,7 +73,7 @@ def _tile(figure: str, words: str, kind: str) -> str:
 
 
 def _sections(result: BenchResult) -> list[str]:
-    measured = [workload for workload in result.workloads if any(each.laps() for each in workload.variants)]
+    measured = [workload for workload in result.workloads if workload.measured]
     sections = []
     unrest = unrest_words(result)
     if measured:
