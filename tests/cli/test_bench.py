@@ -66,7 +66,7 @@ def test_the_table_says_what_was_measured_and_how(invoke: Invoke, scripted: list
         "1 prompt of 128 tokens, answers of 16",
     ):
         assert words in outcome.out
-    assert "new-code: pair 2 of 2" in outcome.err
+    assert "new-code: lap 2 of 2" in outcome.err
     assert "\x1b" not in outcome.out + outcome.err
     assert len(scripted) == 2
     assert scripted[1].context_may_shrink
@@ -101,7 +101,7 @@ def test_where_nothing_was_learned_there_is_nothing_to_start_with(invoke: Invoke
 
 def test_a_long_pair_says_how_far_it_is(invoke: Invoke, scripted: list[ModelOptions]) -> None:
     outcome = invoke("bench", *SMALL, "--repeats", "1", "--workloads", "mixed", "--variants", "auto")
-    lines = [line for line in outcome.err.splitlines() if line.startswith("mixed: pair 1 of 1")]
+    lines = [line for line in outcome.err.splitlines() if line.startswith("mixed: lap 1 of 1")]
     shares = [int(line.partition("(")[2].partition("%")[0]) for line in lines]
     assert shares == sorted(shares)
     assert len(shares) > 3

@@ -80,7 +80,7 @@ def _sections(result: BenchResult) -> list[str]:
         sections.append(
             _section(
                 "Speed by workload",
-                "Decoding speed over that of the plain runs before and after; the mark is the median over pairs, the "
+                "Decoding speed over that of the plain runs before and after; the mark is the median over laps, the "
                 "bar its 95% interval, the ring what replay of recorded answers says, in virtual time. Right of the "
                 "line is faster." + (f" Note: {unrest}." if unrest else ""),
                 f'<div class="scroll"><div class="wide">{charts.legend(result)}{charts.speeds(result)}</div></div>',

@@ -14,7 +14,7 @@ from paceline.bench.variants import Replayed, Variant
 from paceline.comparison import Trial
 from paceline.planning.costs.profile import CostProfile
 
-RESULTS_VERSION = 1
+RESULTS_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class BenchResult:
         draft: likewise; ``None`` without a draft model.
         temperature: of all workloads but ``hard``.
         tokens: most tokens of an answer.
-        laps: pairs wanted of each variant and workload.
+        laps: wanted of each workload; a lap has a pair of each variant, and in ``mixed`` one for each of its tasks.
         seed: of the order of texts, of edits and of sampling.
         drafters: that took part.
         profile: what passes cost, for replays.
@@ -288,7 +288,7 @@ class BenchResult:
             "draft": self.draft,
             "temperature": self.temperature,
             "tokens": self.tokens,
-            "pairs_wanted": self.laps,
+            "laps": self.laps,
             "seed": self.seed,
             "drafters": list(self.drafters),
             "ended_by": self.ended_by,

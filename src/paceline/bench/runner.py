@@ -339,7 +339,7 @@ class Runner:
         # Not always in the same order, as what ran before leaves caches warm and a machine hot.
         random.Random(f"{settings.seed} {contest.result.name} {lap}").shuffle(order)
         for prepared in contest.lap(lap):
-            place = f"{contest.result.name}: pair {lap + 1} of {settings.laps}"
+            place = f"{contest.result.name}: lap {lap + 1} of {settings.laps}"
             self._progress(place)
             task, before = self._draw(prepared.task, lap)
             self._progress(place, self._forecast.run_s(task.workload))

@@ -20,7 +20,7 @@ class BenchSettings:
         variants: names among :data:`~paceline.bench.variants.VARIANT_NAMES`.
         drafters: names of those to draft with.
         temperature: of all workloads but ``hard``.
-        laps: pairs of each variant and workload.
+        laps: times a workload is gone through: a pair of each variant, and in ``mixed`` one for each of its tasks.
         tokens: most tokens of an answer.
         prompts: texts of each workload; more laps go through them again.
         num_static: static settings that run live.

@@ -25,7 +25,7 @@ FIGURES = (
     "accepted",
     "tokens/round",
     "own time",
-    "pairs",
+    "laps",
 )
 """Columns of a workload's table, between the variant's name and the verdict on its texts."""
 
@@ -38,7 +38,7 @@ def print_result(console: Console, result: BenchResult) -> None:
     sampling = "greedy" if result.temperature == 0 else f"temperature {result.temperature:g}"
     console.print(
         f"{sampling}, answers of up to {result.tokens} tokens; 'of plain' is the speed of decoding over that of the "
-        "plain runs around it: the median over pairs, and its 95% interval",
+        "plain runs around it: the median over laps, and its 95% interval",
         style="dim",
         markup=False,
     )
@@ -193,7 +193,7 @@ def _progress_words(result: BenchResult) -> str:
     counts = [len(each.laps()) for workload in result.workloads for each in workload.variants]
     if not counts:
         return "no pair was measured"
-    return f"{min(counts)} to {max(counts)} of {result.laps} pairs each"
+    return f"{min(counts)} to {max(counts)} of {result.laps} laps each"
 
 
 def _range(values: Sequence[int]) -> str:

@@ -127,11 +127,11 @@ def bench(
         float, typer.Option("--temp", "--temperature", help="0 decodes greedily.", rich_help_panel=_WHAT)
     ] = _DEFAULTS.temperature,
     repeats: Annotated[
-        int, typer.Option("--repeats", help="Pairs of runs of each variant and workload.", rich_help_panel=_WHAT)
+        int, typer.Option("--repeats", help="Laps: pairs of runs of each variant and workload.", rich_help_panel=_WHAT)
     ] = _DEFAULTS.laps,
     prompts: Annotated[
         int,
-        typer.Option("--prompts", help="Texts of each workload; more pairs use them again.", rich_help_panel=_WHAT),
+        typer.Option("--prompts", help="Texts of each workload; more laps use them again.", rich_help_panel=_WHAT),
     ] = _DEFAULTS.prompts,
     tokens: Annotated[
         int, typer.Option("-n", "--tokens", help="Length of an answer.", rich_help_panel=_WHAT)
