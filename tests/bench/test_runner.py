@@ -210,7 +210,7 @@ def test_an_interrupt_keeps_the_pairs_that_are_done() -> None:
 
     def progress(doing: str, done_s: float, total_s: float) -> None:
         nonlocal done, stop_at
-        if "pair 2 of 3" in doing and not done:
+        if "lap 2 of 3" in doing and not done:
             done, stop_at = 1, rounds + 100
 
     result = run(engines(), settings(), stopped=stopped, progress=progress)

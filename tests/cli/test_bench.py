@@ -245,7 +245,7 @@ def test_control_c_keeps_what_is_done_on_the_embedded_pair(tmp_path: Path) -> No
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if b"pair 2 of" in line:
+        if b"lap 2 of" in line:
             break
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
