@@ -479,7 +479,8 @@ def _write(path: Path, metadata: dict[str, _Value], tensors: list[_Tensor], repo
         for tensor in tensors:
             _align(file)
             for piece in tensor.pieces():
-                piece.tofile(file)
+                # Not ndarray.tofile, which makes a TypeError of an interrupt that comes at the wrong moment.
+                file.write(np.ascontiguousarray(piece).data)
                 done += piece.nbytes
                 report("writing", done, total)
         _align(file)
