@@ -16,7 +16,7 @@ from paceline.core.noise import Float64Array
 from paceline.core.params import StopRules
 from paceline.core.request import Request
 from paceline.core.tree import ROOT
-from paceline.drafters.base import DraftBudget
+from paceline.drafters.base import DraftBudget, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import (
     LogitFunction,
@@ -445,6 +445,37 @@ def test_a_blind_draft_that_turns_good_is_used_again() -> None:
 
     plain = seconds_under_rejection(curve, NO_SPECULATION, turning, num_tokens=1200)
     assert seconds_under_rejection(curve, AutoPolicy(curve), turning, num_tokens=1200) <= 0.7 * plain
+
+
+def test_what_one_drafter_brings_several_requests_is_not_credited_to_the_next() -> None:
+    """Without branches the second drafter is offered only the trees that the first left empty."""
+    vocabulary = ScriptedVocabulary.of_size(12)
+    clock, curve = VirtualClock(), Curve(lambda rows: 0.02 + 0.0005 * rows)
+
+    class EverySecond(DraftModelDrafter):
+        name = "perfect"
+
+        def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
+            grows = [job.request.id % 2 == 0 for job in jobs]
+            more = iter(super().grow([job for job, is_own in zip(jobs, grows, strict=True) if is_own]))
+            return [is_own and next(more) for is_own in grows]
+
+    def engine(model: LogitFunction, cost: Callable[[int], float]) -> ScriptedEngine:
+        return ScriptedEngine(model, vocabulary, clock=clock, cost=lambda rows, context: cost(rows), trees=False)
+
+    perfect = EverySecond(engine(MODEL, curve.draft_s), target_vocab_size=12)
+    useless = DraftModelDrafter(engine(random_model(12, seed=5), curve.draft_s), target_vocab_size=12)
+    policy = AutoPolicy(curve)
+    loop = DecodingLoop(engine(MODEL, curve.round_s), [perfect, useless], policy, clock=clock)
+    for number in range(8):
+        loop.add([number], replace(PLAIN_PARAMS, temperature=0.0), StopRules(200))
+    for _ in range(12):
+        loop.step()
+    assert len(loop.active) == 8
+    drafters = policy.learned().drafters
+    assert drafters["perfect"].gains.alone.mean > 1.0
+    assert drafters["draft"].gains.alone.rounds >= 8
+    assert drafters["draft"].gains.alone.mean <= 0.0
 
 
 def test_trees_have_no_more_branches_than_the_engine_can_hold() -> None:

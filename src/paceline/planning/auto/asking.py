@@ -210,8 +210,9 @@ class Asking:
         name, met = drafter.name, self._known.meet(drafter, jobs[0].request)
         for job in jobs:
             plan = planned.plans[job.request.id]
+            plan.draft = job.tree
             plan.beside[name] = max(self._known.grown(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
-        standing = planned.standing()
+        standing = self._standing(planned)
         planned.value_before[name] = standing.value
         growing = [job for job in jobs if self._has_room(planned, job)]
         if met.is_model:
@@ -224,6 +225,13 @@ class Asking:
                 planned.reading[name] = planned.reading.get(name, 0) + len(job.request.token_ids)
             asked[name] = len(job.request.token_ids)
         return chosen
+
+    def _standing(self, planned: RoundPlan) -> Cut:
+        """Return the best cut of all that is drafted, of trees too that the next drafter or level is not offered."""
+        for plan in planned.plans.values():
+            if plan.draft is not None and not plan.blind:
+                self._known.grown(plan, plan.draft)
+        return planned.standing()
 
     @staticmethod
     def _has_room(planned: RoundPlan, job: DraftJob) -> bool:
@@ -251,7 +259,7 @@ class Asking:
             tree = known.grown(plan, job.tree)
             node = front_of(job.tree, name)
             fronts.append((tree.survivals[node], job, node))
-        standing = planned.standing()
+        standing = self._standing(planned)
         rows, gained, value = len(standing.kept), standing.gained, standing.value
         # A front can only be extended if what leads to it is verified: beside what is worth it by itself, or instead.
         kept = {(request_id, node) for _, request_id, node in standing.kept}

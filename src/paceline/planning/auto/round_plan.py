@@ -33,6 +33,7 @@ class RequestPlan:
         request: whose.
         blind: whether nothing may depend on what is drawn; its tree is verified as it is.
         num_output: tokens of the answer before the round.
+        draft: what was drafted; ``None`` before any drafter was asked.
         tree: its survivals, as the tree was grown; ``None`` before anything was drafted.
         num_proposals: in the tree when ``tree`` was made.
         beside: by drafter asked, whether something of note had been drafted before.
@@ -42,6 +43,7 @@ class RequestPlan:
     request: Request
     blind: bool
     num_output: int
+    draft: DraftTree | None = None
     tree: GrownTree | None = None
     num_proposals: int = 0
     beside: dict[str, bool] = field(default_factory=dict)
