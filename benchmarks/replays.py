@@ -343,4 +343,5 @@ def costs_named(name: str, draft_ms: float, tapes: Iterable[DrafterTape]) -> Cos
 
 
 def split(names: str) -> list[str]:
+    """Return names that are given with commas between them."""
     return [name.strip() for name in names.split(",") if name.strip()]

@@ -188,52 +188,40 @@ def explain(
     if not _differ(plain, speculative) or not model.repeats_text(options):
         return None
     try:
-        return _explain(model, prompt, options, plain, speculative, open_reader, stopped)
+        reference = plain.token_ids
+        for _ in range(MOST_REMAKES):
+            if stopped():
+                raise _StoppedError
+            theirs, made = _watch(model, prompt, options, reference, speculate=True)
+            index = theirs.index
+            if index is None or theirs.row is None or first_difference(reference, made.token_ids) is None:
+                continue
+            ours, again = _watch(model, prompt, options, reference[:index], speculate=False)
+            if ours.index != index or ours.row is None:
+                # Plain decoding does not repeat itself.
+                reference = again.token_ids
+                continue
+            history = ours.history
+            rounding = measure_rounding(
+                model.target,
+                history,
+                len(history) - index,
+                enough=float(np.abs(ours.row.astype(np.float64) - theirs.row).max()) / 2,
+                # In a chain the next token takes the cell of the dropped one: places explain nothing there.
+                open_reader=open_reader if theirs.branched else None,
+                stopped=stopped,
+            )
+            return judge_divergence(
+                index,
+                ours.row,
+                theirs.row,
+                ours.sampler.params,
+                history,
+                rounding=rounding,
+                tolerance=model.target.capabilities.logit_tolerance,
+            )
     except _StoppedError:
         return Divergence.unseen(plain.token_ids, speculative.token_ids, "not judged")
-
-
-def _explain(
-    model: Model,
-    prompt: str | Sequence[int],
-    options: GenerateOptions,
-    plain: Generation,
-    speculative: Generation,
-    open_reader: OpenReader | None,
-    stopped: Stop,
-) -> Divergence | None:
-    reference = plain.token_ids
-    for _ in range(MOST_REMAKES):
-        if stopped():
-            raise _StoppedError
-        theirs, made = _watch(model, prompt, options, reference, speculate=True)
-        index = theirs.index
-        if index is None or theirs.row is None or first_difference(reference, made.token_ids) is None:
-            continue
-        ours, again = _watch(model, prompt, options, reference[:index], speculate=False)
-        if ours.index != index or ours.row is None:
-            # Plain decoding does not repeat itself.
-            reference = again.token_ids
-            continue
-        history = ours.history
-        rounding = measure_rounding(
-            model.target,
-            history,
-            len(history) - index,
-            enough=float(np.abs(ours.row.astype(np.float64) - theirs.row).max()) / 2,
-            # In a chain the next token takes the cell of the dropped one: places explain nothing there.
-            open_reader=open_reader if theirs.branched else None,
-            stopped=stopped,
-        )
-        return judge_divergence(
-            index,
-            ours.row,
-            theirs.row,
-            ours.sampler.params,
-            history,
-            rounding=rounding,
-            tolerance=model.target.capabilities.logit_tolerance,
-        )
     return Divergence.unseen(plain.token_ids, speculative.token_ids, "unrepeatable")
 
 

@@ -238,6 +238,8 @@ def test_control_c_keeps_what_is_done_on_the_embedded_pair(tmp_path: Path) -> No
     process = spawn(
         *("bench", "-t", "1", "--workloads", "structured-forced", "--variants", "static", "--drafters", "suffix"),
         *("--tokens", "24", "--prompts", "1", "--repeats", "100000", "--json", str(path)),
+        # A test that waits in vain has an end.
+        *("--time-limit", "120"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # Tests that run in the background of a shell would hand down that interrupts are ignored.

@@ -164,10 +164,10 @@ class Knowledge:
                 state.outlooks[verdict.source].add(verdict.before, verdict.right)
                 if verdict.depth == 1 and verdict.source in state.comebacks:
                     state.comebacks[verdict.source].add(verdict.chance, verdict.right)
-            verified = {candidate.source for node in range(len(tree)) for candidate in tree.candidates(node)}
-            for name, comeback in state.comebacks.items():
-                if name in verified:
-                    comeback.confirm()
+            if state.comebacks:
+                verified = {candidate.source for node in range(len(tree)) for candidate in tree.candidates(node)}
+                for name in verified & state.comebacks.keys():
+                    state.comebacks[name].confirm()
         for name, spent_s in record.draft_seconds.items():
             asked = len(planned.asked.get(name, ()))
             if not asked:
