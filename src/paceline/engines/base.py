@@ -61,9 +61,9 @@ class EngineCapabilities:
         max_rollback: how many rows of a sequence's latest pass can be dropped again; ``None`` means that any pending
             nodes and committed tokens can, however many passes ago they were fed.
         hidden_states: whether outputs carry the last hidden state too.
-        logit_tolerance: largest difference that rounding explains, for these weights, between logits of the same row
-            in passes of different width and at other places in the cache; anything above is a bug
-            (docs/architecture.md, "Numerics").
+        logit_tolerance: difference that is put down to rounding, for these weights, without measuring it: between
+            logits of the same row in passes of different width and at other places in the cache. What is more has to
+            be measured (docs/architecture.md, "Numerics").
     """
 
     context_length: int
