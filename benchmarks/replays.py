@@ -105,10 +105,10 @@ def record_command(
     threads: Annotated[int | None, typer.Option("--threads", help="CPU threads. \\[one a core]")] = None,
 ) -> None:
     """Record what every drafter would propose at every position of answers to held-out text."""
-    if target is not None and draft is None:
-        raise InputError("--target without --draft: name the draft model that goes with it")
     names = split(drafters)
     check_drafter_names(names)
+    if "draft" in names and target is not None and draft is None:
+        raise InputError("--target without --draft: name one with its vocabulary, or --drafters suffix,lookup")
     check_parent(output)
     for option, value in (("--prompts", prompts), ("--tokens", tokens), ("--prompt-characters", prompt_characters)):
         if value < 1:

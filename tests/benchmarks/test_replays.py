@@ -117,6 +117,13 @@ def test_recording_the_embedded_pair(tmp_path: Path) -> None:
     assert set(replayed(path)["kinds"]) == {"code", "logs"}
 
 
+def test_a_target_of_ones_own_needs_no_draft_model_where_none_drafts(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    options = ["--kinds", "logs", "--prompts", 1, "--tokens", 12]
+    run("record", "--output", path, "--target", "target", "--drafters", "suffix", *options)
+    assert {tape.name for recording in load_recordings(path) for tape in recording.tapes} == {"suffix"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
