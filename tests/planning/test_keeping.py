@@ -212,6 +212,7 @@ def test_the_key_changes_with_all_that_changes_costs(
             {"threads": 1},
             {"threads_batch": 1},
             {"flash_attention": True},
+            {"exact": True},
             {"devices": ("none",)},
             {"gpu_layers": 3},
             {"override_tensors": (("exps", "CPU"),)},
@@ -230,7 +231,7 @@ def test_the_key_changes_with_all_that_changes_costs(
         others.add(name())
     moved.write_bytes(b"GGUF" + bytes(999) + b"x")
     others.add(name(dataclasses.replace(options, path=moved)))
-    assert len(others) == 14
+    assert len(others) == 15
     assert one not in others
 
 

@@ -92,6 +92,7 @@ class LlamaServers:
             *("-m", str(target.path), "-c", str(context_length), "-np", "1"),
             *("-t", str(threads), "-tb", str(target.threads_batch or threads)),
             *(() if target.flash_attention is None else ("-fa", "on" if target.flash_attention else "off")),
+            *(("-fa", "on", "-ctv", "bf16") if target.exact else ()),
             *("-ngl", str(target.gpu_layers) if target.gpu_layers >= 0 else "all"),
             *(("-dev", ",".join(target.devices)) if target.devices else ()),
             # Prompts are read anew each time, and what was read before is not kept.

@@ -39,6 +39,7 @@ from paceline.cli.options import (
     DraftGpuLayers,
     DraftModel,
     EngineChoice,
+    Exact,
     FlashAttention,
     GpuLayers,
     TargetModel,
@@ -95,6 +96,7 @@ def bench(
     threads: Threads = None,
     threads_batch: BatchThreads = None,
     flash_attn: FlashAttention = "auto",
+    exact: Exact = False,
     dtype: WeightsType = None,
     workloads: Annotated[
         str | None,
@@ -250,6 +252,7 @@ def bench(
         threads=threads,
         threads_batch=threads_batch,
         flash_attention=FLASH_ATTENTION[flash_attn],
+        exact=exact,
         dtype=dtype,
     )
     draft_options = None

@@ -156,6 +156,16 @@ FlashAttention: TypeAlias = Annotated[
 FLASH_ATTENTION: Final[Mapping[OnOffAuto, bool | None]] = {"on": True, "off": False, "auto": None}
 """Values of :data:`FlashAttention` as :class:`~paceline.engines.loading.ModelOptions` has them."""
 
+Exact: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Arithmetic that does not depend on how many tokens a pass verifies, so that no near-tie turns and the "
+        "text is plain decoding's. llama.cpp on a CPU, weights in Q4_0, Q8_0 and the like; drafts are chains then.",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+
 WeightsType: TypeAlias = Annotated[
     DType | None,
     typer.Option("--dtype", help="Weights' type under torch_hf.", rich_help_panel=MODELS_PANEL),
@@ -182,6 +192,8 @@ def options_for_draft(
         gpu_layers=gpu_layers,
         devices=split_devices(devices),
         override_tensors=(),
+        # Whatever a draft model says, the text is the target's.
+        exact=False,
     )
 
 

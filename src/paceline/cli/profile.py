@@ -31,6 +31,7 @@ from paceline.cli.options import (
     DraftDevices,
     DraftGpuLayers,
     EngineChoice,
+    Exact,
     FlashAttention,
     GpuLayers,
     TargetModel,
@@ -87,6 +88,7 @@ def profile_command(
     threads: Threads = None,
     threads_batch: BatchThreads = None,
     flash_attn: FlashAttention = "auto",
+    exact: Exact = False,
     dtype: WeightsType = None,
     parallel: Annotated[
         int,
@@ -145,6 +147,7 @@ def profile_command(
         threads=threads,
         threads_batch=threads_batch,
         flash_attention=FLASH_ATTENTION[flash_attn],
+        exact=exact,
         max_sequences=parallel,
         dtype=dtype,
     )

@@ -27,6 +27,7 @@ from paceline.cli.options import (
     DraftGpuLayers,
     DraftModel,
     EngineChoice,
+    Exact,
     FlashAttention,
     GpuLayers,
     TargetModel,
@@ -100,6 +101,7 @@ def run(
     threads: Threads = None,
     threads_batch: BatchThreads = None,
     flash_attn: FlashAttention = "auto",
+    exact: Exact = False,
     dtype: WeightsType = None,
     prompt: Annotated[
         str | None,
@@ -314,6 +316,7 @@ def run(
         threads=threads,
         threads_batch=threads_batch,
         flash_attention=FLASH_ATTENTION[flash_attn],
+        exact=exact,
         dtype=dtype,
         verbose=verbose,
     )

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
 from paceline.engines.base import Engine
+from paceline.engines.exactness import check_exact
 
 DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 EngineName: TypeAlias = Literal["llama_cpp", "torch_hf"]
@@ -41,6 +42,8 @@ class ModelOptions:
         threads_batch: CPU threads for wider passes; ``None`` for the same. Only ``llama_cpp``.
         flash_attention: whether attention is one fused kernel; ``None`` decides by device and context, see
             :class:`~paceline.engines.llama_cpp.loading.LlamaCppConfig`. Only ``llama_cpp``.
+        exact: arithmetic that does not depend on how many rows a pass has, so that rounding turns no near-ties and a
+            request by itself gets plain decoding's text; see the same. Only ``llama_cpp``.
         max_sequences: requests the engine holds at once.
         branches: tree branches it holds at once, over all requests; ``None`` for what the policy can ask for. Only
             ``llama_cpp``; ``torch_hf`` has no limit.
@@ -59,6 +62,7 @@ class ModelOptions:
     threads: int | None = None
     threads_batch: int | None = None
     flash_attention: bool | None = None
+    exact: bool = False
     max_sequences: int = 1
     branches: int | None = None
     rollback: bool = True
@@ -90,12 +94,20 @@ def open_engine(options: ModelOptions) -> Engine:
 
     Raises:
         ModelFileError: the file is missing, damaged, or not a model the engine knows.
-        CapabilityError: the engine's package is not installed, or an option means nothing to it.
+        CapabilityError: the engine's package is not installed, or an option means nothing to it or cannot be had with
+            this model.
         InputError: an option is out of range.
     """
     name = options.engine or engine_for(Path(options.path))
     if name == "llama_cpp":
-        return _open_llama_cpp(options)
+        engine = _open_llama_cpp(options)
+        if options.exact:
+            try:
+                check_exact(engine)
+            except BaseException:
+                engine.close()
+                raise
+        return engine
     if name == "torch_hf":
         return _open_torch_hf(options)
     raise InputError(f"unknown engine {name}: choose one of {', '.join(ENGINE_NAMES)}")
@@ -128,6 +140,7 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
             threads=options.threads,
             threads_batch=options.threads_batch,
             flash_attention=options.flash_attention,
+            exact=options.exact,
             max_sequences=options.max_sequences,
             rollback=options.rollback,
             branches=DEFAULT_BRANCHES if options.branches is None else options.branches,
@@ -142,6 +155,7 @@ def _open_torch_hf(options: ModelOptions) -> Engine:
     unused = {
         "threads for batches (-tb)": options.threads_batch is not None,
         "fused attention (-fa)": options.flash_attention is not None,
+        "exactness (--exact)": options.exact,
         "tensor overrides (-ot)": bool(options.override_tensors),
         "a number of GPU layers (-ngl)": options.gpu_layers != -1,
         "several devices": len(options.devices) > 1,

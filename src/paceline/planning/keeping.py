@@ -180,6 +180,8 @@ def _model_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
         "threads": options.threads,
         "threads_batch": options.threads_batch,
         "flash_attention": options.flash_attention,
+        # Only where it is set, so that what was kept before there was such a thing is still found.
+        **({"exact": True} if options.exact else {}),
         "devices": list(options.devices),
         "gpu_layers": options.gpu_layers,
         "override_tensors": [list(pair) for pair in options.override_tensors],

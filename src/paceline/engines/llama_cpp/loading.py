@@ -27,6 +27,7 @@ _UNFUSED_ATTENTION_BYTES: Final = 512 << 20
 
 CacheType: TypeAlias = Literal["f16", "f32"]
 _CACHE_TYPES: Final[dict[CacheType, int]] = {"f32": 0, "f16": 1}  # ggml's numbers for them
+_BF16: Final = 30
 
 # Largest logit difference between two ways to the same row, measured over random trees, forks and rejections. Quantised
 # weights multiply quantised activations, so a difference in the last bit that flips one rounding grows to some 0.05; an
@@ -67,6 +68,12 @@ class LlamaCppConfig:
             Over short contexts and in reading prompts it is faster. [A 1b in Q4_0 on 2 cores, time with it over time
             without: 1 to 4 rows 0.94 after 64 tokens, 0.89 to 0.97 after 700, 1.05 to 1.25 after 1,400; 8 to 16 rows
             0.92 to 0.99, 1.04 to 1.08, 1.15 to 1.37; 256 rows of a prompt 0.82 to 0.88.]
+        exact: attention sums over the cache in the same order and precision however many rows a pass has: the fused
+            kernel, row by row, which llama.cpp takes on the CPU where keys and values are of different types, so that
+            values are BF16. There are no branches, as they permute the cells. Whether the weights' kernels are like
+            that is for :func:`~paceline.engines.exactness.check_exact` to see. [SmolLM2-135M after 700 tokens on 2
+            cores, time with it over time without, 1, 4, 8 and 16 rows: Q8_0 0.92, 0.97, 1.06, 1.14, Q4_0 0.94, 0.88,
+            1.05, 1.15.]
         cache_type: type of the cached keys and values. With ``"f32"`` weights in F32 nothing is rounded on the way, and
             rows are the same to 1e-4 wherever their tokens lie in the cache.
         rollback: the caller needs to drop pending tokens. ``False`` allows recurrent models that cannot.
@@ -87,6 +94,7 @@ class LlamaCppConfig:
     threads: int | None = None
     threads_batch: int | None = None
     flash_attention: bool | None = None
+    exact: bool = False
     cache_type: CacheType = "f16"
     rollback: bool = True
     verbose: bool = False
@@ -108,6 +116,8 @@ class LlamaCppConfig:
                 raise InputError(
                     f"{name} is {value}, but must be from {lowest} to {highest}; choose a value in between"
                 )
+        if self.exact and self.flash_attention is False:
+            raise InputError("exact texts (--exact) need fused attention: leave out -fa off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +279,7 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
     recurrent = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
     # A single sequence never meets old cells of another one, nor of its own unless a tree is deeper than the window.
     keepers = not recurrent and config.max_sequences > 1 and int(api.llama_model_n_swa(model)) > 0
-    branches = 0 if recurrent else config.branches
+    branches = 0 if recurrent or config.exact else config.branches
     max_ids = config.max_sequences * (2 if keepers else 1) + branches
     if max_ids > native.MAX_SEQUENCE_IDS:
         raise InputError(
@@ -278,7 +288,9 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         )
     batch_rows = min(config.batch_rows, context_length)
     devices = _devices(config)
-    if config.flash_attention is not None:
+    if config.exact:
+        flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    elif config.flash_attention is not None:
         flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED if config.flash_attention else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
     elif devices or 4 * int(api.llama_model_n_head(model)) * cells * batch_rows > _UNFUSED_ATTENTION_BYTES:
         flash = api.LLAMA_FLASH_ATTN_TYPE_AUTO
@@ -319,6 +331,8 @@ def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> 
     parameters.n_threads_batch = settings.threads_batch
     parameters.flash_attn_type = settings.flash_attention
     parameters.type_k = parameters.type_v = _CACHE_TYPES[config.cache_type]
+    if config.exact:
+        parameters.type_v = _BF16
     parameters.kv_unified = True
     parameters.swa_full = True  # else cells that leave the window are gone, and rejected drafts have made them leave
     parameters.no_perf = False

@@ -1,0 +1,121 @@
+"""Engines whose logits do not depend on how many rows a pass has, and those that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import paceline
+from paceline.core.errors import CapabilityError, InputError
+from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.engines.exactness import EXACT_TO, check_exact
+from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
+from paceline.models.convert import folder_to_gguf, gguf_to_folder
+from paceline.models.embedded import embedded_target
+from paceline.planning.policies.fixed import FixedPolicy
+
+SIZE = 12
+SETTINGS = ModelOptions(embedded_target(), context_length=1024, threads=1, exact=True)
+
+
+def open_exact() -> Engine:
+    """Open the embedded target, unless this processor's kernels for Q8_0 are others where there are more rows."""
+    try:
+        return open_engine(SETTINGS)
+    except CapabilityError as error:
+        pytest.skip(str(error))
+
+
+class WideEngine(ScriptedEngine):
+    """Adds an error to the logits of passes that have so many rows, or more."""
+
+    def __init__(self, widest_exact: int, amount: float) -> None:
+        super().__init__(random_model(SIZE, seed=1), ScriptedVocabulary.of_size(SIZE), max_sequences=1)
+        self._widest_exact = widest_exact
+        self._amount = amount
+
+    def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+        inner = super().forward(steps)
+        is_wide = sum(len(step.token_ids) for step in steps) > self._widest_exact
+        return ScriptedOutput(lambda tokens: inner._model(tokens) + self._amount * is_wide, inner._prefixes)
+
+
+@pytest.mark.parametrize("widest_exact", [1, 2, 3, 7, 15])
+def test_a_pass_that_rounds_differently_from_one_of_a_single_row_is_refused(widest_exact: int) -> None:
+    engine = WideEngine(widest_exact, 10 * EXACT_TO)
+    with pytest.raises(CapabilityError, match=f"rounds passes of {widest_exact + 1} tokens .* leave out --exact"):
+        check_exact(engine)
+    engine.open()  # none was left open
+
+
+@pytest.mark.parametrize(("widest_exact", "amount"), [(16, 1.0), (7, EXACT_TO / 10)])
+def test_what_no_pass_of_a_round_shows_and_a_last_bit_are_none(widest_exact: int, amount: float) -> None:
+    check_exact(WideEngine(widest_exact, amount))
+
+
+def test_every_row_is_the_same_in_passes_of_any_width_over_a_long_context() -> None:
+    """llama.cpp's kernels for one row change where the cache holds 512 tokens."""
+    engine = open_exact()
+    try:
+        assert not engine.capabilities.trees
+        vocabulary = engine.vocabulary
+        token_ids = vocabulary.tokenize(Path(paceline.__file__).read_text(encoding="utf-8") * 3)[:620]
+        plain = rows_of(engine, token_ids, [500] + [1] * 120)
+        assert len(plain) == 120
+        for width in (2, 5, 17):
+            wider = rows_of(engine, token_ids, [500, *[width] * (120 // width), 120 % width])
+            np.testing.assert_array_equal(plain, wider)
+    finally:
+        engine.close()
+
+
+def rows_of(engine: Engine, token_ids: Sequence[int], widths: Sequence[int]) -> list[FloatArray]:
+    """Read a text in passes of given widths; return the rows of all but the first pass."""
+    sequence = engine.open()
+    rows: list[FloatArray] = []
+    start = 0
+    for number, width in enumerate(width for width in widths if width):
+        chunk = token_ids[start : start + width]
+        start += width
+        wanted = range(len(chunk)) if number else range(0)
+        output = engine.forward([Step(sequence, chunk, range(COMMITTED_END, len(chunk) - 1), wanted)])
+        rows += [output.logits(0, row).copy() for row in wanted]
+        engine.commit(sequence, range(len(chunk)))
+    engine.close_sequence(sequence)
+    return rows
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_leave_the_text_as_it_was(temperature: float) -> None:
+    open_exact().close()
+    with paceline.load(SETTINGS, drafters=["suffix", "lookup"], policy=FixedPolicy(5), remember=False) as model:
+        for seed in range(3):
+            prompt = f"for number in range({seed}):\n    print(number)\n" * 30
+            plain, drafted = (
+                model.generate(
+                    prompt, max_tokens=100, temperature=temperature, seed=seed, ignore_end=True, speculate=speculate
+                )
+                for speculate in (False, True)
+            )
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.stats.num_drafted > drafted.stats.num_accepted > 0
+
+
+def test_a_model_whose_kernels_differ_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "halves.gguf"
+    gguf_to_folder(embedded_target(), tmp_path / "folder", dtype="F32")
+    folder_to_gguf(tmp_path / "folder", path, dtype="F16")
+    with pytest.raises(CapabilityError, match=r"halves\.gguf .* rounds passes of 2 tokens"):
+        open_engine(ModelOptions(path, threads=1, exact=True))
+
+
+def test_what_goes_against_it_is_refused() -> None:
+    with pytest.raises(InputError, match="need fused attention: leave out -fa off"):
+        open_engine(ModelOptions(embedded_target(), exact=True, flash_attention=False))
+    pytest.importorskip("torch", reason="needs paceline[torch]")
+    with pytest.raises(CapabilityError, match=r"exactness \(--exact\) means nothing to torch_hf"):
+        open_engine(ModelOptions(".", engine="torch_hf", exact=True))
