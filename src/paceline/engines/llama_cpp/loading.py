@@ -71,7 +71,7 @@ class LlamaCppConfig:
         exact: attention sums over the cache in the same order and precision however many rows a pass has: the fused
             kernel, row by row, which llama.cpp takes on the CPU where keys and values are of different types, so that
             values are BF16. There are no branches, as they permute the cells. Whether the weights' kernels are like
-            that is for :func:`~paceline.engines.exactness.check_exact` to see. [SmolLM2-135M after 700 tokens on 2
+            that is for :func:`~paceline.engines.exactness.check_exact` to see. [SmolLM2-135M, the first 700 tokens on 2
             cores, time with it over time without, 1, 4, 8 and 16 rows: Q8_0 0.92, 0.97, 1.06, 1.14, Q4_0 0.94, 0.88,
             1.05, 1.15.]
         cache_type: type of the cached keys and values. With ``"f32"`` weights in F32 nothing is rounded on the way, and
