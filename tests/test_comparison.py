@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,13 @@ from paceline.core.errors import ClosedError
 from paceline.core.noise import Float64Array
 from paceline.engines.base import Engine, Step
 from paceline.engines.loading import EngineName, ModelOptions, open_engine
-from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
+from paceline.engines.scripted import (
+    LogitFunction,
+    ScriptedEngine,
+    ScriptedOutput,
+    ScriptedVocabulary,
+    random_model,
+)
 from paceline.models.embedded import embedded_draft
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.core.helpers import ForcedDrafter
@@ -37,6 +44,12 @@ def counting_model(tokens: Sequence[int]) -> Float64Array:
     return row
 
 
+def spread_model(tokens: Sequence[int]) -> Float64Array:
+    """Counts likewise, and its other logits spread by four, as in a real vocabulary."""
+    counting = counting_model(tokens)
+    return np.where(counting > 0.0, counting + 20.0, np.linspace(-6.0, 6.0, SIZE))
+
+
 class RoundedOutput(ScriptedOutput):
     """Another output with an error added to each row."""
 
@@ -51,9 +64,16 @@ class RoundedOutput(ScriptedOutput):
 class RoundingEngine(ScriptedEngine):
     """Adds ``amount`` of error to the logits of the rows that :meth:`errs` names."""
 
-    def __init__(self, amount: float, *, max_sequences: int = 2, cells: int | None = None) -> None:
+    def __init__(
+        self,
+        amount: float,
+        *,
+        max_sequences: int = 2,
+        cells: int | None = None,
+        model: LogitFunction = counting_model,
+    ) -> None:
         vocabulary = ScriptedVocabulary.of_size(SIZE)
-        super().__init__(counting_model, vocabulary, max_sequences=max_sequences, cells=cells)
+        super().__init__(model, vocabulary, max_sequences=max_sequences, cells=cells)
         self.capabilities = dataclasses.replace(self.capabilities, logit_tolerance=TOLERANCE)
         self.amount = amount
 
@@ -76,8 +96,8 @@ class RoundingEngine(ScriptedEngine):
 class PlacingEngine(RoundingEngine):
     """Gives each token the first free cell; where these are not the first ones in their order, rows are in error."""
 
-    def __init__(self, amount: float, *, max_sequences: int = 2, cells: int | None = None) -> None:
-        super().__init__(amount, max_sequences=max_sequences, cells=cells)
+    def __init__(self, amount: float, **settings: Any) -> None:
+        super().__init__(amount, **settings)
         self._committed_cells: dict[int, list[int]] = {}
         self._pending_cells: dict[int, list[int]] = {}
 
@@ -227,6 +247,16 @@ def test_sequences_that_disturb_each_other_do_not_pass_for_rounding() -> None:
     assert divergence is not None
     assert divergence.rounding == 0.0
     assert divergence.verdict == "bug"
+
+
+def test_rounding_explains_more_where_logits_spread_more() -> None:
+    divergence = divergence_on(PlacingEngine(1.0, model=spread_model))
+    assert divergence is not None
+    assert divergence.rounding == pytest.approx(1.0)
+    assert divergence.verdict == "near-tie"
+    disturbed = divergence_on(PlacingEngine(4.0, model=spread_model))
+    assert disturbed is not None
+    assert (disturbed.rounding, disturbed.verdict) == (0.0, "bug")
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def test_every_row_is_the_same_in_passes_of_any_width_over_a_long_context() -> N
     engine = open_exact()
     try:
         assert not engine.capabilities.trees
+        assert engine.description.endswith(" on CPU, 1 threads, exact")
         vocabulary = engine.vocabulary
         token_ids = vocabulary.tokenize(Path(paceline.__file__).read_text(encoding="utf-8") * 3)[:620]
         plain = rows_of(engine, token_ids, [500] + [1] * 120)

@@ -361,7 +361,7 @@ def _describe(model: Any, config: LlamaCppConfig, settings: _Settings) -> str:
         parameters /= 1000
     kind = f"{architecture}, {parameters:.3g}{unit} parameters, {weights}"
     where = ", ".join(settings.devices) if settings.devices else f"CPU, {settings.threads} threads"
-    return f"{config.path.name} ({kind}) on {where}"
+    return f"{config.path.name} ({kind}) on {where}{', exact' if config.exact else ''}"
 
 
 def _devices(config: LlamaCppConfig) -> tuple[str, ...]:
