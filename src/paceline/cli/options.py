@@ -160,8 +160,8 @@ Exact: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="Arithmetic that does not depend on how many tokens a pass verifies, so that no near-tie turns and the "
-        "text is plain decoding's. llama.cpp on a CPU, weights in Q4_0, Q8_0 and the like; drafts are chains then.",
+        help="Arithmetic that does not depend on how many tokens a pass verifies, so that no near-tie turns: the text "
+        "is that of --exact without drafts. llama.cpp on a CPU, weights in Q4_0, Q8_0 and the like; drafts are chains.",
         rich_help_panel=MODELS_PANEL,
     ),
 ]

@@ -43,7 +43,7 @@ class ModelOptions:
         flash_attention: whether attention is one fused kernel; ``None`` decides by device and context, see
             :class:`~paceline.engines.llama_cpp.loading.LlamaCppConfig`. Only ``llama_cpp``.
         exact: arithmetic that does not depend on how many rows a pass has, so that rounding turns no near-ties and a
-            request by itself gets plain decoding's text; see the same. Only ``llama_cpp``.
+            request by itself gets the text of plain decoding with the same; see there. Only ``llama_cpp``.
         max_sequences: requests the engine holds at once.
         branches: tree branches it holds at once, over all requests; ``None`` for what the policy can ask for. Only
             ``llama_cpp``; ``torch_hf`` has no limit.
