@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,9 @@ def open_exact() -> Engine:
     try:
         return open_engine(SETTINGS)
     except CapabilityError as error:
+        if platform.machine() in ("x86_64", "AMD64"):
+            # Seen to be exact: then it is this code that is not.
+            raise
         pytest.skip(str(error))
 
 
