@@ -20,6 +20,7 @@ from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RowLogits, Verifier, Walk
 from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.engines.reading import read_rows
 
 OpenReader: TypeAlias = Callable[[int], Engine]
 """Loads a target once more, for a text of so many tokens and another sequence beside it."""
@@ -325,29 +326,20 @@ class _Text:
     stopped: Stop
 
     def rows(self, engine: Engine, width: int, neighbour: _Neighbour | None = None) -> Iterator[FloatArray]:
-        """Yield the rows ``[vocab]`` of the answer's last tokens, read ``width`` tokens a pass.
+        """Return the rows ``[vocab]`` of the answer's last tokens, read ``width`` tokens a pass as they are asked for.
 
         A neighbour moves before every pass over the answer.
         """
         if self.stopped():
             raise _StoppedError
-        first_wanted = max(len(self.token_ids) - LAST_ROWS, self.num_prompt - 1)
-        sequence = engine.open()
-        try:
-            start = 0
-            while start < len(self.token_ids):
-                in_prompt = start < self.num_prompt
-                if neighbour is not None and not in_prompt:
-                    neighbour.move()
-                end = min(start + engine.capabilities.max_rows, self.num_prompt) if in_prompt else start + width
-                chunk = self.token_ids[start:end]
-                wanted = [row for row in range(len(chunk)) if start + row >= first_wanted]
-                output = engine.forward([Step(sequence, chunk, range(COMMITTED_END, len(chunk) - 1), wanted)])
-                yield from [output.logits(0, index).copy() for index in range(len(wanted))]
-                engine.commit(sequence, range(len(chunk)))
-                start += len(chunk)
-        finally:
-            engine.close_sequence(sequence)
+        return read_rows(
+            engine,
+            self.token_ids,
+            width,
+            num_prompt=self.num_prompt,
+            first_wanted=max(len(self.token_ids) - LAST_ROWS, self.num_prompt - 1),
+            before_pass=None if neighbour is None else neighbour.move,
+        )
 
 
 class _Neighbour:

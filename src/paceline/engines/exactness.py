@@ -7,13 +7,13 @@ later everything differs by some hundredths of what logits spread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from paceline.core.errors import CapabilityError
-from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.engines.base import Engine
+from paceline.engines.reading import read_rows
 
 EXACT_TO: Final = 1e-4
 """Most that logits may differ by. [Found where nothing before them does: 0, or 2e-6 where the last matrix is in Q6_K
@@ -35,26 +35,12 @@ def check_exact(engine: Engine) -> None:
     size = engine.vocabulary.size
     # Any text will do, as long as its rows differ.
     token_ids = [7919 * place % size for place in range(1, min(_TOKENS, engine.capabilities.context_length) + 1)]
-    plain = _read(engine, token_ids, 1)
+    plain = list(read_rows(engine, token_ids, 1))
+    widest = min(engine.capabilities.max_rows, engine.capabilities.max_outputs)
     for width in _WIDTHS:
-        wider = _read(engine, token_ids, min(width, engine.capabilities.max_rows, engine.capabilities.max_outputs))
+        wider = list(read_rows(engine, token_ids, min(width, widest)))
         if any(float(np.abs(ours - theirs).max()) > EXACT_TO for ours, theirs in zip(plain, wider, strict=True)):
             raise CapabilityError(
                 f"{engine.description} rounds passes of {width} tokens differently from passes of one, so texts cannot "
                 "be exact: take weights in Q4_0 or Q8_0 on a CPU, where they are, or leave out --exact"
             )
-
-
-def _read(engine: Engine, token_ids: Sequence[int], width: int) -> list[FloatArray]:
-    """Return the rows ``[vocab]`` of a text, read so many tokens a pass."""
-    sequence = engine.open()
-    try:
-        rows = []
-        for start in range(0, len(token_ids), width):
-            chunk = token_ids[start : start + width]
-            output = engine.forward([Step(sequence, chunk, range(COMMITTED_END, len(chunk) - 1), range(len(chunk)))])
-            rows += [output.logits(0, row).copy() for row in range(len(chunk))]
-            engine.commit(sequence, range(len(chunk)))
-        return rows
-    finally:
-        engine.close_sequence(sequence)

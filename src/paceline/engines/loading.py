@@ -72,6 +72,9 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if self.max_sequences < 1:
             raise InputError(f"{self.max_sequences} sequences: the least is 1")
+        if self.flash_attention not in (None, True, False):
+            # "off", as the command line has it, would be taken for true.
+            raise InputError(f"flash_attention is {self.flash_attention!r}: give True, False, or None for either")
 
 
 def engine_for(path: Path) -> EngineName:
