@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.planning.auto.policy import AutoPolicy
+from paceline.planning.base import RoundRecord
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.planning.replaying.recording import Chain, DrafterTape, Level, Recording
@@ -80,6 +85,34 @@ def allow_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(find_or_measure(*arguments, **options), profile=profile)
 
     monkeypatch.setattr("paceline.api.find_or_measure", find)
+
+
+class AroundAuto:
+    """The planner, of which a test takes methods for its own: where it is compiled it cannot be inherited from."""
+
+    def __init__(self, auto: AutoPolicy) -> None:
+        self.auto = auto
+
+    def check(self, request: Request) -> None:
+        self.auto.check(request)
+
+    def begin(self, request: Request) -> None:
+        self.auto.begin(request)
+
+    def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
+        return self.auto.budgets(requests)
+
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        return self.auto.choose(drafter, jobs)
+
+    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+        self.auto.select(requests, trees)
+
+    def observe(self, record: RoundRecord) -> None:
+        self.auto.observe(record)
+
+    def end(self, request: Request) -> None:
+        self.auto.end(request)
 
 
 @dataclass

@@ -41,7 +41,7 @@ from paceline.planning.replaying.recording import Recording
 from paceline.planning.replaying.replay import replay
 from tests.core.helpers import PLAIN_PARAMS
 from tests.core.test_rejection import DRAFT_3, TARGET_3, draft_of, markov_text, text_distribution, total_variation
-from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
+from tests.planning.helpers import AroundAuto, Curve, Skill, smooth, synthetic, table
 
 
 def line(fixed_s: float, row_s: float) -> Curve:
@@ -197,13 +197,13 @@ def test_nobody_is_asked_where_no_draft_could_pay() -> None:
     recordings, curve = texts(0.8, num_tokens=128, count=64), CURVES["F16"]
     asked = []
 
-    class Watching(AutoPolicy):
+    class Watching(AroundAuto):
         def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
             budgets = super().budgets(requests)
             asked.append(sum(budget is not None for budget in budgets))
             return budgets
 
-    assert replay(recordings, Watching(curve), curve, concurrent=64).decode_s == plain_s(
+    assert replay(recordings, Watching(AutoPolicy(curve)), curve, concurrent=64).decode_s == plain_s(
         recordings, curve, concurrent=64
     )
     assert asked
@@ -262,7 +262,7 @@ def test_hearing_every_drafter_takes_little_of_a_short_answer() -> None:
 def test_what_recording_a_plain_pass_takes_is_no_plain_decoding() -> None:
     recordings, curve = texts(0.3), CURVES["graphs"]
 
-    class Recorded(AutoPolicy):
+    class Recorded(AroundAuto):
         """Lets the second plain round after another pass take longer, as an engine that records it does."""
 
         plain_rounds = recorded = 0
@@ -276,18 +276,18 @@ def test_what_recording_a_plain_pass_takes_is_no_plain_decoding() -> None:
                 self.recorded += 1
             super().observe(record)
 
-    policy = Recorded(curve)
+    policy = Recorded(AutoPolicy(curve))
     replay(recordings, policy, curve)
     assert policy.recorded >= len(recordings)
     # The change of width after each prompt, of which there is one in plain decoding too, is left out.
     settled_s = plain_s(recordings, curve) - len(recordings) * curve.change_s
-    assert policy.report().plain_s == pytest.approx(settled_s, rel=1e-6)
+    assert policy.auto.report().plain_s == pytest.approx(settled_s, rel=1e-6)
 
 
 def test_plain_rounds_are_made_early_where_they_take_other_than_was_measured() -> None:
     (recording,), curve = texts(1.0, num_tokens=1500, count=1), CURVES["F16"]
 
-    class Watched(AutoPolicy):
+    class Watched(AroundAuto):
         widths: list[int]
 
         def observe(self, record: RoundRecord) -> None:
@@ -295,7 +295,7 @@ def test_plain_rounds_are_made_early_where_they_take_other_than_was_measured() -
             super().observe(record)
 
     def plain_rounds(factor: float, within: int) -> int:
-        policy = Watched(curve)
+        policy = Watched(AutoPolicy(curve))
         policy.widths = []
         replay([recording], policy, curve, drift=lambda now_s: factor)
         # Drafts are always right, so these are spent on knowing.
@@ -355,19 +355,22 @@ def test_the_report_says_what_was_predicted_and_what_it_cost() -> None:
     assert report.ledger[0].allowance_s == pytest.approx(START_ROUNDS * 0.05, rel=0.05)
 
 
-class AnewEachTime(AutoPolicy):
+class AnewEachTime(AroundAuto):
     """Learns nothing from one request to the next, so that every way the dice can fall meets the same policy."""
 
     def __init__(self) -> None:
-        super().__init__(smooth(0.02, 0.0001, 0.0001))
+        super().__init__(self._anew())
         self.drafted = 0
 
+    def _anew(self) -> AutoPolicy:
+        return AutoPolicy(smooth(0.02, 0.0001, 0.0001))
+
     def begin(self, request: Request) -> None:
-        super().__init__(smooth(0.02, 0.0001, 0.0001))
+        self.auto = self._anew()
         super().begin(request)
 
-    def budgets(self, requests):  # type: ignore[no-untyped-def]
-        self._rounds += 10  # without the plain rounds that a session starts with
+    def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
+        self.auto._rounds += 10  # without the plain rounds that a session starts with
         return super().budgets(requests)
 
     def observe(self, record: RoundRecord) -> None:
@@ -486,7 +489,7 @@ def test_trees_have_no_more_branches_than_the_engine_can_hold() -> None:
     draft = ScriptedEngine(blended_model(model, random_model(12, seed=2), 0.5), vocabulary, clock=clock)
     most = 0
 
-    class Watching(AutoPolicy):
+    class Watching(AroundAuto):
         def observe(self, record: RoundRecord) -> None:
             nonlocal most
             leaves = sum(
@@ -497,7 +500,7 @@ def test_trees_have_no_more_branches_than_the_engine_can_hold() -> None:
             most = max(most, leaves)
             super().observe(record)
 
-    policy = Watching(Curve(lambda rows: 1.0, lambda rows: 0.01), siblings=4, branches=2)
+    policy = Watching(AutoPolicy(Curve(lambda rows: 1.0, lambda rows: 0.01), siblings=4, branches=2))
     loop = DecodingLoop(target, [DraftModelDrafter(draft, target_vocab_size=12)], policy, clock=clock)
     loop.add([1, 2], PLAIN_PARAMS, StopRules(200))
     while loop.active:

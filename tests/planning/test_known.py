@@ -15,6 +15,7 @@ from paceline.planning.auto.learned import DrafterState
 from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.looks import LOOKS_IN_A_ROW, Comeback
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
+from paceline.planning.auto.survival import GrownTree
 from paceline.planning.base import RoundRecord
 from tests.planning.helpers import smooth
 
@@ -79,18 +80,15 @@ def test_what_deciding_takes_is_known_from_the_first_round_on() -> None:
 
 
 @pytest.mark.parametrize(("source", "looks"), [("suffix", 0), ("draft", LOOKS_IN_A_ROW)])
-def test_looks_are_confirmed_by_what_was_verified_of_that_drafter_alone(
-    source: str, looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_looks_are_confirmed_by_what_was_verified_of_that_drafter_alone(source: str, looks: int) -> None:
     known = Knowledge(smooth(0.01, 0.001))
-    monkeypatch.setattr(known.survival, "learn", lambda request_id, tree, emitted: [])
     request = cast(Request, SimpleNamespace(id=1, num_prompt=1, token_ids=[1, 2, 3]))
     known.begin(request, Ledger(0.1))
     comeback = known.requests[1].comebacks["draft"] = Comeback()
     comeback.add(0.9, right=True)
     assert comeback.looks_left == 0
     planned = RoundPlan(known.costs, {}, 1, 100.0, 50, 0.011, 0.05, draft_max=4, branches=0)
-    planned.plans[1] = cast(RequestPlan, SimpleNamespace(tree=(), num_output=0))
+    planned.plans[1] = RequestPlan(request, False, 0, tree=GrownTree((-1,), (1,), (0,), [], [1.0]))
     tree = DraftTree(1)
     tree.add(ROOT, 2, source=source)
     known.learn(planned, RoundRecord([request], [tree], [], [], 0, 0, 0.0, 0.0, {}, 0.011, 0.011))

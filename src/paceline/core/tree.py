@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from paceline.core.noise import Float64Array
 
-ROOT = 0
+ROOT: Final = 0
 """The request's last token: the node every draft hangs below. It is fed with the drafts and is never judged."""
 
 
@@ -35,7 +35,7 @@ class Evidence:
     resumed: bool = False
 
 
-NO_EVIDENCE = Evidence()
+NO_EVIDENCE: Final = Evidence()
 
 
 class Candidate(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from paceline.core.request import Request
 from paceline.core.tree import ROOT
@@ -16,34 +17,36 @@ from paceline.planning.auto.rest import LONGEST_REST
 from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others
 from paceline.planning.auto.survival import NEGLIGIBLE
 
-INVESTED_SHARE = 0.03
+INVESTED_SHARE: Final = 0.03
 """Of the time a prompt took the target that a draft model may take to catch up with it."""
 
-HOPED_SHARE, DOUBTED_SHARE, TRIED_SHARE = 0.08, 0.04, 0.01
+HOPED_SHARE: Final = 0.08
+DOUBTED_SHARE: Final = 0.04
+TRIED_SHARE: Final = 0.01
 """Of what is left of an answer, that it may take: if drafts as they were elsewhere, or mostly are, would be worth it
 here; the same where that was wrong the last time; and if they would not be."""
 
-FREE_READING_SHARE = 0.03
+FREE_READING_SHARE: Final = 0.03
 """Of what is left of an answer, that a drafter without a model may take to read the prompt."""
 
-_RETURN_BELIEVED = 0.4
+_RETURN_BELIEVED: Final = 0.4
 """Of what drafts are expected to bring over what is left of an answer: before that there is an early end, or worse."""
 
-_TRIALS = 3
+_TRIALS: Final = 3
 """Rounds in which a drafter was asked, before what that brought counts for more than what is expected of it."""
 
-_FIRST_ROUNDS = 8
+_FIRST_ROUNDS: Final = 8
 """Rounds of a request in which every drafter deserves to be heard ..."""
-HEARING_SHARE = 0.01
+HEARING_SHARE: Final = 0.01
 """... as long as planning them takes no more than this share of what is left of the answer."""
 
-_OF_NOTE = 0.3
+_OF_NOTE: Final = 0.3
 """Chance of the likeliest token drafted so far from which on another drafter is asked beside something, not alone."""
 
-_CAUGHT_UP = 8
+_CAUGHT_UP: Final = 8
 """Unread tokens that a model reads along with a level: a pass so narrow takes hardly longer than one of one row."""
 
-_STALE = LONGEST_REST
+_STALE: Final = LONGEST_REST
 """Tokens of a text after which what a drafter brought to it is no longer what it would bring."""
 
 

@@ -20,15 +20,15 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from paceline.core.tree import Evidence
 
-MAX_DEPTH_OFFSET = 8
+MAX_DEPTH_OFFSET: Final = 8
 """Depths from here on share one offset."""
 
-_BUCKETS = 8
-_LOGIT_LIMIT = 12.0
+_BUCKETS: Final = 8
+_LOGIT_LIMIT: Final = 12.0
 
 
 class Belief(NamedTuple):
@@ -49,7 +49,7 @@ class Belief(NamedTuple):
         The probit approximation of D. MacKay, "The evidence framework applied to classification networks" (1992),
         equation 10: ``sigmoid(mean / sqrt(1 + pi * variance / 8))``.
         """
-        return _sigmoid(self.mean / math.sqrt(1.0 + math.pi * self.variance / 8.0))
+        return _probability(self.mean, self.variance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,10 @@ class _Weight:
         self.mean, self.variance = self.prior.mean, self.prior.variance
 
 
+Inputs: TypeAlias = tuple[tuple[int, float], ...]
+"""(Weight, input) of the inputs of a logistic model that are not zero."""
+
+
 class Features(Protocol):
     """Turns a drafter's evidence into the inputs of its logistic model."""
 
@@ -84,8 +88,8 @@ class Features(Protocol):
         """Return the prior of every weight."""
         ...
 
-    def inputs(self, evidence: Evidence, depth: int) -> Sequence[tuple[int, float]]:
-        """Return (weight, input) for the inputs that are not zero; ``depth`` starts at 1."""
+    def inputs(self, evidence: Evidence, depth: int) -> Inputs:
+        """Return the inputs; ``depth`` starts at 1."""
         ...
 
 
@@ -109,12 +113,12 @@ class MarginFeatures:
         """Return intercept, slope and depth offsets."""
         return [self.intercept, self.slope, *_depth_priors()]
 
-    def inputs(self, evidence: Evidence, depth: int) -> list[tuple[int, float]]:
+    def inputs(self, evidence: Evidence, depth: int) -> Inputs:
         """Return the inputs; an unknown margin counts as 1."""
         margin = evidence.margin if evidence.margin is not None else 1.0
         # Below e^-4 a margin is a tie, above e^3 it is certain: further out the line would only extrapolate.
         scaled = min(max(math.log(max(margin, 1e-9)), -4.0), 3.0)
-        return [(0, 1.0), (1, scaled), (1 + min(depth, MAX_DEPTH_OFFSET), 1.0)]
+        return (0, 1.0), (1, scaled), (1 + min(depth, MAX_DEPTH_OFFSET), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +137,10 @@ class SiblingFeatures:
         """Return intercept, slope and depth offsets."""
         return [self.intercept, self.slope, *_depth_priors()]
 
-    def inputs(self, evidence: Evidence, depth: int) -> list[tuple[int, float]]:
+    def inputs(self, evidence: Evidence, depth: int) -> Inputs:
         """Return the inputs; an unknown margin counts as being behind by 2."""
         behind = -evidence.margin if evidence.margin is not None else 2.0
-        return [(0, 1.0), (1, min(max(behind, 0.0), 6.0)), (1 + min(depth, MAX_DEPTH_OFFSET), 1.0)]
+        return (0, 1.0), (1, min(max(behind, 0.0), 6.0)), (1 + min(depth, MAX_DEPTH_OFFSET), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,7 @@ class MatchFeatures:
         """Return those of intercept, depths, match lengths, counts, the slope over the share, and ``resumed``."""
         return [self.intercept, *_depth_priors(), *self.lengths, *[self.count] * _BUCKETS, self.share, self.resumed]
 
-    def inputs(self, evidence: Evidence, depth: int) -> Sequence[tuple[int, float]]:
+    def inputs(self, evidence: Evidence, depth: int) -> Inputs:
         """Return the inputs; what is unknown counts as 1, and a continuation as the only one."""
         length, count = evidence.match_length or 1, evidence.count or 1
         return _match_inputs(
@@ -182,8 +186,8 @@ class Company(NamedTuple):
     models: bool | None = None
 
 
-ALONE = Company()
-_COMPANY_PRIORS: Mapping[bool, Prior] = {True: Prior(1.5, 0.5, 0.001), False: Prior(-1.0, 0.5, 0.001)}
+ALONE: Final = Company()
+_COMPANY_PRIORS: Final[Mapping[bool, Prior]] = {True: Prior(1.5, 0.5, 0.001), False: Prior(-1.0, 0.5, 0.001)}
 
 
 class Calibration:
@@ -229,19 +233,24 @@ class Calibration:
 
     def belief(self, request_id: int, evidence: Evidence, depth: int, company: Company = ALONE) -> Belief:
         """Return what is believed of a draft at ``depth``, given that everything above it is accepted."""
-        return self._believe(self._features.inputs(evidence, depth), self._offsets_of(request_id, company))
+        return Belief(*self._believe(self._features.inputs(evidence, depth), self._offsets_of(request_id, company)))
+
+    def chance(self, request_id: int, evidence: Evidence, depth: int, company: Company = ALONE) -> float:
+        """Return the probability of :meth:`belief`, in the short way that is taken for every proposal of a round."""
+        mean, variance = self._believe(self._features.inputs(evidence, depth), self._offsets_of(request_id, company))
+        return _probability(mean, variance)
 
     def observe(
         self, request_id: int, evidence: Evidence, depth: int, accepted: bool, company: Company = ALONE
     ) -> None:
         """Learn from one verdict, of a draft whose predecessors were all accepted."""
         inputs, offsets = self._features.inputs(evidence, depth), self._offsets_of(request_id, company)
-        belief = self._believe(inputs, offsets)
-        chance = belief.probability
+        mean, variance = self._believe(inputs, offsets)
+        chance = _probability(mean, variance)
         self.reliability.add(chance, accepted)
         # The filter's step: the verdict's own noise in log-odds has variance 1 / (p (1 - p)).
         information = max(chance * (1.0 - chance), 1e-3)
-        gain = 1.0 / (belief.variance + 1.0 / information)
+        gain = 1.0 / (variance + 1.0 / information)
         surprise = (float(accepted) - chance) / information
         active = [(self._weights[index], value) for index, value in inputs] + [(weight, 1.0) for weight in offsets]
         for weight, value in active:
@@ -254,7 +263,8 @@ class Calibration:
         """Return the weights that are common to all requests."""
         return self._weights + [weight for of_kind in self._company for weight in of_kind.values()]
 
-    def _believe(self, inputs: Sequence[tuple[int, float]], offsets: Sequence[_Weight]) -> Belief:
+    def _believe(self, inputs: Inputs, offsets: list[_Weight]) -> tuple[float, float]:
+        """Return mean and variance of the log-odds."""
         # Asked of every proposal of every round, so this makes no lists of its own.
         mean = variance = 0.0
         weights = self._weights
@@ -265,14 +275,15 @@ class Calibration:
         for weight in offsets:
             mean += weight.mean
             variance += weight.variance
-        return Belief(min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance)
+        return min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance
 
     def _offsets_of(self, request_id: int, company: Company) -> list[_Weight]:
         """Return the weights that have a say whatever the evidence is, with an input of 1."""
         offsets = []
         if company is not ALONE:
-            kinds = zip(self._company, company, strict=True)
-            offsets += [of_kind[agrees] for of_kind, agrees in kinds if agrees is not None]
+            for kind, agrees in enumerate(company):
+                if agrees is not None:
+                    offsets.append(self._company[kind][agrees])
         own = self._offsets.get(request_id)
         if own is not None:
             offsets.append(own)
@@ -317,9 +328,7 @@ class Reliability:
 
 
 @functools.lru_cache(maxsize=4096)
-def _match_inputs(
-    depth: int, length_bits: int, count: int, probability: float | None, resumed: bool
-) -> Sequence[tuple[int, float]]:
+def _match_inputs(depth: int, length_bits: int, count: int, probability: float | None, resumed: bool) -> Inputs:
     """Return the inputs of a match: one of each group, by numbers of bits, so every bucket is twice as wide."""
     lengths = 1 + MAX_DEPTH_OFFSET
     counts = lengths + _BUCKETS
@@ -334,5 +343,6 @@ def _match_inputs(
     return tuple(inputs)
 
 
-def _sigmoid(log_odds: float) -> float:
-    return 1.0 / (1.0 + math.exp(-log_odds))
+def _probability(mean: float, variance: float) -> float:
+    """See :attr:`Belief.probability`."""
+    return 1.0 / (1.0 + math.exp(-mean / math.sqrt(1.0 + math.pi * variance / 8.0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
@@ -17,13 +18,13 @@ from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.auto.survival import GrownTree, Outlook, SurvivalModel
 from paceline.planning.base import RoundCosts, RoundRecord
 
-_HISTORY = 4096
+_HISTORY: Final = 4096
 
-_LONG_READING = 0.02
+_LONG_READING: Final = 0.02
 """Share of an answer's time from which on it says something of other prompts whether a model's reading paid: what a
 short prompt takes comes back soon."""
 
-_DECISIONS = 20
+_DECISIONS: Final = 20
 """Latest rounds over which it is averaged what planning one takes."""
 
 

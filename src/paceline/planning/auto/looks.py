@@ -12,7 +12,8 @@ LOOKING_SHARE: Final = 0.005
 LOOKS_IN_A_ROW: Final = 3
 """Looks that may follow one that was promising."""
 
-_SHORTEST_STREAK, _LONGEST_STREAK = 2, 8
+_SHORTEST_STREAK: Final = 2
+_LONGEST_STREAK: Final = 8
 
 
 @dataclass(slots=True)

@@ -5,29 +5,30 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 from paceline.planning.base import RoundCosts
 from paceline.planning.costs.profile import DriftTracker
 
-AS_MEASURED = 0.1
+AS_MEASURED: Final = 0.1
 """Share by which plain rounds may take more or less than on a machine that is as it was."""
 
-_ENTRY_SHARE = 0.5
+_ENTRY_SHARE: Final = 0.5
 """Of what a change of width costs, in the price of a round with drafts after a plain one: others will follow it."""
 
-_SURPRISES = 3
+_SURPRISES: Final = 3
 """Latest wide rounds, an odd number, by whose median plain decoding is put in doubt."""
-_DOUBTFUL_SHARE = 0.15
+_DOUBTFUL_SHARE: Final = 0.15
 """Share by which that is more or less than was expected."""
-_LONGEST_PATIENCE = 48
+_LONGEST_PATIENCE: Final = 48
 """Wide rounds in a row after which there may be doubts in any case, however often there was no reason for them."""
 
-_SLOWEST_STEP = 0.15
-_LARGEST_SURPRISE = 0.5
-_ROWS_MEMORY = 16.0
-_ROWS_PRIOR = 0.25
-_DRAFT_STEP = 0.1
-_LARGEST_DRAFT_SURPRISE = 4.0
+_SLOWEST_STEP: Final = 0.15
+_LARGEST_SURPRISE: Final = 0.5
+_ROWS_MEMORY: Final = 16.0
+_ROWS_PRIOR: Final = 0.25
+_DRAFT_STEP: Final = 0.1
+_LARGEST_DRAFT_SURPRISE: Final = 4.0
 
 
 class OnlineCosts:

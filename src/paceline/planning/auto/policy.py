@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from paceline.core.errors import InputError
 from paceline.core.request import Request
@@ -40,27 +41,28 @@ from paceline.planning.auto.round_plan import Proposal, RequestPlan, RoundPlan
 from paceline.planning.base import RoundCosts, RoundRecord
 from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS
 
-START_ROUNDS = 4.0
+START_ROUNDS: Final = 4.0
 """Plain rounds that a request may lose before it has won any, and"""
-START_SHARE = 0.03
+START_SHARE: Final = 0.03
 """share of the longest answer that it may have, if that is less."""
 
-RISKED_SHARE = 0.7
+RISKED_SHARE: Final = 0.7
 """Of what may be lost, in one round."""
 
-PAPER_ROUNDS = 3.0
+PAPER_ROUNDS: Final = 3.0
 """Plain rounds that drafts have to win on paper before a request may lose more than was allowed: as many again as at
 the start for the first time, and each time half as much for twice as many."""
 
-FIRST_PLAIN_ROUNDS = 1
+FIRST_PLAIN_ROUNDS: Final = 1
 """Plain rounds at the start;"""
-PLAIN_EVERY = 64
+PLAIN_EVERY: Final = 64
 """rounds after which another is made, as speculation is compared with what they take; sooner where that is in doubt."""
-FIRST_PLAIN_EVERY, CERTAIN_AFTER = 16, 5
+FIRST_PLAIN_EVERY: Final = 16
+CERTAIN_AFTER: Final = 5
 """Rounds after which it is made until there were so many, where the latest did not take what was measured."""
 
-_PACE_MEMORY = 64.0
-_WIDEST = 64
+_PACE_MEMORY: Final = 64.0
+_WIDEST: Final = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
@@ -18,7 +18,7 @@ from paceline.drafters.base import DraftJob
 from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.survival import NEGLIGIBLE, GrownTree
 
-_CERTAIN = 0.95
+_CERTAIN: Final = 0.95
 """Share of drafted tokens that are right at best."""
 
 Proposal: TypeAlias = tuple[float, int, int]
@@ -50,7 +50,8 @@ class RequestPlan:
     looked_at: set[str] = field(default_factory=set)
 
 
-class Front(NamedTuple):
+@dataclass(slots=True)
+class Front:
     """The end of a chain that a model could extend.
 
     Attributes:
@@ -67,10 +68,11 @@ class Front(NamedTuple):
 
     def alone(self) -> Front:
         """Return it as if nothing else were drafted."""
-        return self._replace(others=())
+        return Front(self.job, self.survival, self.ahead, ())
 
 
-class Cut(NamedTuple):
+@dataclass(slots=True)
+class Cut:
     """The proposals of a round that are worth verifying.
 
     Attributes:
@@ -224,22 +226,24 @@ class RoundPlan:
         ]
         nodes.sort()
         branches = self.branches
-        # A root is always verified.
-        taken = {(request_id, ROOT) for request_id in self.plans}
-        has_child: set[tuple[int, int]] = set()
+        # By request, children taken of each node; -1 of one that is not taken itself. A root is always verified.
+        children: dict[int, list[int]] = {}
         ranked = []
         for negative, request_id, node in nodes:
             tree = self.plans[request_id].tree
             assert tree is not None
-            parent = (request_id, tree.parents[node])
-            if parent not in taken:
+            taken = children.get(request_id)
+            if taken is None:
+                taken = children[request_id] = [0] + [-1] * (len(tree.parents) - 1)
+            parent = tree.parents[node]
+            if taken[parent] < 0:
                 continue
-            if parent in has_child:
+            if taken[parent] > 0:
                 if branches == 0:
                     continue
                 branches -= 1
-            has_child.add(parent)
-            taken.add((request_id, node))
+            taken[parent] += 1
+            taken[node] = 0
             ranked.append((-negative, request_id, node))
         return ranked
 

@@ -5,7 +5,6 @@ A tree holds proposals of several drafters; each drafter has its own calibration
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -24,7 +23,8 @@ NEGLIGIBLE: Final = 0.01
 """Chance of a token below which nothing behind it is asked for, counts if it was drafted, or teaches anything."""
 
 
-class Verdict(NamedTuple):
+@dataclass(slots=True)
+class Verdict:
     """What became of a drafter's first choice.
 
     Attributes:
@@ -42,7 +42,8 @@ class Verdict(NamedTuple):
     right: bool
 
 
-class _Proposal(NamedTuple):
+@dataclass(slots=True)
+class _Proposal:
     """One drafter's proposal, kept for when it is known what the target said.
 
     Attributes:
@@ -56,7 +57,8 @@ class _Proposal(NamedTuple):
     company: Company
 
 
-class _Fork(NamedTuple):
+@dataclass(slots=True)
+class _Fork:
     """What was proposed after one node.
 
     Attributes:
@@ -70,7 +72,8 @@ class _Fork(NamedTuple):
     chances: Sequence[tuple[int, float]]
 
 
-class GrownTree(NamedTuple):
+@dataclass(slots=True)
+class GrownTree:
     """A tree as the drafters left it, before anything was dropped.
 
     Attributes:
@@ -123,11 +126,13 @@ class AcceptanceRate:
         return (self.accepted + self.prior_weight * self.prior) / (self.seen + self.prior_weight)
 
 
-_CHANCES = (0.5, 0.7, 0.85, 0.95)
+_CHANCES: Final[Sequence[float]] = (0.5, 0.7, 0.85, 0.95)
 """Upper ends of the bins of a drafted token's chance."""
 
-_OUTLOOK_PRIOR = (0.6, 0.7, 0.5, 0.65, 0.72, 0.77, 0.9)
-_AFTER_WRONG, _AFTER_RIGHT, _FIRST_BIN = 0, 1, 2
+_OUTLOOK_PRIOR: Final[Sequence[float]] = (0.6, 0.7, 0.5, 0.65, 0.72, 0.77, 0.9)
+_AFTER_WRONG: Final = 0
+_AFTER_RIGHT: Final = 1
+_FIRST_BIN: Final = 2
 
 
 class Outlook:
@@ -203,7 +208,11 @@ class Outlook:
 
 
 def _bin(chance: float) -> int:
-    return _FIRST_BIN + bisect.bisect_right(_CHANCES, chance)
+    # As bisect.bisect_right, which takes longer for so few.
+    index = _FIRST_BIN
+    for end in _CHANCES:
+        index += chance >= end
+    return index
 
 
 class Chances(NamedTuple):
@@ -292,7 +301,7 @@ class SurvivalModel:
             proposal = _Proposal(candidate, True, ALONE)
             if known is None:
                 return _Fork(parent, [proposal], [])
-            chance = known.belief(request_id, candidate.evidence, depth).probability
+            chance = known.chance(request_id, candidate.evidence, depth)
             return _Fork(parent, [proposal], [(candidate.node, chance)])
         # Every drafter's first choice; what it proposed after that are its runners-up.
         firsts: dict[str, int] = {}
@@ -309,7 +318,7 @@ class SurvivalModel:
             calibration = (self._first if first else self._siblings).get(source)
             if calibration is None:
                 continue
-            chance = calibration.belief(request_id, candidate.evidence, depth, company).probability
+            chance = calibration.chance(request_id, candidate.evidence, depth, company)
             if first:
                 opinions.setdefault(node, []).append((source, chance))
             else:
@@ -345,7 +354,8 @@ class SurvivalModel:
             if not said[fork.parent] or depth >= len(emitted):
                 continue
             before = tree.chance(fork.parent)
-            for candidate, first, company in fork.proposals:
+            for proposal in fork.proposals:
+                candidate, first, company = proposal.candidate, proposal.first, proposal.company
                 right = candidate.token_id == emitted[depth]
                 said[candidate.node] = right
                 calibration = (self._first if first else self._siblings).get(candidate.source)
