@@ -1,12 +1,14 @@
 # Everything from a bare machine: Python, make and a C++ compiler (for llama.cpp) are all it takes.
 #
 #   make demo    the embedded pair, as it is and at the cost of a 1B model, plainly and speculatively
-#   make test    lint, types and tests
+#   make test    lint, types and tests, of what users get and of the sources as they are
 #   make bench   the measurements behind the figures in the documentation
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WHEEL := build/wheel
+SOURCES := pyproject.toml $(shell find src -name '*.py')
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # With a constraints file a torch build can be pinned; see constraints.txt.
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
@@ -22,7 +24,7 @@ SAMPLE := logs:6
 # Sampled: greedily so small a model repeats itself, which flatters drafting.
 SAMPLING := --temp 0.8 --seed 1
 
-.PHONY: demo test lint types unit bench train clean
+.PHONY: demo test lint types unit interpreted bench train clean
 
 demo: $(VENV)/.installed
 	$(BIN)/paceline run --sample $(SAMPLE) $(SAMPLING) -n 200
@@ -30,7 +32,7 @@ demo: $(VENV)/.installed
 	$(BIN)/paceline inflate 1b --type Q4_0
 	$(BIN)/paceline run -m target-1b-q4_0 -md draft --sample $(SAMPLE) $(SAMPLING) -n 200 --compare
 
-test: lint types unit
+test: lint types unit interpreted
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
@@ -42,20 +44,34 @@ types: $(VENV)/.installed-dev
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
 
+# Where the planner is not compiled it is the same code still; and so are sources that are being worked on.
+interpreted: $(VENV)/.installed-dev
+	PYTHONPATH=src $(BIN)/python -m pytest tests/planning
+
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
 train: $(VENV)/.installed-dev
 	$(BIN)/python -m training all
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# By way of a source archive, as compiled modules would otherwise lie among the sources and be imported in their place.
+$(WHEEL)/.built: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet 'build>=1.5'
+	rm -rf $(WHEEL)
+	@echo "compiling the planner, which takes half a minute"
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(BIN)/python -m build --quiet --outdir $(WHEEL)
+	touch $@
+
+# A version that is installed already would be left as it is.
+$(VENV)/.installed: $(WHEEL)/.built constraints.txt
+	$(PIP) uninstall --quiet --quiet --yes paceline
 	@echo "installing paceline; llama.cpp is compiled the first time, which takes a few minutes"
-	$(INSTALL) --editable .
+	$(INSTALL) $(WHEEL)/*.whl
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) --editable '.[torch,plots,dev]'
+	$(INSTALL) "$$(echo $(WHEEL)/*.whl)[torch,plots,dev]"
 	touch $@
 
 clean:

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from benchmarks import acceptance, lossless, overhead, plain_speed, speed
+from benchmarks import acceptance, lossless, overhead, plain_speed, planning, speed
 from benchmarks.inflation import EPILOG as INFLATION_EPILOG
 from benchmarks.inflation import inflation
 from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
@@ -26,6 +26,7 @@ MEASUREMENTS = {
     "lossless": lossless,
     "acceptance": acceptance,
     "overhead": overhead,
+    "planning": planning,
     "plain_speed": plain_speed,
     "speed": speed,
 }

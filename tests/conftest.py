@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+import paceline
 
 # The same examples on every machine; HYPOTHESIS_PROFILE=explore looks for new ones.
 _EXPLORE = settings(
@@ -32,6 +35,14 @@ def cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SUMMARY_LINES] = []
+    installed, sources = Path(paceline.__file__).parent, Path(__file__).parents[1] / "src" / "paceline"
+    for source in sources.rglob("*.py"):
+        copy = installed / source.relative_to(sources)
+        if not copy.exists() or copy.read_bytes() != source.read_bytes():
+            raise pytest.UsageError(
+                f"the paceline that is installed is older than {source}: "
+                "run make unit, or with PYTHONPATH=src the sources as they are"
+            )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

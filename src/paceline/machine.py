@@ -10,19 +10,26 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import paceline
+from paceline.core import tree
 
 _PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy")
 
 
 def machine() -> dict[str, str]:
     """Return the versions that are installed, the processor and the system."""
-    facts = {"paceline": paceline.__version__, "python": platform.python_version()}
+    facts = {"paceline": paceline.__version__, "planner": "compiled" if is_compiled() else "interpreted"}
+    facts["python"] = platform.python_version()
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             facts[package] = version(package)
     facts["system"] = f"{platform.system()} {platform.machine()}"
     facts["processor"] = f"{processor() or 'unknown'}, {os.cpu_count()} cores"
     return facts
+
+
+def is_compiled() -> bool:
+    """Return whether the planner, and the trees it plans with, were compiled when this package was built."""
+    return not tree.__file__.endswith(".py")
 
 
 def processor() -> str:
