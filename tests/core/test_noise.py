@@ -124,9 +124,9 @@ def test_known_values() -> None:
 
 def test_torch_computes_the_same_bits() -> None:
     torch = pytest.importorskip("torch")
-    keys = row_keys(123456789, 2, 77)
+    keys = np.array(row_keys(123456789, 2, 77)).reshape(2, 2, 1)
     ids = np.concatenate((np.arange(5000), [2**32 - 1, 2**32 - 2, 2**31]))
     ours = uniform_from_words(ids, keys)
-    theirs = uniform_from_words(torch.from_numpy(ids), keys)
+    theirs = uniform_from_words(torch.from_numpy(ids), torch.from_numpy(keys))
     assert theirs.dtype == torch.float64
     assert theirs.numpy().tolist() == ours.tolist()

@@ -267,7 +267,7 @@ def random_model(vocab_size: int, *, seed: int, order: int = 3, spread: float = 
         row = memo.get(context)
         if row is None:
             state = np.random.SeedSequence((seed, *context)).generate_state(4)
-            uniforms = uniform_from_words(ids, (int(state[0]), int(state[1]), int(state[2]), int(state[3])))
+            uniforms = uniform_from_words(ids, state.astype(np.int64).reshape(2, 2, 1))
             # The logistic quantile: bell-shaped, and exact in closed form. Its standard deviation is pi / sqrt(3).
             row = spread * np.log(uniforms / (1.0 - uniforms)) * (3.0**0.5 / np.pi)
             memo[context] = row
