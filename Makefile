@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WHEEL := build/wheel
-SOURCES := pyproject.toml $(shell find src -name '*.py')
+SOURCES := pyproject.toml $(shell find src -type f -not -path '*/__pycache__/*')
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # With a constraints file a torch build can be pinned; see constraints.txt.
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
@@ -75,4 +75,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
