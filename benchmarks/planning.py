@@ -76,21 +76,10 @@ class Stopwatch:
 
     def __init__(self, auto: AutoPolicy) -> None:
         self._auto = auto
+        self.check, self.begin, self.end = auto.check, auto.begin, auto.end
         self._kind = PLAIN
         self._spent_s = 0.0
         self.times_us: dict[str, list[float]] = defaultdict(list)
-
-    def check(self, request: Request) -> None:
-        """Pass it on."""
-        self._auto.check(request)
-
-    def begin(self, request: Request) -> None:
-        """Pass it on."""
-        self._auto.begin(request)
-
-    def end(self, request: Request) -> None:
-        """Pass it on."""
-        self._auto.end(request)
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
         """Take the time of a round's beginning."""

@@ -31,25 +31,8 @@ _BUCKETS: Final = 8
 _LOGIT_LIMIT: Final = 12.0
 
 
-class Belief(NamedTuple):
-    """What is believed about one acceptance, in log-odds.
-
-    Attributes:
-        mean: of the log-odds.
-        variance: of the log-odds.
-    """
-
-    mean: float
-    variance: float
-
-    @property
-    def probability(self) -> float:
-        """Chance of acceptance, the uncertainty averaged out.
-
-        The probit approximation of D. MacKay, "The evidence framework applied to classification networks" (1992),
-        equation 10: ``sigmoid(mean / sqrt(1 + pi * variance / 8))``.
-        """
-        return _probability(self.mean, self.variance)
+Belief: TypeAlias = tuple[float, float]
+"""Mean and variance of what is believed about the log-odds of one acceptance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,20 +216,19 @@ class Calibration:
 
     def belief(self, request_id: int, evidence: Evidence, depth: int, company: Company = ALONE) -> Belief:
         """Return what is believed of a draft at ``depth``, given that everything above it is accepted."""
-        return Belief(*self._believe(self._features.inputs(evidence, depth), self._offsets_of(request_id, company)))
+        return self._believe(self._features.inputs(evidence, depth), self._offsets_of(request_id, company))
 
     def chance(self, request_id: int, evidence: Evidence, depth: int, company: Company = ALONE) -> float:
-        """Return the probability of :meth:`belief`, in the short way that is taken for every proposal of a round."""
-        mean, variance = self._believe(self._features.inputs(evidence, depth), self._offsets_of(request_id, company))
-        return _probability(mean, variance)
+        """Return the :func:`probability` of :meth:`belief`."""
+        return probability(self.belief(request_id, evidence, depth, company))
 
     def observe(
         self, request_id: int, evidence: Evidence, depth: int, accepted: bool, company: Company = ALONE
     ) -> None:
         """Learn from one verdict, of a draft whose predecessors were all accepted."""
         inputs, offsets = self._features.inputs(evidence, depth), self._offsets_of(request_id, company)
-        mean, variance = self._believe(inputs, offsets)
-        chance = _probability(mean, variance)
+        belief = self._believe(inputs, offsets)
+        chance, variance = probability(belief), belief[1]
         self.reliability.add(chance, accepted)
         # The filter's step: the verdict's own noise in log-odds has variance 1 / (p (1 - p)).
         information = max(chance * (1.0 - chance), 1e-3)
@@ -263,8 +245,7 @@ class Calibration:
         """Return the weights that are common to all requests."""
         return self._weights + [weight for of_kind in self._company for weight in of_kind.values()]
 
-    def _believe(self, inputs: Inputs, offsets: list[_Weight]) -> tuple[float, float]:
-        """Return mean and variance of the log-odds."""
+    def _believe(self, inputs: Inputs, offsets: list[_Weight]) -> Belief:
         # Asked of every proposal of every round, so this makes no lists of its own.
         mean = variance = 0.0
         weights = self._weights
@@ -343,6 +324,11 @@ def _match_inputs(depth: int, length_bits: int, count: int, probability: float |
     return tuple(inputs)
 
 
-def _probability(mean: float, variance: float) -> float:
-    """See :attr:`Belief.probability`."""
+def probability(belief: Belief) -> float:
+    """Return the chance of acceptance, the uncertainty averaged out.
+
+    The probit approximation of D. MacKay, "The evidence framework applied to classification networks" (1992),
+    equation 10: ``sigmoid(mean / sqrt(1 + pi * variance / 8))``.
+    """
+    mean, variance = belief
     return 1.0 / (1.0 + math.exp(-mean / math.sqrt(1.0 + math.pi * variance / 8.0)))

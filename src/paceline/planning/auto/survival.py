@@ -126,6 +126,7 @@ class AcceptanceRate:
         return (self.accepted + self.prior_weight * self.prior) / (self.seen + self.prior_weight)
 
 
+# Not as tuples of floats: mypyc 2.4 takes such constants for unset.
 _CHANCES: Final[Sequence[float]] = (0.5, 0.7, 0.85, 0.95)
 """Upper ends of the bins of a drafted token's chance."""
 
