@@ -161,7 +161,7 @@ class Asking:
                 proposals.append((-survival, depth, index))
         proposals.sort()
         drafters = self._known.drafters
-        best, best_rows, gained, draft_s = 0.0, 0, 0.0, 0.0
+        best, best_rows, gained, draft_s = planned.least_value, 0, 0.0, 0.0
         level_rows = [0] * self._draft_max
         for rows, (negative, depth, index) in enumerate(proposals, start=1):
             gained -= negative

@@ -21,6 +21,10 @@ from paceline.planning.auto.survival import NEGLIGIBLE, GrownTree
 _CERTAIN: Final = 0.95
 """Share of drafted tokens that are right at best."""
 
+_UNEVEN_SHARE: Final = 0.04
+"""Tokens that drafts have to be worth, for every other request of a round: requests that get ahead end early, and leave
+fewer to share what a pass costs however narrow it is, which the pace of the round does not know."""
+
 Proposal: TypeAlias = tuple[float, int, int]
 """(Survival, request, node) of a drafted token."""
 
@@ -162,6 +166,11 @@ class RoundPlan:
         self.most_rows = most_rows or math.inf
 
     @property
+    def least_value(self) -> float:
+        """Tokens that drafts have to be worth to be verified at all."""
+        return _UNEVEN_SHARE * (self.requests - 1)
+
+    @property
     def draft_s(self) -> float:
         """Seconds that the drafts asked for so far should take."""
         return sum(self.predicted_draft_s.values())
@@ -254,7 +263,7 @@ class RoundPlan:
             ranked: what can be verified, best first.
             longest_s: seconds that the round may take, drafting left out.
         """
-        best, best_count, best_gained, gained = 0.0, 0, 0.0, 0.0
+        best, best_count, best_gained, gained = self.least_value, 0, 0.0, 0.0
         seconds, pace = self.staircase(len(ranked)), self.pace
         # A round without drafts may be a change itself, which plain decoding does not know.
         without_s = seconds[0]
@@ -263,7 +272,7 @@ class RoundPlan:
             value = gained - pace * (seconds[count] - without_s)
             if value > best and seconds[count] <= longest_s:
                 best, best_count, best_gained = value, count, gained
-        return Cut(ranked[:best_count], best_gained, best)
+        return Cut(ranked[:best_count], best_gained, best if best_count else 0.0)
 
 
 def front_of(tree: DraftTree, name: str) -> int:
