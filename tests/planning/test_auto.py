@@ -67,6 +67,15 @@ def texts(
     return [synthetic(seed, skills, num_tokens=num_tokens, num_prompt=100, depth=16) for seed in range(count)]
 
 
+def with_evidence(recording: Recording, **evidence: Any) -> Recording:
+    """Return a recording whose proposals all have that evidence instead of their own."""
+    tapes = [
+        replace(tape, chains=tuple(tuple(replace(level, **evidence) for level in chain) for chain in tape.chains))
+        for tape in recording.tapes
+    ]
+    return replace(recording, tapes=tuple(tapes))
+
+
 def plain_s(recordings: list[Recording], curve: Curve, **options: object) -> float:
     return replay(recordings, NO_SPECULATION, curve, **options).decode_s  # type: ignore[arg-type]
 
@@ -181,6 +190,17 @@ def test_what_early_losses_used_up_is_allowed_again_where_drafts_win_on_paper() 
         recording = synthetic(seed, skills, num_tokens=700, num_prompt=100, depth=16)
         (request,) = replay([recording], AutoPolicy(curve), curve, free_s=2e-5, own_s=1.5e-4).requests
         assert request.arrivals_s[-1] - request.arrivals_s[400] <= 0.5 * 299 * curve.round_s(1)
+
+
+def test_a_draft_model_is_asked_how_sure_it_is() -> None:
+    """Where margins say nothing, that alone tells which drafts are worth it."""
+    curve = CURVES["F16"]
+
+    def seconds(**evidence: object) -> float:
+        recordings = [with_evidence(recording, margins=(1.0,), **evidence) for recording in texts(0.6)]
+        return replay(recordings, AutoPolicy(curve), curve).decode_s
+
+    assert seconds() <= 0.9 * seconds(probability=None)
 
 
 @pytest.mark.parametrize("name", CURVES)

@@ -72,6 +72,21 @@ def test_chances_of_a_draft_model_are_learned() -> None:
     assert max(errors) < 0.25
 
 
+def test_a_draft_model_that_is_sure_is_believed_more_until_shown_otherwise() -> None:
+    calibration = Calibration(MarginFeatures())
+    unsure, even, sure = (Evidence(probability, margin=1.0) for probability in (0.2, 0.5, 0.9))
+    chances = [calibration.chance(REQUEST, seen, 1) for seen in (unsure, even, sure)]
+    assert chances == sorted(chances)
+    assert calibration.belief(REQUEST, Evidence(margin=1.0), 1) == calibration.belief(REQUEST, even, 1)
+    truth = {0.2: 0.8, 0.9: 0.2}
+    either = [unsure, sure]
+    taught(calibration, lambda seen, depth: truth[seen.probability or 0.0], lambda rng: rng.choice(either), 2000)
+    assert calibration.chance(REQUEST, unsure, 1) == pytest.approx(0.8, abs=0.1)
+    assert calibration.chance(REQUEST, sure, 1) == pytest.approx(0.2, abs=0.1)
+    # What no softmax gives, or only rounding does, is as good as the ends of what it may.
+    assert all(0.0 < calibration.chance(REQUEST, Evidence(end, margin=1.0), 1) < 1.0 for end in (0.0, 1.0))
+
+
 def test_chances_of_a_lookup_are_learned_though_they_are_steps() -> None:
     calibration = taught(Calibration(MatchFeatures()), by_match, matches, 4000)
     for length in (2, 5, 9, 20, 60):

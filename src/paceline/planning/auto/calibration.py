@@ -1,11 +1,11 @@
 """How likely a drafted token is to be accepted, learned from the rounds as they go by.
 
 Each drafter has a logistic model of its own evidence: of a draft model the margin between its best and second choice
-*under the noise it was drawn with* (a token of probability 0.1 that large noise chose may be near certain), of a text
-lookup how long the match was, how often its continuation was seen, and how often others were. Depths and requests have
-offsets of their own, shrunk towards what is common to all. Beliefs are Gaussians over the weights, updated one verdict
-at a time (an extended Kalman filter), so an estimate comes with its uncertainty and a change in the text is followed
-within tens of tokens.
+*under the noise it was drawn with* (a token of probability 0.1 that large noise chose may be near certain), and how
+sure it was without noise; of a text lookup how long the match was, how often its continuation was seen, and how often
+others were. Depths and requests have offsets of their own, shrunk towards what is common to all. Beliefs are Gaussians
+over the weights, updated one verdict at a time (an extended Kalman filter), so an estimate comes with its uncertainty
+and a change in the text is followed within tens of tokens.
 
 Labels come only from drafts whose predecessors were all accepted: an estimate is the chance given that.
 
@@ -82,26 +82,32 @@ def _depth_priors() -> list[Prior]:
 
 @dataclass(frozen=True, slots=True)
 class MarginFeatures:
-    """Of a draft model: the logarithm of its margin, and the depth.
+    """Of a draft model: the logarithm of its margin, the log-odds of its likeliest token, and the depth.
 
     Attributes:
-        intercept: log-odds at a margin of 1.
+        intercept: log-odds at a margin of 1 and a probability of 1/2.
         slope: of the log-odds over the logarithm of the margin.
+        confidence: slope of the log-odds over those that the draft model gives its likeliest token.
     """
 
-    intercept: Prior = Prior(1.3, 1.0, 0.004)
-    slope: Prior = Prior(0.85, 0.25, 0.0003)
+    intercept: Prior = Prior(1.4, 1.0, 0.004)
+    slope: Prior = Prior(0.75, 0.25, 0.0003)
+    confidence: Prior = Prior(0.45, 0.1, 0.0003)
 
     def priors(self) -> list[Prior]:
-        """Return intercept, slope and depth offsets."""
-        return [self.intercept, self.slope, *_depth_priors()]
+        """Return those of intercept, slope, depths and confidence."""
+        return [self.intercept, self.slope, *_depth_priors(), self.confidence]
 
     def inputs(self, evidence: Evidence, depth: int) -> Inputs:
-        """Return the inputs; an unknown margin counts as 1."""
+        """Return the inputs; an unknown margin counts as 1, an unknown probability as 1/2."""
         margin = evidence.margin if evidence.margin is not None else 1.0
         # Below e^-4 a margin is a tie, above e^3 it is certain: further out the line would only extrapolate.
         scaled = min(max(math.log(max(margin, 1e-9)), -4.0), 3.0)
-        return (0, 1.0), (1, scaled), (1 + min(depth, MAX_DEPTH_OFFSET), 1.0)
+        inputs = (0, 1.0), (1, scaled), (1 + min(depth, MAX_DEPTH_OFFSET), 1.0)
+        if evidence.probability is None:
+            return inputs
+        probability = min(max(evidence.probability, 0.018), 0.982)
+        return (*inputs, (2 + MAX_DEPTH_OFFSET, math.log(probability / (1.0 - probability))))
 
 
 @dataclass(frozen=True, slots=True)

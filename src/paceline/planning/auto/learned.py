@@ -13,7 +13,7 @@ from paceline.planning.auto.gains import Gains
 from paceline.planning.auto.survival import Chances, Outlook
 from paceline.planning.keeping import PairKey, load_entry, store_entry
 
-LEARNED_VERSION: Final = 1
+LEARNED_VERSION: Final = 2
 """Raised whenever something else is learned or it means something else, so that what was kept before is left."""
 
 _FORMAT: Final = "paceline-learned"

@@ -202,7 +202,7 @@ class AutoPolicy:
                 budgets.append(None)
                 continue
             planned.plans[request.id] = RequestPlan(request, blind, request.num_output)
-            budgets.append(DraftBudget(depth, 1 if blind else self.siblings, margin=not blind))
+            budgets.append(DraftBudget(depth, 1 if blind else self.siblings, probability=not blind, margin=not blind))
         if planned.plans:
             self._round = planned
         return budgets
