@@ -106,8 +106,9 @@ class MarginFeatures:
         inputs = (0, 1.0), (1, scaled), (1 + min(depth, MAX_DEPTH_OFFSET), 1.0)
         if evidence.probability is None:
             return inputs
-        probability = min(max(evidence.probability, 0.018), 0.982)
-        return (*inputs, (2 + MAX_DEPTH_OFFSET, math.log(probability / (1.0 - probability))))
+        # Log-odds of 4 either way, for the same reason.
+        confidence = min(max(evidence.probability, 0.018), 0.982)
+        return (*inputs, (2 + MAX_DEPTH_OFFSET, math.log(confidence / (1.0 - confidence))))
 
 
 @dataclass(frozen=True, slots=True)
