@@ -24,3 +24,9 @@ def test_drafts_have_to_make_up_for_requests_that_end_apart(requests: int, draft
     assert cut.value == pytest.approx(worth)
     assert len(cut.kept) == (drafts if worth else 0)
     assert cut.gained == pytest.approx(0.6 * len(cut.kept))
+
+
+@pytest.mark.parametrize(("requests", "fewest"), [(1, 1), (64, 6)])
+def test_nothing_is_hoped_for_where_even_right_drafts_could_not(requests: int, fewest: int) -> None:
+    planned = round_of(requests)
+    assert [planned.is_hopeful(widest) for widest in range(1, 9)] == [widest >= fewest for widest in range(1, 9)]

@@ -149,8 +149,8 @@ class RoundPlan:
 
     def is_hopeful(self, widest: int) -> bool:
         """Return whether up to ``widest`` drafted rows would be worth their time if hardly any of them were wrong."""
-        seconds = self.staircase(widest)
-        return any(_CERTAIN * rows > self.pace * (seconds[rows] - seconds[0]) for rows in range(widest, 0, -1))
+        seconds, least = self.staircase(widest), self.least_value
+        return any(_CERTAIN * rows > self.pace * (seconds[rows] - seconds[0]) + least for rows in range(widest, 0, -1))
 
     def limit(self, widest: int) -> None:
         """Find the most drafted rows, up to ``widest``, that the headroom allows, and what seconds are worth then."""
