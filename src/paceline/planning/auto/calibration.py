@@ -103,12 +103,10 @@ class MarginFeatures:
         margin = evidence.margin if evidence.margin is not None else 1.0
         # Below e^-4 a margin is a tie, above e^3 it is certain: further out the line would only extrapolate.
         scaled = min(max(math.log(max(margin, 1e-9)), -4.0), 3.0)
-        inputs = (0, 1.0), (1, scaled), (1 + min(depth, MAX_DEPTH_OFFSET), 1.0)
-        if evidence.probability is None:
-            return inputs
         # Log-odds of 4 either way, for the same reason.
-        confidence = min(max(evidence.probability, 0.018), 0.982)
-        return (*inputs, (2 + MAX_DEPTH_OFFSET, math.log(confidence / (1.0 - confidence))))
+        sure = min(max(evidence.probability, 0.018), 0.982) if evidence.probability is not None else 0.5
+        log_odds = math.log(sure / (1.0 - sure))
+        return (0, 1.0), (1, scaled), (1 + min(depth, MAX_DEPTH_OFFSET), 1.0), (2 + MAX_DEPTH_OFFSET, log_odds)
 
 
 @dataclass(frozen=True, slots=True)
