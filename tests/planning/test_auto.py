@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -329,8 +330,44 @@ def test_plain_rounds_are_made_early_where_they_take_other_than_was_measured() -
 def test_few_requests_at_once_gain_where_one_does() -> None:
     recordings, curve = texts(0.9, num_tokens=128, count=16), CURVES["F16"]
     for concurrent in (1, 2, 4):
-        auto = replay(recordings, AutoPolicy(curve), curve, concurrent=concurrent).decode_s
-        assert auto <= plain_s(recordings, curve, concurrent=concurrent) / 1.15
+        auto = replay(recordings, AutoPolicy(curve), curve, concurrent=concurrent).total_s
+        assert auto <= replay(recordings, NO_SPECULATION, curve, concurrent=concurrent).total_s / 1.15
+
+
+def one_after_the_other(right: float) -> list[Recording]:
+    """Return requests of all lengths, as a server gets them: whenever one is done, the next takes its place."""
+    rng = random.Random(0)
+    return [
+        synthetic(
+            seed,
+            {"draft": Skill(right)},
+            num_tokens=rng.randint(24, 256),
+            num_prompt=rng.choice((20, 100, 400)),
+            depth=16,
+        )
+        for seed in range(24)
+    ]
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("right", [0.02, 0.8])
+def test_a_server_is_never_slower_than_with_plain_decoding(name: str, right: float) -> None:
+    recordings, curve = one_after_the_other(right), CURVES[name]
+    auto = replay(recordings, AutoPolicy(curve), curve, concurrent=8).total_s
+    assert auto <= 1.01 * replay(recordings, NO_SPECULATION, curve, concurrent=8).total_s
+
+
+@pytest.mark.parametrize("concurrent", [4, 8, 16])
+def test_what_none_of_several_requests_would_pay_for_alone_is_asked_of_all(concurrent: int) -> None:
+    """What a level and a change of width cost is shared: drafts for one or two of eight requests bring nothing."""
+    recordings, curve = one_after_the_other(0.95), CURVES["graphs"]
+
+    def seconds(policy: Policy) -> float:
+        return replay(recordings, policy, curve, concurrent=concurrent).total_s
+
+    auto = seconds(AutoPolicy(curve))
+    assert auto <= seconds(NO_SPECULATION) / 1.3
+    assert auto <= min(seconds(FixedPolicy(length)) for length in (1, 2, 3, 4, 7)) / 0.97
 
 
 @pytest.mark.parametrize(("right", "speedup", "lowest"), [(0.6, 1.3, 1.0), (0.02, 0.98, 0.89)])

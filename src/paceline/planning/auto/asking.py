@@ -263,7 +263,7 @@ class Asking:
             node = front_of(job.tree, name)
             fronts.append((tree.survivals[node], job, node))
         standing = self._standing(planned)
-        rows, gained, value = len(standing.kept), standing.gained, standing.value
+        rows, gained = len(standing.kept), standing.gained
         # A front can only be extended if what leads to it is verified: beside what is worth it by itself, or instead.
         kept = {(request_id, node) for _, request_id, node in standing.kept}
         own_rows, own_gained = 0, 0.0
@@ -281,17 +281,7 @@ class Asking:
                     gained += tree.survivals[node]
                 node = tree.parents[node]
         outlook.sort(key=lambda front: -front.survival)
-        alone = [front.alone() for front in outlook]
-        best, best_count = value, 0
-        step = max(1, len(outlook) // 8)
-        for number in range(len(outlook), 0, -step):
-            level_rows = len(blind) + number
-            ahead_of = max(
-                planned.value_ahead(outlook[:number], gained, rows, level_rows),
-                planned.value_ahead(alone[:number], own_gained, own_rows, level_rows),
-            )
-            if ahead_of > best:
-                best, best_count = ahead_of, number
+        best_count = planned.most_worth(outlook, standing.value, (gained, rows), (own_gained, own_rows), len(blind))
         chosen = [front.job for front in outlook[:best_count] if front.job is not None] + blind
         if chosen:
             planned.predicted_draft_s[name] += known.costs.draft_s(len(chosen), planned.context)
@@ -307,20 +297,46 @@ class Asking:
         # A draft is tried on a few requests, and then on twice as many, before all of them have it read their prompts.
         most = max(1, len(jobs) // 16, 2 * met.last_asked)
         chosen: list[DraftJob] = []
+        passed_over: list[DraftJob] = []
+        reading_s = 0.0
         for job in jobs:
             request, plan = job.request, planned.plans[job.request.id]
             catch_up_s = self._catch_up_s(drafter.unread(request) or 0, len(request.token_ids))
             is_ready = plan.blind and (catch_up_s == 0 or request.id in planned.paid)
-            if len(chosen) >= most and not is_ready:
-                continue
-            if is_ready or self._asks_model(planned, plan, name, catch_up_s, standing):
+            if is_ready or (len(chosen) < most and self._asks_model(planned, plan, name, catch_up_s, standing)):
                 chosen.append(job)
-                predicted = planned.predicted_draft_s
-                predicted[name] = predicted.get(name, 0.0) + catch_up_s
+                reading_s += catch_up_s
+            elif catch_up_s == 0:
+                passed_over.append(job)
+        if len(passed_over) > 1:
+            chosen += self._worth_together(planned, name, passed_over, len(chosen), standing)
         met.last_asked = len(chosen)
         if chosen:
-            planned.predicted_draft_s[name] += costs.draft_s(len(chosen), planned.context)
+            planned.predicted_draft_s[name] = reading_s + costs.draft_s(len(chosen), planned.context)
         return chosen
+
+    def _worth_together(
+        self, planned: RoundPlan, name: str, jobs: Sequence[DraftJob], others_asked: int, standing: Cut
+    ) -> list[DraftJob]:
+        """Return those of the jobs that a model is worth asking for all at once, though not for each by itself.
+
+        They share its passes, what a change of width costs and the next step of the staircase, so that what each of a
+        few brought says little of what all would bring.
+        """
+        if planned.blocked or self._known.costs.draft_s(len(jobs), planned.context) > planned.headroom_s:
+            return []
+        fronts = []
+        for job in jobs:
+            ahead = self._known.requests[job.request.id].outlooks[name].ahead(None, self._draft_max)
+            fronts.append(Front(job, 1.0, ahead, others(planned.plans[job.request.id], ROOT)))
+        fronts.sort(key=lambda front: -front.ahead[0])
+        # What is worth it only for all has to make up for uneven progress besides.
+        value = standing.value + planned.least_value
+        count = planned.most_worth(fronts, value, (standing.gained, len(standing.kept)), (0.0, 0), others_asked)
+        together = [front.job for front in fronts[:count] if front.job is not None]
+        for job in together:
+            planned.plans[job.request.id].looked_at.discard(name)
+        return together
 
     def _asks_free(self, planned: RoundPlan, plan: RequestPlan, name: str, drafter: DrafterState) -> bool:
         """Return whether a drafter without a model is worth asking for one request, or a look that is paid for."""

@@ -208,6 +208,36 @@ class RoundPlan:
                 break
         return best
 
+    def most_worth(
+        self,
+        fronts: Sequence[Front],
+        value: float,
+        beside: tuple[float, int],
+        alone: tuple[float, int],
+        other_rows: int,
+    ) -> int:
+        """Return of how many chains further levels are worth most together; 0 if that is not more than ``value``.
+
+        Args:
+            fronts: the chains, the most promising first.
+            value: of the round without.
+            beside: tokens expected, and drafted rows, of what is worth verifying with what leads to the fronts.
+            alone: those of what leads to the fronts.
+            other_rows: of a pass of the draft, for chains that grow in any case.
+        """
+        by_themselves = [front.alone() for front in fronts]
+        best, best_count = value, 0
+        step = max(1, len(fronts) // 8)
+        for number in range(len(fronts), 0, -step):
+            level_rows = other_rows + number
+            ahead_of = max(
+                self.value_ahead(fronts[:number], *beside, level_rows),
+                self.value_ahead(by_themselves[:number], *alone, level_rows),
+            )
+            if ahead_of > best:
+                best, best_count = ahead_of, number
+        return best_count
+
     def standing(self) -> Cut:
         """Return the best cut of what is drafted so far, whether it can be afforded or not."""
         num_proposals = sum(plan.num_proposals for plan in self.plans.values())

@@ -69,10 +69,13 @@ class ReplayResult:
     Attributes:
         requests: in the order of the recordings.
         decode_s: virtual seconds of rounds in which anything was decoded; requests that shared a round share it.
+        total_s: virtual seconds until all was done, prompts included. Where requests follow each other and share rounds
+            this alone compares policies: in whose rounds a prompt is read hangs on who ends when.
     """
 
     requests: tuple[ReplayedRequest, ...]
     decode_s: float
+    total_s: float
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -183,6 +186,7 @@ def replay(
             for recording, request in zip(recordings, requests, strict=True)
         ),
         decode_s,
+        clock.now_s(),
     )
 
 
