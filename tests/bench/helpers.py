@@ -75,6 +75,6 @@ def profile() -> CostProfile:
     """Return what the engines cost."""
 
     def flat(seconds: float) -> PassCost:
-        return PassCost((WidthCost.of(1, [seconds]), WidthCost.of(512, [seconds])))
+        return PassCost((WidthCost.of(1, [seconds]), WidthCost.of(512, [seconds])), long_context=1024)
 
     return CostProfile(flat(PASS_S), flat(LEVEL_S))

@@ -366,6 +366,13 @@ def test_auto_starts_with_what_was_learned_elsewhere() -> None:
         assert ("auto starts with what earlier runs had learned of draft" in result.notes) == bool(names)
 
 
+def test_what_replay_does_not_know_of_long_contexts_is_said() -> None:
+    measured = profile()
+    short = replace(measured, target=replace(measured.target, long_context=None))
+    result = Runner(engines(), short, settings()).run()
+    assert result.notes == ["by replay a long context costs nothing: there was no time to measure what it adds"]
+
+
 @pytest.mark.parametrize("passes", [3, 500])
 def test_an_engine_that_fails_leaves_a_report_if_there_is_anything_in_it(
     passes: int, monkeypatch: pytest.MonkeyPatch

@@ -100,6 +100,19 @@ def test_widths_that_are_not_kept_are_measured(options: ModelOptions) -> None:
     assert again.profile.target.is_measured(19)
 
 
+def test_what_a_context_adds_is_measured_for_those_who_need_it(options: ModelOptions) -> None:
+    # A row takes 15 ms at best, so that two seconds are not enough for a context that is long enough to tell.
+    engine = engine_of(500.0, max_rows=32)
+    first = find_or_measure(engine, options, clock=engine.clock)
+    assert first.profile.target.long_context is None
+    assert not find_or_measure(engine, options, clock=engine.clock).measured
+    patient = ProfilingBudget(60.0, None)
+    again = find_or_measure(engine, options, clock=engine.clock, budget=patient, long_context=True)
+    assert again.measured
+    assert again.profile.target.long_context is not None
+    assert not find_or_measure(engine, options, clock=engine.clock, long_context=True).measured
+
+
 def test_a_cache_that_cannot_be_written_keeps_nothing_but_works(tmp_path: Path, options: ModelOptions) -> None:
     (tmp_path / "cache").write_text("in the way")
     engine = engine_of()

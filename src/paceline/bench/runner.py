@@ -154,6 +154,10 @@ class Runner:
         )
         if learned is not None:
             self.result.notes.append(f"auto starts with what earlier runs had learned of {', '.join(learned.drafters)}")
+        if profile.target.long_context is None:
+            self.result.notes.append(
+                "by replay a long context costs nothing: there was no time to measure what it adds"
+            )
 
     def run(self) -> BenchResult:
         """Measure everything, or as much as there is time for or the user lets it; return what was found.

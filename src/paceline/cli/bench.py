@@ -79,6 +79,8 @@ paceline bench -m big.gguf --time-limit 1800  [dim]# no draft model: suffix and 
 _MODELS, _WHAT, _OUTPUT = "Models", "What is measured", "Output"
 _PIPE_WIDTH = 160
 _PROFILING_SHARE = 0.04
+_PROFILING_S = 30.0
+"""Three times what a first load takes: what replay says after long prompts hangs on what a context adds to passes."""
 _DEFAULTS = BenchSettings(WORKLOAD_NAMES, VARIANT_NAMES, DRAFTER_NAMES)
 
 
@@ -353,16 +355,17 @@ def _kept_profile(
             raise KeyboardInterrupt
         progress.tell("measuring what passes cost", 0.0, 0.0)
 
-    whole = ProfilingBudget()
-    budget = whole if limit_s is None else ProfilingBudget(min(whole.max_s, _PROFILING_SHARE * limit_s), None)
+    budget_s = _PROFILING_S if limit_s is None else min(_PROFILING_S, _PROFILING_SHARE * limit_s)
     return find_or_measure(
         engines.target,
         target_options,
         engines.draft,
         draft_options,
-        budget=budget,
-        # A bench in a hurry leaves no later load with the little that it had time for.
-        keep_partial=budget.max_s >= whole.max_s,
+        budget=ProfilingBudget(budget_s, max_passes=None),
+        # A bench in a hurry is content with what was measured before, and leaves no later load with the little that it
+        # had time for.
+        long_context=budget_s >= _PROFILING_S,
+        keep_partial=budget_s >= ProfilingBudget().max_s,
         report=report,
     )
 

@@ -53,6 +53,7 @@ def find_or_measure(
     *,
     budget: ProfilingBudget | None = None,
     widths: Sequence[int] | None = None,
+    long_context: bool = False,
     force: bool = False,
     keep_partial: bool = True,
     clock: Clock | None = None,
@@ -68,6 +69,7 @@ def find_or_measure(
         budget: when to stop measuring.
         widths: the target's widths that must be measured, those of them that it can take; ``None`` is content with
             whatever is kept.
+        long_context: what a longer context adds to the target's passes must be measured; ``False`` is content without.
         force: measure even if there is one.
         keep_partial: keep it even if the budget was over before all widths were measured; later loads are then content
             with it.
@@ -86,7 +88,11 @@ def find_or_measure(
         profile = measure_profile(target, draft, budget=budget, widths=wanted, clock=clock, report=report)
         return KeptProfile(profile, True, None, None)
     kept = None if force else load_entry("profiles", key, CostProfile.from_json)
-    is_enough = kept is not None and all(kept.target.is_measured(rows) for rows in usable_widths(target, widths or ()))
+    is_enough = (
+        kept is not None
+        and all(kept.target.is_measured(rows) for rows in usable_widths(target, widths or ()))
+        and (kept.target.long_context is not None or not long_context)
+    )
     if kept is not None and is_enough and _still_holds(kept, target, clock):
         return KeptProfile(kept, False, entry_path("profiles", key), key)
     profile = measure_profile(target, draft, budget=budget, widths=wanted, clock=clock, report=report)
