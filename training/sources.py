@@ -7,13 +7,13 @@ import re
 import ssl
 import sysconfig
 import tarfile
+import tomllib
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import tomllib
 from rich.progress import track
 
 from training import paths

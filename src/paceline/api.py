@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict, Unpack
 
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, ClosedError, InputError
@@ -41,9 +41,6 @@ from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.keeping import PairKey
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class GenerateOptions(TypedDict, total=False):

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,6 @@ from paceline.engines.base import FloatArray
 from paceline.output import whole_file
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from paceline.api import GenerateOptions, Model
 
 RECORDING_VERSION: Final = 2
