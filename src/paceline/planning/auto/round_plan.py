@@ -220,7 +220,7 @@ class RoundPlan:
 
         Args:
             fronts: the chains, the most promising first.
-            value: of the round without.
+            value: what has to be exceeded, such as what the round is worth without.
             beside: tokens expected, and drafted rows, of what is worth verifying with what leads to the fronts.
             alone: those of what leads to the fronts.
             other_rows: of a pass of the draft, for chains that grow in any case.
