@@ -1,9 +1,10 @@
 """Plain decoding by `paceline run` against llama.cpp's own llama-bench, on the same file and in turn.
 
 Ratios to plain decoding mean something only if plain is as fast as it can be. llama-bench decodes random tokens from an
-empty cache and samples nothing, so what is left between the two is sampling and paceline's own time. llama.cpp fuses
-attention by default, and paceline does not on the CPU (docs/architecture.md), so each is measured with it and without.
-Every run is a process of its own on both sides.
+empty cache that holds no more than these, and samples nothing; paceline is given a cache of the same size, as a larger
+one takes longer to read even where little of it is in use. So what is left between the two is sampling and paceline's
+own time. llama.cpp fuses attention by default, and paceline does not on the CPU (docs/architecture.md), so each is
+measured with it and without. Every run is a process of its own on both sides.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def llama_bench(
     theirs = [str(program), "-m", str(path), "-p", "0", "-n", str(tokens), "-r", "1", "-t", str(threads), "-o", "json"]
     # One more token, as the first comes with the prompt.
     ours = [sys.executable, "-m", "paceline", "run", "-m", str(path), "-p", "a", "-n", str(tokens + 1)]
-    ours += ["-t", str(threads), "--temp", str(temp), "--seed", "0", "--ignore-eos", "--no-speculation", "--json"]
+    # llama.cpp rounds a cache up to 256 cells.
+    ours += ["-c", str(tokens + 16), "-t", str(threads), "--temp", str(temp), "--seed", "0", "--ignore-eos"]
+    ours += ["--no-speculation", "--json"]
     speeds: dict[str, list[float]] = {
         f"{who} -fa {fused}": [] for fused in _FUSED for who in ("paceline", "llama-bench")
     }
