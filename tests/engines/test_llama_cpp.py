@@ -844,6 +844,15 @@ def test_cpu_only_and_pinned_tensors(exact: Path, reference: Reference) -> None:
     assert_close(feed(engine, engine.open(), [1, 2]), reference([1, 2]))
 
 
+def test_a_gpu_is_described_by_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The processor in a GPU's place: what costs were measured on must not be known by a name that every machine uses.
+    processor = next(device for device in native._all_devices() if native._device_type(device) == 0)
+    monkeypatch.setattr(native, "offload_devices", lambda: {"CUDA0": processor})
+    (title,) = native.device_titles(("CUDA0",))
+    assert title.startswith("CUDA0 (")
+    assert len(title) > len("CUDA0 ()")
+
+
 def test_flash_attention_only_rounds_differently(exact: Path, reference: Reference) -> None:
     engine = load(exact, flash_attention=True)
     assert engine.capabilities.logit_tolerance > load(exact).capabilities.logit_tolerance

@@ -360,7 +360,7 @@ def _describe(model: Any, config: LlamaCppConfig, settings: _Settings) -> str:
             break
         parameters /= 1000
     kind = f"{architecture}, {parameters:.3g}{unit} parameters, {weights}"
-    where = ", ".join(settings.devices) if settings.devices else f"CPU, {settings.threads} threads"
+    where = ", ".join(native.device_titles(settings.devices)) or f"CPU, {settings.threads} threads"
     return f"{config.path.name} ({kind}) on {where}{', exact' if config.exact else ''}"
 
 

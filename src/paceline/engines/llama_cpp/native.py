@@ -196,6 +196,7 @@ _load_all_backends: Final = _function("ggml_backend_load_all", [], None)
 _device_count: Final = _function("ggml_backend_dev_count", [], ctypes.c_size_t)
 _device_get: Final = _function("ggml_backend_dev_get", [ctypes.c_size_t], ctypes.c_void_p)
 _device_name: Final = _function("ggml_backend_dev_name", [ctypes.c_void_p], ctypes.c_char_p)
+_device_description: Final = _function("ggml_backend_dev_description", [ctypes.c_void_p], ctypes.c_char_p)
 _device_type: Final = _function("ggml_backend_dev_type", [ctypes.c_void_p], ctypes.c_int)
 _device_buffer_type: Final = _function("ggml_backend_dev_buffer_type", [ctypes.c_void_p], ctypes.c_void_p)
 _buffer_type_name: Final = _function("ggml_backend_buft_name", [ctypes.c_void_p], ctypes.c_char_p)
@@ -216,6 +217,12 @@ def _name(device: int) -> str:
 def offload_devices() -> dict[str, int]:
     """Return the devices that layers can be offloaded to: name to handle, in llama.cpp's order."""
     return {_name(device): device for device in _all_devices() if _device_type(device) != _DEVICE_TYPE_CPU}
+
+
+def device_titles(names: Sequence[str]) -> list[str]:
+    """Return devices by name and by what they are, such as ``CUDA0 (NVIDIA H100 80GB HBM3)``."""
+    available = offload_devices()
+    return [f"{name} ({_device_description(available[name]).decode('utf-8', errors='replace')})" for name in names]
 
 
 def default_device_names() -> list[str]:
