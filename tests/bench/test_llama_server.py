@@ -145,6 +145,14 @@ def test_settings_become_arguments(servers: LlamaServers) -> None:
     ]
 
 
+def test_a_draft_with_threads_of_its_own_has_them_in_the_server_too(tmp_path: Path) -> None:
+    draft = ModelOptions(embedded_draft(), threads=1, threads_batch=2)
+    servers = LlamaServers(program(tmp_path, _SPEAKS), ModelOptions(embedded_target(), threads=3), draft, 512)
+    command = servers.command(SERVER_DRAFT_VARIANTS[0])
+    named = {name: command[command.index(name) + 1] for name in ("-t", "-tb", "-td", "-tbd")}
+    assert named == {"-t": "3", "-tb": "3", "-td": "1", "-tbd": "2"}
+
+
 @pytest.mark.parametrize(("fused", "argument"), [(True, "on"), (False, "off")])
 def test_attention_is_fused_as_in_paceline_where_that_was_chosen(tmp_path: Path, fused: bool, argument: str) -> None:
     options = ModelOptions(embedded_target(), flash_attention=fused)

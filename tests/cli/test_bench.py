@@ -195,7 +195,7 @@ def test_quick_chooses_its_workloads_and_fewer_variants(invoke: Invoke, scripted
         (("--html", "/nowhere/at/all.html"), "there is no directory"),
         (("-m", "/nowhere/model.gguf"), "model.gguf"),
         (("-md", "/nowhere/draft.gguf", "--drafters", "suffix"), "'draft' is not among --drafters"),
-        (("--drafters", "suffix", "-cd", "512"), "-cd, -ngld and -devd have no effect"),
+        (("--drafters", "suffix", "-cd", "512"), "-cd has no effect without a draft model"),
     ],
 )
 def test_bad_input_gives_one_clear_line_before_anything_is_loaded(

@@ -182,17 +182,24 @@ def test_a_target_alone_and_several_requests(invoke: Invoke, engines: Engines, t
     assert options.max_sequences == 4
 
 
-def test_settings_reach_the_engines(invoke: Invoke, engines: Engines) -> None:
+@pytest.mark.parametrize(
+    ("threads", "of_the_draft"),
+    [((), (3, 2)), (("-td", "1"), (1, None)), (("-tbd", "4"), (3, 4)), (("-td", "1", "-tbd", "4"), (1, 4))],
+)
+def test_settings_reach_the_engines(
+    invoke: Invoke, engines: Engines, threads: tuple[str, ...], of_the_draft: tuple[int, int | None]
+) -> None:
     outcome = invoke(
         *("profile", "-m", "target", "-md", "draft", "-t", "3", "-tb", "2", "-c", "512", "-cd", "64", "-ngl", "1"),
-        *("-ngld", "2", "-dev", "none", "-devd", "a,b", "-fa", "on"),
+        *("-ngld", "2", "-dev", "none", "-devd", "a,b", "-fa", "on", *threads),
     )
     assert outcome.status == 0
     target, draft = engines.opened
     assert (target.threads, target.threads_batch, target.context_length) == (3, 2, 512)
     assert (target.gpu_layers, target.devices, target.context_may_shrink) == (1, ("none",), False)
     assert (target.flash_attention, draft.flash_attention) == (True, True)
-    assert (draft.threads, draft.context_length, draft.gpu_layers, draft.devices) == (3, 64, 2, ("a", "b"))
+    assert (draft.context_length, draft.gpu_layers, draft.devices) == (64, 2, ("a", "b"))
+    assert (draft.threads, draft.threads_batch) == of_the_draft
     assert (draft.branches, draft.context_may_shrink) == (0, False)
 
 
@@ -312,7 +319,9 @@ def test_an_image_that_cannot_be_written_leaves_the_old_one(
         (("--json", "no/such/folder/file"), "there is no directory no/such/folder"),
         (("--json", "/"), "--json / is a folder"),
         (("--json", ""), "is a folder"),
-        (("-m", "target", "-cd", "64"), "without a draft model"),
+        (("-m", "target", "-cd", "64"), "-cd has no effect without a draft model"),
+        (("-m", "target", "-td", "1"), "-td has no effect without a draft model"),
+        (("--engine", "torch_hf", "-td", "1"), "(-td, -tbd) mean nothing to torch_hf"),
         (("-np", "0"), "the least is 1"),
     ],
 )

@@ -104,6 +104,8 @@ class LlamaServers:
                 *("-md", str(draft.path)),
                 *("-ngld", str(draft.gpu_layers) if draft.gpu_layers >= 0 else "all"),
                 *(("-devd", ",".join(draft.devices)) if draft.devices else ()),
+                *(("-td", str(draft.threads)) if draft.threads else ()),
+                *(("-tbd", str(draft.threads_batch)) if draft.threads_batch else ()),
             ]
 
     def contestant(self, variant: Variant) -> LlamaServer:

@@ -31,13 +31,17 @@ from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
     FLASH_ATTENTION,
+    OF_THE_DRAFT_MODEL,
+    WITHOUT_DRAFT_MODEL,
     BatchThreads,
     ContextSize,
     Devices,
+    DraftBatchThreads,
     DraftContextSize,
     DraftDevices,
     DraftGpuLayers,
     DraftModel,
+    DraftThreads,
     EngineChoice,
     Exact,
     FlashAttention,
@@ -48,6 +52,7 @@ from paceline.cli.options import (
     check_output,
     is_given,
     options_for_draft,
+    refuse_given,
     split_devices,
 )
 from paceline.core.errors import InputError
@@ -97,6 +102,8 @@ def bench(
     device_draft: DraftDevices = "",
     threads: Threads = None,
     threads_batch: BatchThreads = None,
+    threads_draft: DraftThreads = None,
+    threads_batch_draft: DraftBatchThreads = None,
     flash_attn: FlashAttention = "auto",
     exact: Exact = False,
     dtype: WeightsType = None,
@@ -238,8 +245,7 @@ def bench(
     if "draft" not in settings.drafters:
         if model_draft is not None:
             raise InputError("a draft model is given but 'draft' is not among --drafters: add it, or leave out -md")
-        if ctx_size_draft is not None or device_draft or gpu_layers_draft != -1:
-            raise InputError("-cd, -ngld and -devd have no effect without a draft model: name one with -md")
+        refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
     server = None if against is None else _named_server(against, settings.workloads)
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     for option, path in (("--json", json_file), ("--html", html)):
@@ -267,6 +273,8 @@ def bench(
                 context_size=ctx_size_draft,
                 gpu_layers=gpu_layers_draft,
                 devices=device_draft,
+                threads=threads_draft,
+                threads_batch=threads_batch_draft,
             ),
             branches=0,
         )

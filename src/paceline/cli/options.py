@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from paceline.core.errors import InputError
-from paceline.engines.loading import DType, EngineName, ModelOptions
+from paceline.core.errors import CapabilityError, InputError
+from paceline.engines.loading import DType, EngineName, ModelOptions, engine_for
 from paceline.models.cache import complete_model
 from paceline.output import check_parent
 
@@ -143,6 +143,26 @@ BatchThreads: TypeAlias = Annotated[
         rich_help_panel=MODELS_PANEL,
     ),
 ]
+DraftThreads: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "-td",
+        "--threads-draft",
+        "--spec-draft-threads",
+        help="CPU threads for the draft's passes of one token. [dim]\\[as -t][/dim]",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
+DraftBatchThreads: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "-tbd",
+        "--threads-batch-draft",
+        "--spec-draft-threads-batch",
+        help="CPU threads for the draft's wider passes. [dim]\\[as -td, or -tb][/dim]",
+        rich_help_panel=MODELS_PANEL,
+    ),
+]
 OnOffAuto: TypeAlias = Literal["on", "off", "auto"]
 FlashAttention: TypeAlias = Annotated[
     OnOffAuto,
@@ -172,8 +192,28 @@ WeightsType: TypeAlias = Annotated[
 ]
 
 
+OF_THE_DRAFT_MODEL: Final = (
+    "ctx_size_draft",
+    "gpu_layers_draft",
+    "device_draft",
+    "threads_draft",
+    "threads_batch_draft",
+)
+"""Parameters that say how a draft model runs."""
+
+WITHOUT_DRAFT_MODEL: Final = "has no effect without a draft model: name one with -md"
+"""Why these are refused where there is none."""
+
+
 def options_for_draft(
-    target: ModelOptions, path: str | Path, *, context_size: int | None, gpu_layers: int, devices: str
+    target: ModelOptions,
+    path: str | Path,
+    *,
+    context_size: int | None,
+    gpu_layers: int,
+    devices: str,
+    threads: int | None,
+    threads_batch: int | None,
 ) -> ModelOptions:
     """Return how to run a draft model: as the target, but for what has an option of its own.
 
@@ -183,7 +223,15 @@ def options_for_draft(
         context_size: value of a :data:`DraftContextSize`.
         gpu_layers: value of a :data:`DraftGpuLayers`.
         devices: value of a :data:`DraftDevices`.
+        threads: value of a :data:`DraftThreads`.
+        threads_batch: value of a :data:`DraftBatchThreads`.
+
+    Raises:
+        CapabilityError: the draft's threads are given, and its engine has none of its own.
+        ModelFileError: there is no such draft model.
     """
+    if (threads, threads_batch) != (None, None) and (target.engine or engine_for(Path(path))) == "torch_hf":
+        raise CapabilityError("threads of the draft (-td, -tbd) mean nothing to torch_hf: give those of both with -t")
     return replace(
         target,
         path=path,
@@ -192,6 +240,8 @@ def options_for_draft(
         gpu_layers=gpu_layers,
         devices=split_devices(devices),
         override_tensors=(),
+        threads=target.threads if threads is None else threads,
+        threads_batch=target.threads_batch if (threads, threads_batch) == (None, None) else threads_batch,
         # Whatever a draft model says, the text is the target's.
         exact=False,
     )

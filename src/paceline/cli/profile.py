@@ -23,13 +23,17 @@ from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
     FLASH_ATTENTION,
     MODELS_PANEL,
+    OF_THE_DRAFT_MODEL,
+    WITHOUT_DRAFT_MODEL,
     AnyDraftModel,
     BatchThreads,
     ContextSize,
     Devices,
+    DraftBatchThreads,
     DraftContextSize,
     DraftDevices,
     DraftGpuLayers,
+    DraftThreads,
     EngineChoice,
     Exact,
     FlashAttention,
@@ -39,6 +43,7 @@ from paceline.cli.options import (
     WeightsType,
     check_output,
     options_for_draft,
+    refuse_given,
     split_devices,
 )
 from paceline.core.errors import CapabilityError, InputError
@@ -76,6 +81,7 @@ _CHARACTERS = _EIGHTHS + "–↓"
 
 
 def profile_command(
+    context: typer.Context,
     model: TargetModel = None,
     model_draft: AnyDraftModel = None,
     engine: EngineChoice = None,
@@ -87,6 +93,8 @@ def profile_command(
     device_draft: DraftDevices = "",
     threads: Threads = None,
     threads_batch: BatchThreads = None,
+    threads_draft: DraftThreads = None,
+    threads_batch_draft: DraftBatchThreads = None,
     flash_attn: FlashAttention = "auto",
     exact: Exact = False,
     dtype: WeightsType = None,
@@ -136,8 +144,8 @@ def profile_command(
             check_output(option, path)
     if model is None and model_draft is None:
         model_draft = str(embedded_draft())
-    if model_draft is None and (ctx_size_draft is not None or device_draft or gpu_layers_draft != -1):
-        raise InputError("-cd, -ngld and -devd have no effect without a draft model: name one with -md")
+    if model_draft is None:
+        refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
     target_options = ModelOptions(
         embedded_target() if model is None else resolve(model),
         engine=engine,
@@ -160,6 +168,8 @@ def profile_command(
                 context_size=ctx_size_draft,
                 gpu_layers=gpu_layers_draft,
                 devices=device_draft,
+                threads=threads_draft,
+                threads_batch=threads_batch_draft,
             ),
             branches=0,
         )

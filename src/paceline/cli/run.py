@@ -19,13 +19,17 @@ from paceline.cli.display import AnswerWriter, error_console
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
     FLASH_ATTENTION,
+    OF_THE_DRAFT_MODEL,
+    WITHOUT_DRAFT_MODEL,
     BatchThreads,
     ContextSize,
     Devices,
+    DraftBatchThreads,
     DraftContextSize,
     DraftDevices,
     DraftGpuLayers,
     DraftModel,
+    DraftThreads,
     EngineChoice,
     Exact,
     FlashAttention,
@@ -100,6 +104,8 @@ def run(
     override_tensor: TensorOverrides = None,
     threads: Threads = None,
     threads_batch: BatchThreads = None,
+    threads_draft: DraftThreads = None,
+    threads_batch_draft: DraftBatchThreads = None,
     flash_attn: FlashAttention = "auto",
     exact: Exact = False,
     dtype: WeightsType = None,
@@ -327,7 +333,13 @@ def run(
         None
         if draft is None
         else options_for_draft(
-            target_options, draft, context_size=ctx_size_draft, gpu_layers=gpu_layers_draft, devices=device_draft
+            target_options,
+            resolve(draft),
+            context_size=ctx_size_draft,
+            gpu_layers=gpu_layers_draft,
+            devices=device_draft,
+            threads=threads_draft,
+            threads_batch=threads_batch_draft,
         )
     )
     # Values are checked before the models are loaded, which may take long.
@@ -411,7 +423,7 @@ def _compare(
 
 _OF_A_FIXED_POLICY = ("draft_max", "draft_min", "draft_p_min", "draft_siblings")
 _OF_SPECULATION = ("drafters", "policy", "draft_min", "draft_p_min", "draft_siblings", "verify", "remember", "compare")
-_OF_THE_DRAFT_MODEL = ("model_draft", "ctx_size_draft", "gpu_layers_draft", "device_draft", "draft_siblings")
+_OF_DRAFTING_BY_MODEL = ("model_draft", *OF_THE_DRAFT_MODEL, "draft_siblings")
 
 
 def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedPolicy) -> Policy | str:
@@ -451,10 +463,10 @@ def _refuse_without_effect(context: typer.Context, *, plain: bool, compares: boo
     """Refuse flags that were given and would do nothing."""
     without_effect: dict[str, str] = {}
     if not uses_draft_model:
-        without_effect |= dict.fromkeys(_OF_THE_DRAFT_MODEL, "has no effect without a draft model: name one with -md")
+        without_effect |= dict.fromkeys(_OF_DRAFTING_BY_MODEL, WITHOUT_DRAFT_MODEL)
     if plain:
         way_out = "has no effect without speculation: leave it out, or leave out --no-speculation (or --draft-max 0)"
-        without_effect |= dict.fromkeys((*_OF_SPECULATION, *_OF_THE_DRAFT_MODEL), way_out)
+        without_effect |= dict.fromkeys((*_OF_SPECULATION, *_OF_DRAFTING_BY_MODEL), way_out)
     if not compares:
         without_effect["repeats"] = "has no effect without --compare"
     refuse_given(context, without_effect)
