@@ -10,6 +10,8 @@ from typing import Any
 import typer
 
 from benchmarks import acceptance, lossless, overhead, plain_speed, planning, speed
+from benchmarks.cores import EPILOG as CORES_EPILOG
+from benchmarks.cores import cores
 from benchmarks.inflation import EPILOG as INFLATION_EPILOG
 from benchmarks.inflation import inflation
 from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
@@ -58,6 +60,8 @@ app.command("pair", epilog=EPILOG)(pair)
 app.command("inflation", epilog=INFLATION_EPILOG)(inflation)
 # This needs a program that is not there everywhere.
 app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
+# This looks for what makes the others scatter.
+app.command("cores", epilog=CORES_EPILOG)(cores)
 # These measure policies on what was recorded before, so they are not among all that runs by itself.
 app.command("record", epilog=RECORD_EPILOG)(record_command)
 app.command("replay", epilog=REPLAY_EPILOG)(replay_command)
