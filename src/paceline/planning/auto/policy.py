@@ -49,7 +49,7 @@ START_SHARE: Final = 0.03
 RISKED_SHARE: Final = 0.7
 """Of what may be lost, in one round."""
 
-PAPER_ROUNDS: Final = 3.0
+PAPER_ROUNDS: Final = 2.0
 """Plain rounds that drafts have to win on paper before a request may lose more than was allowed: as many again as at
 the start for the first time, and each time half as much for twice as many."""
 
