@@ -216,7 +216,7 @@ def run(
             "--draft-max",
             "--draft",
             "--spec-draft-n-max",
-            help="Most tokens to draft along one path; 0 decodes plainly. This and what follows are of policy fixed.",
+            help="Most tokens to draft along one path; 0 decodes plainly. All --draft-* options are of policy fixed.",
             rich_help_panel=_SPECULATION,
         ),
     ] = _POLICY_DEFAULTS.draft_max,
