@@ -24,7 +24,7 @@ from typing import Annotated, Final
 import typer
 
 from benchmarks.progress import progress_bar
-from paceline.core.errors import CapabilityError, InputError
+from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.machine import machine
@@ -42,6 +42,8 @@ PASSES: Final = 4
 """Passes of a width in a row; the first, which finds the caches as another width left them, is not counted."""
 EXCHANGES: Final = 20_000
 CHUNK: Final = 256
+_PATIENCE: Final = 100_000_000
+"""Looks for the byte, some seconds of them."""
 
 _ECHO: Final = """
 import mmap, os, sys
@@ -65,17 +67,18 @@ def cores(
     if not (tokens >= 1 and samples >= 1):
         raise InputError(f"{tokens} tokens, {samples} samples: the least of either is 1")
     path = resolve(model)
-    engine = open_engine(ModelOptions(path, context_length=tokens + max(WIDTHS), branches=0))
     found: list[tuple[float, dict[int, float]]] = []
-    try:
-        sequence = _read(engine, tokens)
-        with _exchange() as exchange, progress_bar() as progress:
-            for _ in progress.track(range(samples), description="looking"):
-                before_ns = exchange.nanoseconds()
-                passes = {width: _pass_ms(engine, sequence, width) for width in WIDTHS}
-                found.append(((before_ns + exchange.nanoseconds()) / 2, passes))
-    finally:
-        engine.close()
+    with _exchange() as exchange:
+        engine = open_engine(ModelOptions(path, context_length=tokens + max(WIDTHS), branches=0))
+        try:
+            sequence = _read(engine, tokens)
+            with progress_bar() as progress:
+                for _ in progress.track(range(samples), description="looking"):
+                    before_ns = exchange.nanoseconds()
+                    passes = {width: _pass_ms(engine, sequence, width) for width in WIDTHS}
+                    found.append(((before_ns + exchange.nanoseconds()) / 2, passes))
+        finally:
+            engine.close()
     print(f"{path.name}, {tokens} tokens in the cache, {samples} samples")
     print(f"{'core to core and back':>24}" + "".join(f"{f'{width} rows':>10}" for width in WIDTHS))
     for distance_ns, passes in sorted(found, key=lambda each: each[0]):
@@ -136,8 +139,11 @@ class _Exchange:
         shared = self._shared
         for _ in range(times):
             shared[0] = 1
-            while shared[0]:
-                pass
+            for _ in range(_PATIENCE):
+                if not shared[0]:
+                    break
+            else:
+                raise EngineError("the other process does not answer: run it again")
 
 
 @contextmanager

@@ -34,6 +34,11 @@ python -m benchmarks llama-bench ./llama-bench -m big.gguf --temp 0.8
 _FUSED: Final = {"off": "0", "on": "1"}
 """Values of paceline's ``-fa``, and of llama-bench's."""
 
+_CELLS: Final = 256
+"""llama.cpp rounds a cache up to a multiple of these."""
+_PROMPT_ROOM: Final = 16
+"""Tokens that paceline's context is larger by, for its prompt."""
+
 
 def llama_bench(
     program: Annotated[Path, typer.Argument(help="llama-bench.", metavar="LLAMA-BENCH")],
@@ -44,13 +49,20 @@ def llama_bench(
     threads: Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads of both.")] = None,
 ) -> None:
     """Measure plain decoding against llama.cpp's llama-bench."""
+    if runs < 1 or tokens < 1:
+        raise InputError(f"{runs} runs of {tokens} tokens: the least of either is 1")
+    if (tokens + _PROMPT_ROOM - 1) // _CELLS != (tokens - 1) // _CELLS:
+        raise InputError(
+            f"{tokens} tokens with a prompt need a larger cache than without, as llama.cpp rounds up to {_CELLS}: "
+            f"give {tokens - tokens % _CELLS + _CELLS // 2}"
+        )
     path = resolve(model)
     threads = threads or native.usable_cores()
-    theirs = [str(program), "-m", str(path), "-p", "0", "-n", str(tokens), "-r", "1", "-t", str(threads), "-o", "json"]
+    theirs = [str(program.absolute()), "-m", str(path), "-p", "0", "-n", str(tokens), "-r", "1", "-t", str(threads)]
+    theirs += ["-o", "json"]
     # One more token, as the first comes with the prompt.
     ours = [sys.executable, "-m", "paceline", "run", "-m", str(path), "-p", "a", "-n", str(tokens + 1)]
-    # llama.cpp rounds a cache up to 256 cells.
-    ours += ["-c", str(tokens + 16), "-t", str(threads), "--temp", str(temp), "--seed", "0", "--ignore-eos"]
+    ours += ["-c", str(tokens + _PROMPT_ROOM), "-t", str(threads), "--temp", str(temp), "--seed", "0", "--ignore-eos"]
     ours += ["--no-speculation", "--json"]
     speeds: dict[str, list[float]] = {
         f"{who} -fa {fused}": [] for fused in _FUSED for who in ("paceline", "llama-bench")

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-ARGUMENTS = "run -m target-1b-q4_0 -md draft --sample logs:6 --temp 0.8 --seed 1 -n 110".split()
+ARGUMENTS = ["run", "-m", "target-1b-q4_0", "-md", "draft", "--sample", "logs:6", "--temp", "0.8", "--seed", "1"]
 WIDTH = 110
 
 

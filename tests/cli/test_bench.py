@@ -189,12 +189,15 @@ def test_quick_chooses_its_workloads_and_fewer_variants(invoke: Invoke, scripted
         (("--time-limit", "0"), "more than 0 seconds"),
         (("--quick", "--time-limit", "60"), "give one of them"),
         (("--against", "vllm=x"), "write --against llama-server=PATH"),
+        # Not a program of that name among the system's.
+        (("--against", "llama-server=./true"), "/true does not exist"),
         (("--against", "llama-server=x", "--workloads", "mixed,editing-forced"), "--against has no effect on forced"),
         (("--against", "llama-server=/nowhere/llama-server"), "does not exist: give the path of llama-server"),
         (("--json", "/nowhere/at/all.json"), "there is no directory"),
         (("--html", "/nowhere/at/all.html"), "there is no directory"),
         (("-m", "/nowhere/model.gguf"), "model.gguf"),
         (("-md", "/nowhere/draft.gguf", "--drafters", "suffix"), "'draft' is not among --drafters"),
+        (("--variants", "static", "--remember"), "--remember is of auto, which is not among --variants"),
         (("--drafters", "suffix", "-cd", "512"), "-cd has no effect without a draft model"),
     ],
 )

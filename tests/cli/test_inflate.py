@@ -70,6 +70,12 @@ def test_a_cached_model_of_another_source_is_made_again(invoke: Invoke, cache: P
     assert np.abs(logits(path) - before).max() > 0.1
 
 
+def test_a_preset_is_the_same_in_capitals(invoke: Invoke, cache: Path, small: Path) -> None:
+    first = invoke("inflate", str(small), "0.3b", "--type", "F16").out
+    assert invoke("inflate", str(small), "0.3B", "--type", "F16").out == first
+    assert len(list(cache.iterdir())) == 1
+
+
 def test_dimensions_replace_those_of_the_preset_or_the_source(invoke: Invoke, tmp_path: Path, small: Path) -> None:
     target = str(tmp_path / "large.gguf")
     outcome = invoke("inflate", str(small), *TO_LARGE, "--vocab", "1000", "-o", target, "--type", "Q4_0", "--json")

@@ -220,6 +220,7 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "draft threads without model": (("-p", "x", "--drafters", "suffix", "-tbd", "1"), "-tbd has no effect"),
     "no draft threads": (("-p", "x", "-td", "0"), "threads is 0"),
     "draft threads of torch": (("-p", "x", "--engine", "torch_hf", "-td", "1"), "give those of both with -t"),
+    "draft length without speculation": (("-p", "x", "--no-speculation", "--draft-max", "5"), "--draft-max has no"),
     "compare plain with plain": (("-p", "x", "--draft-max", "0", "--compare"), "no effect"),
     "repeats without compare": (("-p", "x", "--repeats", "9"), "--compare"),
     "compare one token": (("-p", "x", "--compare", "-n", "1"), "1 token"),
@@ -432,6 +433,15 @@ def test_a_full_or_closed_output_is_one_line() -> None:
     ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith(b"paceline: standard output is closed")
+
+
+def test_a_prompt_from_a_closed_input_is_one_line() -> None:
+    closed = [sys.executable, "-c", "import os, sys; os.close(0); os.execv(sys.executable, sys.argv[1:])"]
+    command = [*closed, sys.executable, "-m", "paceline", "run", "-f", "-", *FAST]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(b"paceline: standard input is closed")
+    assert ended.stderr.count(b"\n") == 1
 
 
 def test_help_shows_examples_and_llama_cpp_names(invoke: Invoke) -> None:

@@ -97,7 +97,8 @@ def test_widths_that_are_not_kept_are_measured(options: ModelOptions) -> None:
     assert not find_or_measure(engine, options, clock=engine.clock, widths=(4, 101)).measured
     again = find_or_measure(engine, options, clock=engine.clock, widths=(4, 19))
     assert again.measured
-    assert again.profile.target.is_measured(19)
+    # They come beside all that planning goes by.
+    assert all(again.profile.target.is_measured(rows) for rows in (1, 2, 4, 8, 16, 19))
 
 
 def test_what_a_context_adds_is_measured_for_those_who_need_it(options: ModelOptions) -> None:
@@ -110,6 +111,12 @@ def test_what_a_context_adds_is_measured_for_those_who_need_it(options: ModelOpt
     again = find_or_measure(engine, options, clock=engine.clock, budget=patient, long_context=True)
     assert again.measured
     assert again.profile.target.long_context is not None
+    assert not find_or_measure(engine, options, clock=engine.clock, long_context=True).measured
+
+
+def test_a_context_too_short_to_tell_is_not_measured_again_and_again(options: ModelOptions) -> None:
+    engine = engine_of(max_rows=32, context_length=200)
+    assert find_or_measure(engine, options, clock=engine.clock, long_context=True).profile.target.long_context is None
     assert not find_or_measure(engine, options, clock=engine.clock, long_context=True).measured
 
 

@@ -105,7 +105,8 @@ class LlamaServers:
                 *("-ngld", str(draft.gpu_layers) if draft.gpu_layers >= 0 else "all"),
                 *(("-devd", ",".join(draft.devices)) if draft.devices else ()),
                 *(("-td", str(draft.threads)) if draft.threads else ()),
-                *(("-tbd", str(draft.threads_batch)) if draft.threads_batch else ()),
+                # Its help says that this is as -td by default; it is as the target's -tb.
+                *(("-tbd", str(draft_batch)) if (draft_batch := draft.threads_batch or draft.threads) else ()),
             ]
 
     def contestant(self, variant: Variant) -> LlamaServer:

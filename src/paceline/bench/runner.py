@@ -48,6 +48,7 @@ from paceline.core.errors import EngineError, PacelineError
 from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.costs.profile import CostProfile
+from paceline.planning.costs.profiling import has_long_context
 
 _PREPARING_SHARE = 0.45
 """Of a time limit, that looking for prompts and recording them may take at most."""
@@ -154,7 +155,7 @@ class Runner:
         )
         if learned is not None:
             self.result.notes.append(f"auto starts with what earlier runs had learned of {', '.join(learned.drafters)}")
-        if profile.target.long_context is None:
+        if profile.target.long_context is None and has_long_context(engines.target):
             self.result.notes.append(
                 "by replay a long context costs nothing: there was no time to measure what it adds"
             )

@@ -240,6 +240,8 @@ def bench(
         raise InputError(f"no drafter is named: choose from {', '.join(DRAFTER_NAMES)}")
     check_drafter_names(settings.drafters)
     SamplingParams(temperature=temp, seed=seed)
+    if remember and AUTO not in settings.variants:
+        raise InputError("--remember is of auto, which is not among --variants: add it, or leave out --remember")
     if "draft" in settings.drafters and not uses_draft_model:
         raise InputError("drafter 'draft' needs a draft model: name one with -md, or leave it out of --drafters")
     if "draft" not in settings.drafters:
@@ -461,4 +463,5 @@ def _named_server(against: str, workloads: Sequence[str]) -> Path:
             "--against has no effect on forced workloads and mixed, as no server can be made to follow a text: "
             "choose others, or leave it out"
         )
-    return Path(path)
+    # As a path: a bare name would be looked for among the system's programs.
+    return Path(path).absolute()

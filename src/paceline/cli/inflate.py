@@ -194,7 +194,7 @@ def _parse(words: list[str]) -> tuple[str, str | None]:
     if len(words) > 2:
         raise InputError(f"{' '.join(words)!r}: give at most a source and a preset")
     if len(words) == 2:
-        return words[0], words[1]
+        return words[0], words[1].lower()
     if not words:
         return "target", None
     if words[0].lower() in PRESETS:
@@ -218,7 +218,10 @@ def _parse_vocab(text: str) -> int | None:
 
 
 def _cache_name(source: str, preset: str, vocab_size: int | None, file_type: str) -> str:
-    stem = Path(source).name.removesuffix(".gguf")
+    name = Path(source).name
+    if name in ("", ".."):  # a folder, given by where it lies
+        name = Path(source).resolve().name
+    stem = name.removesuffix(".gguf")
     vocabulary = "" if vocab_size is None else f"-v{vocab_size}"
     return f"{stem}-{preset}{vocabulary}-{file_type.lower()}.gguf"
 

@@ -121,7 +121,7 @@ def remove_model(
     """Delete a model from the local cache."""
     path = removable(name).path
     if not yes:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
             raise InputError(f"{path} would be deleted, and nobody is here to say yes: add --yes")
         if not typer.confirm(f"Delete {path}?", err=True):
             return

@@ -106,7 +106,7 @@ def profile_command(
         str | None,
         typer.Option(
             "--widths",
-            help="Rows to measure, the most important first, such as 1-8,12,16.",
+            help="Rows to measure before others, the most important first, such as 1-8,12,16.",
             metavar="N[-M],...",
             rich_help_panel=_MEASURING,
         ),

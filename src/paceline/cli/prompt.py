@@ -55,7 +55,12 @@ def _read_sample(name: str) -> str:
 
 def _read_file(file: Path) -> str:
     try:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        if str(file) != "-":
+            data = file.read_bytes()
+        elif sys.stdin is not None:
+            data = sys.stdin.buffer.read()
+        else:
+            raise InputError("standard input is closed: give a file with -f, or the prompt with -p")
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"cannot read the prompt file {file}: {error.strerror}") from error

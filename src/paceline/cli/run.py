@@ -467,6 +467,8 @@ def _refuse_without_effect(context: typer.Context, *, plain: bool, compares: boo
     if plain:
         way_out = "has no effect without speculation: leave it out, or leave out --no-speculation (or --draft-max 0)"
         without_effect |= dict.fromkeys((*_OF_SPECULATION, *_OF_DRAFTING_BY_MODEL), way_out)
+        if context.params["draft_max"] != 0:
+            without_effect["draft_max"] = "has no effect with --no-speculation: leave out one of them"
     if not compares:
         without_effect["repeats"] = "has no effect without --compare"
     refuse_given(context, without_effect)

@@ -18,7 +18,13 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import ModelOptions
 from paceline.planning.costs.meter import ProfilingBudget, Report
 from paceline.planning.costs.profile import CostProfile
-from paceline.planning.costs.profiling import TARGET_WIDTHS, measure_profile, spot_check, usable_widths
+from paceline.planning.costs.profiling import (
+    TARGET_WIDTHS,
+    has_long_context,
+    measure_profile,
+    spot_check,
+    usable_widths,
+)
 from paceline.planning.keeping import PairKey, entry_path, load_entry, pair_key, store_entry
 
 _CHANGED: Final = 1.25
@@ -67,9 +73,10 @@ def find_or_measure(
         draft: the model that drafts, if there is one.
         draft_options: likewise.
         budget: when to stop measuring.
-        widths: the target's widths that must be measured, those of them that it can take; ``None`` is content with
-            whatever is kept.
-        long_context: what a longer context adds to the target's passes must be measured; ``False`` is content without.
+        widths: the target's widths that must be measured, those of them that it can take, before all that planning
+            goes by; ``None`` is content with whatever is kept.
+        long_context: what a longer context adds to the target's passes must be measured, where its context is long
+            enough to tell; ``False`` is content without.
         force: measure even if there is one.
         keep_partial: keep it even if the budget was over before all widths were measured; later loads are then content
             with it.
@@ -80,7 +87,8 @@ def find_or_measure(
         InputError: as :func:`~paceline.planning.costs.profiling.measure_profile` does.
         EngineError: likewise.
     """
-    wanted = TARGET_WIDTHS if widths is None else widths
+    # What is kept is planned with, so it is never of these alone.
+    wanted = tuple(dict.fromkeys((*(widths or ()), *TARGET_WIDTHS)))
     try:
         key = pair_key(target, target_options, draft, draft_options)
     except ModelFileError:
@@ -91,7 +99,7 @@ def find_or_measure(
     is_enough = (
         kept is not None
         and all(kept.target.is_measured(rows) for rows in usable_widths(target, widths or ()))
-        and (kept.target.long_context is not None or not long_context)
+        and (kept.target.long_context is not None or not long_context or not has_long_context(target))
     )
     if kept is not None and is_enough and _still_holds(kept, target, clock):
         return KeptProfile(kept, False, entry_path("profiles", key), key)

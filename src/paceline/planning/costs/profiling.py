@@ -380,6 +380,13 @@ class _Long:
     medians_s: dict[int, float]
 
 
+def has_long_context(engine: Engine) -> bool:
+    """Return whether a target's context is long enough to measure what a longer one adds to passes."""
+    capabilities = engine.capabilities
+    room = capabilities.context_length - widest_pass(capabilities, verifies=True)
+    return room - _SHORT_CONTEXT >= _LEAST_LEVER
+
+
 def _measure_long(
     subject: Subject, items: Sequence[_Item], fill_share: float, share: float, meter: Meter, rng: random.Random
 ) -> _Long | None:
