@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,10 @@ def main() -> None:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(Text(f"$ paceline {' '.join(ARGUMENTS)}\n", style="bold"))
     console.print(Text.from_ansi(on_a_terminal([sys.executable, "-m", "paceline", *ARGUMENTS])))
-    console.save_svg(str(Path(__file__).with_name("run.svg")), title="paceline run")
+    drawn = console.export_svg(title="paceline run")
+    # Readers have a font of their own; rich would have them fetch one.
+    drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
+    Path(__file__).with_name("run.svg").write_text(drawn, encoding="utf-8")
 
 
 def on_a_terminal(command: list[str]) -> str:
