@@ -15,7 +15,7 @@ from benchmarks.pair.evaluation import CONTEXT_TOKENS, DRAFT_LENGTH, PROMPT_TOKE
 from benchmarks.pair.report import markdown, print_tables, tables
 from benchmarks.progress import progress_bar
 from paceline.api import Model, load
-from paceline.cli.options import check_output
+from paceline.cli.options import check_outputs
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_SEED
 from paceline.engines.loading import ModelOptions
@@ -82,9 +82,8 @@ def pair(
     if threads is not None:
         _check_range("--threads", threads, 1, None)
     names = _names(kinds)
-    for option, file in (("--json", json_file), ("--markdown", markdown_file)):
-        if file not in (None, _STDOUT):
-            check_output(option, file)
+    files = {"--json": json_file, "--markdown": markdown_file}
+    check_outputs({option: None if file == _STDOUT else file for option, file in files.items()})
     paths = {
         "target": embedded_target() if target is None else resolve(target),
         "draft": embedded_draft() if draft is None else resolve(draft),

@@ -282,7 +282,7 @@ def load(
             the embedded pair.
         draft: a smaller model with the same vocabulary, given likewise.
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
-            ``suffix`` and then the draft model if there is one. With a
+            ``suffix``, and where there is a draft model ``lookup`` and then that. With a
             :class:`~paceline.planning.policies.fixed.FixedPolicy`, which cannot tell which of them pays, only the draft
             model if there is one.
         policy: what to draft: a policy or the name of one, from :data:`~paceline.planning.registry.POLICY_NAMES`.
@@ -364,7 +364,8 @@ def _default_drafters(policy: Policy | str, speculates: bool, has_draft: bool) -
         return []
     if isinstance(policy, FixedPolicy):
         return ["draft"] if has_draft else ["suffix"]
-    return ["suffix", "draft"] if has_draft else ["suffix"]
+    # Beside a model's drafts, which tell what a copy is worth, a second source of copies brings more than it costs.
+    return ["suffix", "lookup", "draft"] if has_draft else ["suffix"]
 
 
 def _options(model: str | Path | ModelOptions, context_length: int | None) -> ModelOptions:

@@ -318,6 +318,7 @@ def test_an_image_that_cannot_be_written_leaves_the_old_one(
         (("--json", "no/such/folder/file"), "there is no directory no/such/folder"),
         (("--json", "/"), "--json / is a folder"),
         (("--json", ""), "is a folder"),
+        (("--json", "same", "--png", "./same"), "--json and --png are the same file"),
         (("-m", "target", "-cd", "64"), "-cd has no effect without a draft model"),
         (("-m", "target", "-td", "1"), "-td has no effect without a draft model"),
         (("--engine", "torch_hf", "-td", "1"), "(-td, -tbd) mean nothing to torch_hf"),

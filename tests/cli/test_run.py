@@ -386,7 +386,7 @@ def test_policies_that_do_not_go_together(invoke: Invoke, arguments: list[str], 
 
 def test_json_says_what_was_predicted_and_what_it_cost(invoke: Invoke) -> None:
     told = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json").out)["planner"]
-    assert set(told["calibration"]) <= {"suffix", "draft"}
+    assert set(told["calibration"]) <= {"suffix", "lookup", "draft"}
     assert told["plain_ms"] > 0
     fixed = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", "--draft-max", "3").out)
     assert fixed["planner"] is None

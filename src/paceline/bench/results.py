@@ -11,6 +11,7 @@ from typing import Any
 from paceline.bench.intervals import Estimate, estimate
 from paceline.bench.sessions import Spent
 from paceline.bench.variants import Replayed, Variant
+from paceline.bench.workloads import FORCED_SUFFIX
 from paceline.comparison import Trial
 from paceline.planning.costs.profile import CostProfile
 
@@ -50,6 +51,11 @@ class Pair:
     seconds: float
     spent: Spent | None
     differs_at: int | None
+
+    @property
+    def forced(self) -> bool:
+        """Whether the target was made to follow a text, so that no variant's could be another."""
+        return self.workload.endswith(FORCED_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,12 +112,13 @@ def figures(each: VariantResult) -> list[str]:
     ]
 
 
-def texts(workload: WorkloadResult, each: VariantResult) -> str:
+def texts(each: VariantResult) -> str:
     """Say whether a variant's texts were plain's, and if not, why."""
-    if workload.forced and each.num_equal == len(each.pairs):
-        return "equal (forced)"
     if each.num_equal == len(each.pairs):
-        return "equal"
+        forced = [pair.forced for pair in each.pairs]
+        if all(forced):
+            return "equal (forced)"
+        return "equal (some forced)" if any(forced) else "equal"
     if each.variant.kind == "server":
         left_out = f"; {each.left_out} loop or end at once" if each.left_out else ""
         return f"{each.num_equal} of {len(each.pairs)} equal, not judged{left_out}"
@@ -150,7 +151,7 @@ def _print_workload(console: Console, workload: WorkloadResult) -> None:
         ratio = ratios[id(each)]
         if ratio is not None:
             style = "green" if ratio.median == fastest and each.variant.kind != "plain" else None
-            table.add_row(title(each), *figures(each), texts(workload, each), style=style)
+            table.add_row(title(each), *figures(each), texts(each), style=style)
     console.print(table)
 
 

@@ -49,7 +49,7 @@ from paceline.cli.options import (
     TargetModel,
     Threads,
     WeightsType,
-    check_output,
+    check_outputs,
     is_given,
     options_for_draft,
     refuse_given,
@@ -250,9 +250,7 @@ def bench(
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
     server = None if against is None else _named_server(against, settings.workloads)
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
-    for option, path in (("--json", json_file), ("--html", html)):
-        if path is not None:
-            check_output(option, path)
+    check_outputs({"--json": json_file, "--html": html})
     target_options = ModelOptions(
         embedded_target() if model is None else resolve(model),
         engine=engine,

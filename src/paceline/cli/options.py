@@ -289,14 +289,24 @@ def refuse_given(context: typer.Context, reasons: Mapping[str, str]) -> None:
             raise InputError(f"{parameter.opts[0]} {reason}")
 
 
-def check_output(option: str, path: Path) -> None:
-    """Refuse a file that cannot be written, before what it is for has taken long.
+def check_outputs(paths: Mapping[str, Path | None]) -> None:
+    """Refuse files that cannot be written, before what they are for has taken long.
+
+    Args:
+        paths: by option; ``None`` where it was not given.
 
     Raises:
-        InputError: it is a folder, or its own is not there or may not be written into.
+        InputError: one of them is a folder, or its own is not there or may not be written into; or two are the same.
     """
-    if path.is_dir() or not path.name:
-        raise InputError(f"{option} {path} is a folder: give the path of a file")
-    check_parent(path)
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{option} {path} cannot be written: there is no permission to write into {path.parent}")
+    options: dict[Path, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        if path.is_dir() or not path.name:
+            raise InputError(f"{option} {path} is a folder: give the path of a file")
+        check_parent(path)
+        if not os.access(path.parent, os.W_OK):
+            raise InputError(f"{option} {path} cannot be written: there is no permission to write into {path.parent}")
+        other = options.setdefault(path.resolve(), option)
+        if other != option:
+            raise InputError(f"{other} and {option} are the same file, {path}: give two")

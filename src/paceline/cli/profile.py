@@ -41,7 +41,7 @@ from paceline.cli.options import (
     TargetModel,
     Threads,
     WeightsType,
-    check_output,
+    check_outputs,
     options_for_draft,
     refuse_given,
     split_devices,
@@ -139,9 +139,7 @@ def profile_command(
     budget = ProfilingBudget(budget_s, max_passes=None)
     figure_of = None if png is None else _matplotlib_figure()
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
-    for option, path in (("--json", json_file), ("--png", png)):
-        if path is not None:
-            check_output(option, path)
+    check_outputs({"--json": json_file, "--png": png})
     if model is None and model_draft is None:
         model_draft = str(embedded_draft())
     if model_draft is None:
@@ -210,7 +208,7 @@ def _write(
     png: Path | None,
     figure_of: Callable[..., Any] | None,
 ) -> None:
-    """Print the report or the JSON, and write the files."""
+    """Write the files, and print the report or the JSON: a reader that leaves early takes nothing but its own."""
     facts = {
         "target": names.target,
         "draft": names.draft,
@@ -218,16 +216,16 @@ def _write(
         "kept_at": None if kept.path is None else str(kept.path),
         "profile": kept.profile.to_json(),
     }
-    if as_text:
-        _print_report(kept.profile, names)
-    else:
-        print(json.dumps(facts, ensure_ascii=False))
     if json_file is not None:
         with whole_file(json_file) as partial:
             partial.write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     if png is not None and figure_of is not None:
         with whole_file(png) as partial:
             _draw_figure(figure_of, kept.profile, names).savefig(partial, format="png", dpi=150)
+    if as_text:
+        _print_report(kept.profile, names)
+    else:
+        print(json.dumps(facts, ensure_ascii=False))
     console = error_console()
     if not kept.measured:
         console.print(f"measured before, and kept at {kept.path}: measure again with --force", markup=False)

@@ -193,7 +193,8 @@ def run(
         typer.Option(
             "--drafters",
             help=f"Among {', '.join(DRAFTER_NAMES)}, in the order to ask. "
-            "[dim]\\[suffix, and draft if there is a draft model; of policy fixed, draft alone if there is one][/dim]",
+            "[dim]\\[suffix, or suffix,lookup,draft with a draft model; of policy fixed, draft alone if there is "
+            "one][/dim]",
             metavar="NAME[,...]",
             autocompletion=_complete_drafters,
             rich_help_panel=_SPECULATION,
@@ -347,7 +348,7 @@ def run(
     with (
         # Loading calls back from native code, where an interrupt would be lost: it waits for the next safe moment.
         interrupts_held() as interrupted,
-        _measuring() as report,
+        _measuring(interrupted) as report,
         load(
             target_options,
             draft=draft_options,
@@ -443,13 +444,15 @@ def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedP
 
 
 @contextmanager
-def _measuring() -> Iterator[Report]:
-    """Show on a terminal how far measuring has come, the first time a model is loaded."""
+def _measuring(interrupted: threading.Event) -> Iterator[Report]:
+    """Show on a terminal how far measuring has come, the first time a model is loaded; an interrupt ends it."""
     with ExitStack() as stack:
         status: Status | None = None
 
         def report(share: float) -> None:
             nonlocal status
+            if interrupted.is_set():
+                raise KeyboardInterrupt
             if status is None:
                 status = stack.enter_context(error_console().status(""))
             status.update(f"measuring what passes cost here, once for this model: {share:.0%}")
