@@ -113,7 +113,7 @@ def test_loading_takes_names_for_target_and_draft(folder: Path) -> None:
     (folder / "small.gguf").write_bytes(embedded_draft().read_bytes())
     with paceline.load("target", draft="small", context_length=64) as model:
         assert model.generate("def f", max_tokens=4, seed=1).token_ids
-        assert [drafter.name for drafter in model.drafters] == ["suffix", "draft"]
+        assert [drafter.name for drafter in model.drafters] == ["suffix", "lookup", "draft"]
     with paceline.load(paceline.ModelOptions("small", context_length=64), drafters=["lookup"]) as model:
         assert model.generate("def f", max_tokens=4, seed=1).token_ids
 
