@@ -1,6 +1,7 @@
-"""Draws docs/run.svg, the picture of a run in the README: ``python docs/draw_run.py``, after ``paceline inflate 1b``.
+"""Draws docs/run.svg, the picture of a run in the README: ``python docs/draw_run.py``.
 
-The program runs on a terminal of its own, and what it writes there is drawn as it is.
+It needs the model of ``paceline inflate 1b --type Q4_0``. The program runs on a terminal of its own, and what it writes
+there is drawn as it is.
 """
 
 from __future__ import annotations
