@@ -98,6 +98,19 @@ def test_the_context_slope_is_split_into_its_fixed_part_and_that_of_every_row() 
     assert cost.round_s(5, context=3000) == pytest.approx(sloped(5, 3000))
 
 
+@pytest.mark.parametrize("slow", ["from the long context on", "up to its end"])
+def test_a_machine_that_changes_meanwhile_is_not_taken_for_the_context(slow: str) -> None:
+    def restless(rows: int, context: int) -> float:
+        is_long, is_later = context > 64, any(before > 64 for _, _, before in engine.passes)
+        is_slow = is_long or (is_later if slow == "from the long context on" else not is_later)
+        return sloped(rows, context) * (1.3 if is_slow else 1.0)
+
+    engine = Recorded(restless)
+    cost = measure_profile(engine, budget=ProfilingBudget(2.0, None), clock=engine.clock)
+    assert cost.target.token_s == pytest.approx(1.3 * 2e-6)
+    assert cost.target.token_row_s == pytest.approx(1.3 * 3e-7)
+
+
 def test_target_and_draft_share_a_clock_and_keep_their_own_costs() -> None:
     clock = VirtualClock()
     target = engine_of(staircase, clock)

@@ -63,10 +63,10 @@ _LEAST_LEVER: Final = 256
 _STEADY_SHARE: Final = 0.2
 _SHORT_SHARE: Final = 0.5
 _REQUESTS_SHARE: Final = 0.55
-_LONG_SHARES: Final = (0.8, 0.88)
+_LONG_SHARES: Final = (0.84, 0.9)
 # Shares for putting a context into a cache; it is shorter where that does not do.
 _SHORT_FILL_SHARE: Final = 0.1
-_LONG_FILL_SHARES: Final = (0.2, 0.05)
+_LONG_FILL_SHARES: Final = (0.25, 0.05)
 
 _LONG_REPEATS: Final = 3
 _WIDE: Final = 8
@@ -144,7 +144,7 @@ def measure_profile(
         queue.run(_SHORT_SHARE, meter)
         sampling_row_s = subjects[0].sampling_row_s()
         several = _measure_requests(subjects[0], meter)
-        slopes = [
+        longs = [
             _measure_long(subject, items, fill_share, share, meter, shuffling)
             for subject, fill_share, share in zip(subjects, _LONG_FILL_SHARES, _LONG_SHARES, strict=False)
         ]
@@ -153,10 +153,14 @@ def measure_profile(
             if item.rows == 1 and not item.times_s:
                 item.measure()
         meter.stop()
+    # As they were timed, so before steady passes join the others.
+    slopes = [
+        None if long is None else long.slope(subject.context) for subject, long in zip(subjects, longs, strict=True)
+    ]
     change_s = _separate_change(plain)
     costs = [
-        _pass_cost(subject, items, long, change_s if subject is subjects[0] else 0.0)
-        for subject, long in zip(subjects, slopes, strict=True)
+        _pass_cost(subject, items, slope, change_s if subject is subjects[0] else 0.0)
+        for subject, slope in zip(subjects, slopes, strict=True)
     ]
     return CostProfile(
         target=costs[0],
@@ -368,16 +372,51 @@ def _feed_each(engine: Engine, sequences: Sequence[int], subject: Subject, meter
 
 
 @dataclass(frozen=True, slots=True)
-class _Long:
-    """Medians at a longer context.
+class _Slope:
+    """What a longer context adds.
 
     Attributes:
-        context: its tokens.
-        medians_s: by rows.
+        long_context: tokens up to which it was measured.
+        token_s: seconds a token adds to a pass.
+        token_row_s: seconds a token adds for every row.
+    """
+
+    long_context: int
+    token_s: float
+    token_row_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Long:
+    """Passes at a longer context, between others at the short one.
+
+    Attributes:
+        context: tokens of the longer context.
+        times_s: seconds of each pass there, by item.
+        before: passes that each item had at the short one until then, in the same order.
     """
 
     context: int
-    medians_s: dict[int, float]
+    times_s: Sequence[tuple[_Item, Sequence[float]]]
+    before: Sequence[int]
+
+    def slope(self, short_context: int) -> _Slope | None:
+        """Return what a token adds; ``None`` if nothing was measured of one row.
+
+        Machines become slower and faster by the minute, by more than a context adds. So these passes are compared with
+        those around them only, with the slower of right before and right after: what is left to the machine is noticed
+        round by round, while what is put down to the context would be believed in every long one.
+        """
+        more_s = {}
+        for (item, times_s), before in zip(self.times_s, self.before, strict=True):
+            if times_s:
+                around = (item.times_s[max(before - _LONG_REPEATS, 0) : before], item.times_s[before:][:_LONG_REPEATS])
+                more_s[item.rows] = statistics.median(times_s) - max(statistics.median(s) for s in around if s)
+        if 1 not in more_s:
+            return None
+        lever = self.context - short_context
+        token_s, token_row_s = _slopes(more_s)
+        return _Slope(self.context, token_s / lever, token_row_s / lever)
 
 
 def has_long_context(engine: Engine) -> bool:
@@ -392,31 +431,28 @@ def _measure_long(
 ) -> _Long | None:
     """Time one row and a wide pass at a longer context; ``None`` if this share of the budget does not do for it."""
     short = subject.context
-    measured = {
-        item.rows: statistics.median(item.times_s) for item in items if item.subject is subject and item.times_s
-    }
+    measured = {item.rows: item for item in items if item.subject is subject and item.times_s}
     if 1 not in measured or not meter.allows(share):
         return None
     if subject.reachable(_LONG_CONTEXT, fill_share) - short < _LEAST_LEVER:
         return None
     wide = max(rows for rows in measured if rows <= _WIDE or not subject.verifies)
-    times_s: dict[int, list[float]] = {rows: [] for rows in {1, wide}}
+    times_s: dict[int, list[float]] = {rows: [] for rows in sorted({1, wide})}
+    before = [len(measured[rows].times_s) for rows in times_s]
     subject.fill(_LONG_CONTEXT, fill_share)
     long = subject.context
     if long - short >= _LEAST_LEVER:
         with contextlib.suppress(NoRoomError):
             for _ in range(_LONG_REPEATS):
-                for rows in rng.sample(sorted(times_s), len(times_s)):
+                for rows in rng.sample(list(times_s), len(times_s)):
                     # The latest may have been hundreds of rows that filled the cache.
-                    if meter.allows(share, measured[rows]):
+                    if meter.allows(share, statistics.median(measured[rows].times_s)):
                         times_s[rows].append(subject.time_pass(rows))
     subject.rewind(short)
-    if not times_s[1]:
-        return None
-    return _Long(long, {rows: statistics.median(times) for rows, times in times_s.items() if times})
+    return _Long(long, [(measured[rows], times) for rows, times in times_s.items()], before)
 
 
-def _pass_cost(subject: Subject, items: Sequence[_Item], long: _Long | None, change_s: float) -> PassCost:
+def _pass_cost(subject: Subject, items: Sequence[_Item], slope: _Slope | None, change_s: float) -> PassCost:
     """Summarise passes that were made among others, each ``change_s`` longer than after one of its own width."""
     widths = tuple(
         sorted(
@@ -429,13 +465,9 @@ def _pass_cost(subject: Subject, items: Sequence[_Item], long: _Long | None, cha
             key=lambda width: width.rows,
         )
     )
-    if long is None:
+    if slope is None:
         return PassCost(widths, subject.context)
-    medians_s = {width.rows: width.median_s + change_s for width in widths}
-    more_s = {rows: (median_s - medians_s[rows]) for rows, median_s in long.medians_s.items()}
-    token_s, token_row_s = _slopes(more_s)
-    lever = long.context - subject.context
-    return PassCost(widths, subject.context, token_s / lever, token_row_s / lever, long.context)
+    return PassCost(widths, subject.context, slope.token_s, slope.token_row_s, slope.long_context)
 
 
 def _slopes(more_s: dict[int, float]) -> tuple[float, float]:
