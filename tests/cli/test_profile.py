@@ -86,7 +86,7 @@ def rows_of(table: str) -> dict[int, list[str]]:
 
 
 def test_the_staircase_is_printed_with_its_cliffs(invoke: Invoke, engines: Engines) -> None:
-    outcome = invoke("profile")
+    outcome = invoke("profile", "--budget-s", "20")
     assert outcome.status == 0
     table = rows_of(outcome.out)
     # rows: median, quartiles, ms a row, tokens a second if all accepted, bar

@@ -106,7 +106,7 @@ def test_a_machine_that_changes_meanwhile_is_not_taken_for_the_context(slow: str
         return sloped(rows, context) * (1.3 if is_slow else 1.0)
 
     engine = Recorded(restless)
-    cost = measure_profile(engine, budget=ProfilingBudget(2.0, None), clock=engine.clock)
+    cost = measure_profile(engine, budget=ProfilingBudget(5.0, None), clock=engine.clock)
     assert cost.target.token_s == pytest.approx(1.3 * 2e-6)
     assert cost.target.token_row_s == pytest.approx(1.3 * 3e-7)
 

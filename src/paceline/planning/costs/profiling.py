@@ -55,18 +55,19 @@ _CLIFF: Final = 0.95
 
 _SHORT_CONTEXT: Final = 32
 _LONG_CONTEXT: Final = 1024
-_LEAST_LEVER: Final = 256
-"""Tokens by which the long context must be longer: engines pad what attention runs over to about as many."""
+_LEAST_LEVER: Final = 480
+"""Tokens by which the long context must be longer: what fewer add is lost in the machine's whims, and engines pad what
+attention runs over to some 256. Less is not measured, and prompts tell it as they are read."""
 
 # Shares of the budget after which measuring goes on to the next thing; those of the long context are for the target and
 # for the draft model, and leave time to measure after filling.
 _STEADY_SHARE: Final = 0.2
 _SHORT_SHARE: Final = 0.5
 _REQUESTS_SHARE: Final = 0.55
-_LONG_SHARES: Final = (0.84, 0.9)
+_LONG_SHARES: Final = (0.8, 0.88)
 # Shares for putting a context into a cache; it is shorter where that does not do.
 _SHORT_FILL_SHARE: Final = 0.1
-_LONG_FILL_SHARES: Final = (0.25, 0.05)
+_LONG_FILL_SHARES: Final = (0.2, 0.05)
 
 _LONG_REPEATS: Final = 3
 _WIDE: Final = 8
