@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.api import GenerateOptions, Model
-from paceline.comparison import OpenReader, Stop, answer, explain, measure_rounding
+from paceline.comparison import OpenReader, Stop, Stopped, answer, explain, measure_rounding, run_trials
 from paceline.core.divergence import Divergence
 from paceline.core.errors import ClosedError
 from paceline.core.noise import Float64Array
@@ -220,9 +220,25 @@ def test_a_difference_that_does_not_come_again_is_not_judged() -> None:
     assert divergence.verdict == "unrepeatable"
 
 
-@pytest.mark.parametrize("heard", [1, 2, 4, 8])
+@pytest.mark.parametrize("heard", [1, 9, 10, 25, 30])
+def test_whoever_wants_no_more_trials_waits_for_one_round_only(heard: int) -> None:
+    """A plain answer of ten tokens takes nine rounds after the first, a drafted one fewer."""
+    asked = itertools.count(1)
+    drafter = ForcedDrafter(lambda request: [[(request.token_ids[-1] + 1) % SIZE]])
+    with Model(PlacingEngine(0.0), [drafter], FixedPolicy(1)) as model:
+        options: GenerateOptions = {"max_tokens": 10, "temperature": 0.0}
+        trials = run_trials(model, [1], options, 5, stopped=lambda: next(asked) >= heard)
+        made: list[object] = []
+        with pytest.raises(Stopped):
+            made.extend(trials)
+        assert not model.loop.active
+    assert next(asked) == heard + 1
+    assert len(made) == (heard > 25)
+
+
+@pytest.mark.parametrize("heard", [1, 8, 16, 22])
 def test_whoever_wants_no_more_gets_no_verdict(heard: int) -> None:
-    """Asked before each answer that is made again and before each reading."""
+    """Asked between rounds of each answer that is made again, and before each reading."""
     asked = itertools.count(1)
     divergence = divergence_on(PlacingEngine(0.1), stopped=lambda: next(asked) >= heard)
     assert divergence is not None

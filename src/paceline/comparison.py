@@ -28,6 +28,11 @@ OpenReader: TypeAlias = Callable[[int], Engine]
 Stop: TypeAlias = Callable[[], bool]
 """Whether the user wants no more."""
 
+
+class Stopped(Exception):  # noqa: N818 - the user's wish is no error
+    """The user wants no more."""
+
+
 MOST_REMAKES = 3
 """Times a speculative answer is made again until it differs from plain's."""
 
@@ -120,16 +125,24 @@ class Comparison:
 
 
 def run_trials(
-    model: Model, prompt: str | Sequence[int], options: GenerateOptions, repeats: int
+    model: Model,
+    prompt: str | Sequence[int],
+    options: GenerateOptions,
+    repeats: int,
+    *,
+    stopped: Stop = lambda: False,
 ) -> Iterator[tuple[Trial, Generation, Generation]]:
     """Yield each trial with its plain and its speculative answer, as they are made.
 
     ``options`` must hold a seed, so that all runs answer alike.
+
+    Raises:
+        Stopped: the user wants no more; the trial at hand is lost.
     """
-    before = answer(model, prompt, options, speculate=False)
+    before = answer(model, prompt, options, speculate=False, stopped=stopped)
     for _ in range(repeats):
-        speculative = answer(model, prompt, options, speculate=True)
-        after = answer(model, prompt, options, speculate=False)
+        speculative = answer(model, prompt, options, speculate=True, stopped=stopped)
+        after = answer(model, prompt, options, speculate=False, stopped=stopped)
         yield Trial(_speed(before), _speed(speculative), _speed(after)), after, speculative
         before = after
 
@@ -186,20 +199,19 @@ def explain(
         plain: the answer without speculation.
         speculative: the other one.
         open_reader: asked where the model's engine holds one sequence only, which hides what places in the cache do.
-        stopped: asked before every answer that is made again and every reading, of which there may be seventy.
+        stopped: asked between rounds of answers that are made again, and before every reading, of which there may be
+            seventy.
     """
     if not _differ(plain, speculative) or not model.repeats_text(options):
         return None
     try:
         reference = plain.token_ids
         for _ in range(MOST_REMAKES):
-            if stopped():
-                raise _StoppedError
-            theirs, made = _watch(model, prompt, options, reference, speculate=True)
+            theirs, made = _watch(model, prompt, options, reference, speculate=True, stopped=stopped)
             index = theirs.index
             if index is None or theirs.row is None or first_difference(reference, made.token_ids) is None:
                 continue
-            ours, again = _watch(model, prompt, options, reference[:index], speculate=False)
+            ours, again = _watch(model, prompt, options, reference[:index], speculate=False, stopped=stopped)
             if ours.index != index or ours.row is None:
                 # Plain decoding does not repeat itself.
                 reference = again.token_ids
@@ -223,13 +235,9 @@ def explain(
                 rounding=rounding,
                 tolerance=model.target.capabilities.logit_tolerance,
             )
-    except _StoppedError:
+    except Stopped:
         return Divergence.unseen(plain.token_ids, speculative.token_ids, "not judged")
     return Divergence.unseen(plain.token_ids, speculative.token_ids, "unrepeatable")
-
-
-class _StoppedError(Exception):
-    """The user wants no more."""
 
 
 def measure_rounding(
@@ -331,7 +339,7 @@ class _Text:
         A neighbour moves before every pass over the answer.
         """
         if self.stopped():
-            raise _StoppedError
+            raise Stopped
         return read_rows(
             engine,
             self.token_ids,
@@ -428,19 +436,49 @@ class _WatchingVerifier:
 
 
 def _watch(
-    model: Model, prompt: str | Sequence[int], options: GenerateOptions, expected: Sequence[int], *, speculate: bool
+    model: Model,
+    prompt: str | Sequence[int],
+    options: GenerateOptions,
+    expected: Sequence[int],
+    *,
+    speculate: bool,
+    stopped: Stop,
 ) -> tuple[_WatchingVerifier, Generation]:
     """Make an answer again; return what was seen where it parts from the tokens that were expected, and the answer."""
     with _stream(model, prompt, options, speculate) as stream:
         request = stream.request
         watching = _WatchingVerifier(request.verifier, expected, request.num_prompt)
         request.verifier = watching
-        return watching, stream.result()
+        return watching, finish(stream, stopped)
 
 
-def answer(model: Model, prompt: str | Sequence[int], options: GenerateOptions, *, speculate: bool) -> Generation:
-    """Answer a prompt with or without speculation."""
-    return _stream(model, prompt, options, speculate).result()
+def answer(
+    model: Model,
+    prompt: str | Sequence[int],
+    options: GenerateOptions,
+    *,
+    speculate: bool,
+    stopped: Stop = lambda: False,
+) -> Generation:
+    """Answer a prompt with or without speculation.
+
+    Raises:
+        Stopped: the user wants no more; the request is cancelled.
+    """
+    return finish(_stream(model, prompt, options, speculate), stopped)
+
+
+def finish(stream: Stream, stopped: Stop) -> Generation:
+    """Return a stream's answer.
+
+    Raises:
+        Stopped: the user wants no more; the request is cancelled.
+    """
+    for _ in stream.rounds():
+        if stopped():
+            stream.close()
+            raise Stopped
+    return stream.so_far()
 
 
 def _stream(model: Model, prompt: str | Sequence[int], options: GenerateOptions, speculate: bool) -> Stream:

@@ -5,8 +5,9 @@ import random
 
 import pytest
 
-from paceline.bench.sessions import Session, finish, start
+from paceline.bench.sessions import Session, start
 from paceline.bench.workloads import Task
+from paceline.comparison import finish
 from paceline.core.params import SamplingParams
 from paceline.core.verify import CoupledVerifier
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from paceline.bench.llama_server import LlamaServers, check_llama_server
-from paceline.bench.prompts import Stopped
 from paceline.bench.variants import (
     SERVER_DRAFT_VARIANTS,
     SERVER_NGRAM_VARIANTS,
@@ -21,6 +20,7 @@ from paceline.bench.variants import (
     server_draft_and_ngram,
 )
 from paceline.bench.workloads import Task
+from paceline.comparison import Stopped
 from paceline.core.errors import CapabilityError, EngineError, InputError, PacelineError
 from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target

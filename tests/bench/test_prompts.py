@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.bench.prompts import PromptKeeper, Stopped
-from paceline.bench.sessions import Engines, Session, finish, start
+from paceline.bench.prompts import PromptKeeper
+from paceline.bench.sessions import Engines, Session, start
 from paceline.bench.workloads import Task
+from paceline.comparison import Stopped, finish
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import CapabilityError, EngineError
 from paceline.engines.base import Step

@@ -20,11 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from paceline.bench.prompts import Stopped
 from paceline.bench.sessions import Answer
 from paceline.bench.variants import SERVER_NGRAM_SETTINGS, Variant
 from paceline.bench.workloads import Task
-from paceline.comparison import Stop
+from paceline.comparison import Stop, Stopped
 from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.engines.loading import ModelOptions, engine_for
 

@@ -7,15 +7,12 @@ other widths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from paceline.comparison import Stop, Stopped
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError
 from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, Step, Vocabulary
-
-
-class Stopped(Exception):  # noqa: N818 - the user's wish is no error
-    """The user wants no more runs."""
 
 
 class PromptKeeper:
@@ -32,7 +29,7 @@ class PromptKeeper:
         read_s: seconds that the prompt took which was read last, whether just now or before.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, engine: Engine, clock: Clock, stopped: Stop = lambda: False) -> None:
         self.read_s = 0.0
         self._engine = engine
         self._clock = clock

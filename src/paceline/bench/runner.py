@@ -21,7 +21,6 @@ from typing import Any, Protocol, TypeAlias
 from paceline.api import Generation
 from paceline.bench.looping import loops
 from paceline.bench.plan import Forecast
-from paceline.bench.prompts import Stopped
 from paceline.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
 from paceline.bench.sessions import Answer, Contestant, Engines, Session
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
@@ -42,7 +41,7 @@ from paceline.bench.variants import (
     static_variants,
 )
 from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Task
-from paceline.comparison import Trial, explain
+from paceline.comparison import Stopped, Trial, explain
 from paceline.core.divergence import first_difference
 from paceline.core.errors import EngineError, PacelineError
 from paceline.planning.auto.learned import Learned

@@ -11,9 +11,9 @@ from typing import Protocol, Unpack
 
 from paceline.api import GenerateOptions, Generation, Model, Stream
 from paceline.bench.forcing import ForcedVerifier
-from paceline.bench.prompts import PromptKeeper, Stopped
+from paceline.bench.prompts import PromptKeeper
 from paceline.bench.workloads import Task
-from paceline.comparison import OpenReader, Stop
+from paceline.comparison import OpenReader, Stop, finish
 from paceline.core.clock import Clock, WallClock
 from paceline.core.loop import DecodingLoop
 from paceline.drafters.registry import build_drafters
@@ -207,19 +207,6 @@ def start(session: Session, task: Task, temperature: float, *, speculate: bool) 
     options = task.options(temperature)
     options["speculate"] = speculate
     return session.stream(task.prompt_ids, **options)
-
-
-def finish(stream: Stream, stopped: Stop) -> Generation:
-    """Return a stream's answer.
-
-    Raises:
-        Stopped: the user wants no more; the request is cancelled.
-    """
-    for _ in stream.rounds():
-        if stopped():
-            stream.close()
-            raise Stopped
-    return stream.so_far()
 
 
 def wall_engines(

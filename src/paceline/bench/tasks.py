@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.bench.looping import loops
-from paceline.bench.prompts import Stopped
 from paceline.bench.results import WorkloadResult
-from paceline.bench.sessions import Answered, Engines, Session, finish, start
+from paceline.bench.sessions import Answered, Engines, Session, start
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
-from paceline.comparison import Stop
+from paceline.comparison import Stop, Stopped, finish
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.replaying.recording import RECORDED_DEPTH, Recording, record
 

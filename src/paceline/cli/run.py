@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,7 +46,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.prompt import read_prompt, unescape
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
-from paceline.comparison import Comparison, OpenReader, Trial, answer, run_trials, summarise
+from paceline.comparison import Comparison, OpenReader, Stopped, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, StopRules
 from paceline.core.verify import VerifierName
@@ -398,12 +398,11 @@ def _compare(
 ) -> None:
     console = error_console()
     runs: list[tuple[Trial, Generation, Generation]] = []
-    with console.status("warming up") as status:
-        answer(model, prompt, options, speculate=True)
-        trials = run_trials(model, prompt, options, repeats)
-        while len(runs) < repeats and not interrupted.is_set():
-            runs.append(next(trials))
-            status.update(f"{len(runs)} of {repeats} pairs: speculative is {runs[-1][0].speedup:.2f} times plain")
+    with console.status("warming up") as status, contextlib.suppress(Stopped):
+        answer(model, prompt, options, speculate=True, stopped=interrupted.is_set)
+        for run in run_trials(model, prompt, options, repeats, stopped=interrupted.is_set):
+            runs.append(run)
+            status.update(f"{len(runs)} of {repeats} pairs: speculative is {run[0].speedup:.2f} times plain")
     if interrupted.is_set():
         console.print(f"interrupted after {len(runs)} of {repeats} pairs of runs")
     if not runs:
@@ -443,10 +442,10 @@ def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedP
     return fixed if name == "fixed" else name
 
 
-@contextmanager
+@contextlib.contextmanager
 def _measuring(interrupted: threading.Event) -> Iterator[Report]:
     """Show on a terminal how far measuring has come, the first time a model is loaded; an interrupt ends it."""
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         status: Status | None = None
 
         def report(share: float) -> None:
