@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -136,6 +137,21 @@ def test_a_reader_who_leaves_early_takes_no_figures_with_him(
     assert outcome.status == 1
     assert [workload["name"] for workload in json.loads(figures.read_text(encoding="utf-8"))["workloads"]] == ["hard"]
     assert "</html>" in page.read_text(encoding="utf-8")
+
+
+def test_a_disk_that_is_full_takes_no_figures_either(
+    invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("paceline.cli.bench.render", no_space)
+    page = tmp_path / "bench.html"
+    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "auto", "--html", str(page))
+    assert outcome.status == 2
+    assert "plain against plain" in outcome.out
+    assert f"paceline: {page} cannot be written: No space left on device" in outcome.err
+    assert "to look at" not in outcome.err
 
 
 def test_a_page_to_look_at(invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path) -> None:
