@@ -221,6 +221,10 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "no draft threads": (("-p", "x", "-td", "0"), "threads is 0"),
     "draft threads of torch": (("-p", "x", "--engine", "torch_hf", "-td", "1"), "give those of both with -t"),
     "draft length without speculation": (("-p", "x", "--no-speculation", "--draft-max", "5"), "--draft-max has no"),
+    "remembering of another policy": (
+        ("-p", "x", "--policy", "heuristic", "--remember"),
+        "--remember is of policy auto",
+    ),
     "compare plain with plain": (("-p", "x", "--draft-max", "0", "--compare"), "no effect"),
     "repeats without compare": (("-p", "x", "--repeats", "9"), "--compare"),
     "compare one token": (("-p", "x", "--compare", "-n", "1"), "1 token"),

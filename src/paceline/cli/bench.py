@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +29,6 @@ from paceline.cli.display import error_console
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
-    FLASH_ATTENTION,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     BatchThreads,
@@ -52,8 +50,8 @@ from paceline.cli.options import (
     check_outputs,
     is_given,
     options_for_draft,
+    options_for_target,
     refuse_given,
-    split_devices,
 )
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
@@ -251,33 +249,11 @@ def bench(
     server = None if against is None else _named_server(against, settings.workloads)
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     check_outputs({"--json": json_file, "--html": html})
-    target_options = ModelOptions(
-        embedded_target() if model is None else resolve(model),
-        engine=engine,
-        context_length=ctx_size,
-        gpu_layers=gpu_layers,
-        devices=split_devices(device),
-        threads=threads,
-        threads_batch=threads_batch,
-        flash_attention=FLASH_ATTENTION[flash_attn],
-        exact=exact,
-        dtype=dtype,
-    )
+    target_options = options_for_target(embedded_target() if model is None else resolve(model), context.params)
     draft_options = None
     if "draft" in settings.drafters:
         draft_path = embedded_draft() if model_draft is None else resolve(model_draft)
-        draft_options = replace(
-            options_for_draft(
-                target_options,
-                draft_path,
-                context_size=ctx_size_draft,
-                gpu_layers=gpu_layers_draft,
-                devices=device_draft,
-                threads=threads_draft,
-                threads_batch=threads_batch_draft,
-            ),
-            branches=0,
-        )
+        draft_options = options_for_draft(target_options, draft_path, context.params)
     versions = machine()
     if server is not None:
         versions["llama-server"] = check_llama_server(server, target_options, draft_options)

@@ -1,7 +1,8 @@
 """Options that several commands have: which models to load, and how; and what to say of any that have no effect.
 
 A command declares them as its parameters' types, in the order in which its help shall list them, each with the
-default that leaves a choice open (``None``, ``-1``, ``""`` or ``"auto"``).
+default that leaves a choice open (``None``, ``-1``, ``""`` or ``"auto"``). Parameters are called as their options' long
+names are, and :func:`options_for_target` and :func:`options_for_draft` find them by that, in ``context.params``.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ FlashAttention: TypeAlias = Annotated[
         rich_help_panel=MODELS_PANEL,
     ),
 ]
-FLASH_ATTENTION: Final[Mapping[OnOffAuto, bool | None]] = {"on": True, "off": False, "auto": None}
+_FLASH_ATTENTION: Final[Mapping[OnOffAuto, bool | None]] = {"on": True, "off": False, "auto": None}
 """Values of :data:`FlashAttention` as :class:`~paceline.engines.loading.ModelOptions` has them."""
 
 Exact: TypeAlias = Annotated[
@@ -205,54 +206,75 @@ WITHOUT_DRAFT_MODEL: Final = "has no effect without a draft model: name one with
 """Why these are refused where there is none."""
 
 
-def options_for_draft(
-    target: ModelOptions,
-    path: str | Path,
-    *,
-    context_size: int | None,
-    gpu_layers: int,
-    devices: str,
-    threads: int | None,
-    threads_batch: int | None,
-) -> ModelOptions:
+def options_for_target(path: str | Path, given: Mapping[str, Any]) -> ModelOptions:
+    """Return how to run the target.
+
+    Args:
+        path: of the model.
+        given: the command's parameters by name, as they are called here; a command need not have all of them.
+
+    Raises:
+        InputError: a tensor override is not ``PATTERN=BUFFER``.
+    """
+    return ModelOptions(
+        path,
+        engine=given["engine"],
+        context_length=given["ctx_size"],
+        gpu_layers=given["gpu_layers"],
+        devices=_split_devices(given["device"]),
+        override_tensors=_parse_overrides(given.get("override_tensor") or []),
+        threads=given["threads"],
+        threads_batch=given["threads_batch"],
+        flash_attention=_FLASH_ATTENTION[given["flash_attn"]],
+        exact=given["exact"],
+        max_sequences=given.get("parallel", 1),
+        dtype=given["dtype"],
+        verbose=given.get("verbose", False),
+    )
+
+
+def options_for_draft(target: ModelOptions, path: str | Path, given: Mapping[str, Any]) -> ModelOptions:
     """Return how to run a draft model: as the target, but for what has an option of its own.
 
     Args:
         target: how the target runs.
         path: the draft model.
-        context_size: value of a :data:`DraftContextSize`.
-        gpu_layers: value of a :data:`DraftGpuLayers`.
-        devices: value of a :data:`DraftDevices`.
-        threads: value of a :data:`DraftThreads`.
-        threads_batch: value of a :data:`DraftBatchThreads`.
+        given: the command's parameters by name, those in :data:`OF_THE_DRAFT_MODEL` among them.
 
     Raises:
         CapabilityError: the draft's threads are given, and its engine has none of its own.
-        ModelFileError: there is no such draft model.
+        ModelFileError: there is no such model.
     """
-    if (threads, threads_batch) != (None, None) and (target.engine or engine_for(Path(path))) == "torch_hf":
+    context_size = given["ctx_size_draft"]
+    threads, threads_batch = given["threads_draft"], given["threads_batch_draft"]
+    engine = target.engine or engine_for(Path(path))
+    if (threads, threads_batch) != (None, None) and engine == "torch_hf":
         raise CapabilityError("threads of the draft (-td, -tbd) mean nothing to torch_hf: give those of both with -t")
+    if engine != (target.engine or engine_for(Path(target.path))):
+        # Said of the target, in terms of an engine that is not the draft's.
+        target = replace(target, threads_batch=None, flash_attention=None, dtype=None)
     return replace(
         target,
         path=path,
         context_length=target.context_length if context_size is None else context_size,
         context_may_shrink=context_size is None,
-        gpu_layers=gpu_layers,
-        devices=split_devices(devices),
+        gpu_layers=given["gpu_layers_draft"],
+        devices=_split_devices(given["device_draft"]),
         override_tensors=(),
         threads=target.threads if threads is None else threads,
         threads_batch=target.threads_batch if (threads, threads_batch) == (None, None) else threads_batch,
         # Whatever a draft model says, the text is the target's.
         exact=False,
+        branches=0,
     )
 
 
-def split_devices(devices: str) -> tuple[str, ...]:
+def _split_devices(devices: str) -> tuple[str, ...]:
     """Return the names in the value of :data:`Devices` or :data:`DraftDevices`."""
     return tuple(name.strip() for name in devices.split(",") if name.strip())
 
 
-def parse_overrides(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _parse_overrides(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the patterns and buffers in the value of :data:`TensorOverrides`.
 
     Raises:

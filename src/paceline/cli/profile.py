@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,6 @@ from paceline.cli.display import error_console
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
-    FLASH_ATTENTION,
     MODELS_PANEL,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
@@ -43,12 +42,11 @@ from paceline.cli.options import (
     WeightsType,
     check_outputs,
     options_for_draft,
+    options_for_target,
     refuse_given,
-    split_devices,
 )
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import Engine
-from paceline.engines.loading import ModelOptions
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.output import whole_file
@@ -144,33 +142,10 @@ def profile_command(
         model_draft = str(embedded_draft())
     if model_draft is None:
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
-    target_options = ModelOptions(
-        embedded_target() if model is None else resolve(model),
-        engine=engine,
-        context_length=ctx_size,
-        gpu_layers=gpu_layers,
-        devices=split_devices(device),
-        threads=threads,
-        threads_batch=threads_batch,
-        flash_attention=FLASH_ATTENTION[flash_attn],
-        exact=exact,
-        max_sequences=parallel,
-        dtype=dtype,
-    )
+    target_options = options_for_target(embedded_target() if model is None else resolve(model), context.params)
     draft_options = None
     if model_draft is not None:
-        draft_options = replace(
-            options_for_draft(
-                target_options,
-                resolve(model_draft),
-                context_size=ctx_size_draft,
-                gpu_layers=gpu_layers_draft,
-                devices=device_draft,
-                threads=threads_draft,
-                threads_batch=threads_batch_draft,
-            ),
-            branches=0,
-        )
+        draft_options = options_for_draft(target_options, resolve(model_draft), context.params)
     with (
         # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
         interrupts_held() as interrupted,

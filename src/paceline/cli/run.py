@@ -18,7 +18,6 @@ from paceline.cli import exits
 from paceline.cli.display import AnswerWriter, error_console
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
-    FLASH_ATTENTION,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     BatchThreads,
@@ -40,9 +39,8 @@ from paceline.cli.options import (
     WeightsType,
     is_given,
     options_for_draft,
-    parse_overrides,
+    options_for_target,
     refuse_given,
-    split_devices,
 )
 from paceline.cli.prompt import read_prompt, unescape
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
@@ -51,7 +49,7 @@ from paceline.core.errors import InputError
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, StopRules
 from paceline.core.verify import VerifierName
 from paceline.drafters.registry import DRAFTER_NAMES
-from paceline.engines.loading import ModelOptions, reader_of
+from paceline.engines.loading import reader_of
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target
 from paceline.planning.base import Policy
@@ -313,36 +311,14 @@ def run(
     }
     text = read_prompt(prompt, file, sample, escape, embedded=model is None)
     chosen = _policy(context, policy, plain, FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings))
-    target_options = ModelOptions(
-        embedded_target() if model is None else resolve(model),
-        engine=engine,
-        context_length=ctx_size,
-        gpu_layers=gpu_layers,
-        devices=split_devices(device),
-        override_tensors=parse_overrides(override_tensor or []),
-        threads=threads,
-        threads_batch=threads_batch,
-        flash_attention=FLASH_ATTENTION[flash_attn],
-        exact=exact,
-        dtype=dtype,
-        verbose=verbose,
-    )
+    if remember and chosen != "auto":
+        way_out = "is of policy auto, which is not the one in use: leave it out, or --policy and the --draft-* options"
+        refuse_given(context, {"remember": way_out})
+    target_options = options_for_target(embedded_target() if model is None else resolve(model), context.params)
     draft: str | Path | None = model_draft
     if draft is None and uses_draft_model and not plain:
         draft = embedded_draft()
-    draft_options = (
-        None
-        if draft is None
-        else options_for_draft(
-            target_options,
-            resolve(draft),
-            context_size=ctx_size_draft,
-            gpu_layers=gpu_layers_draft,
-            devices=device_draft,
-            threads=threads_draft,
-            threads_batch=threads_batch_draft,
-        )
-    )
+    draft_options = None if draft is None else options_for_draft(target_options, resolve(draft), context.params)
     # Values are checked before the models are loaded, which may take long.
     options["max_tokens"] = _checked_max_tokens(predict, options)
     with (
