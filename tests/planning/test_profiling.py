@@ -98,15 +98,17 @@ def test_the_context_slope_is_split_into_its_fixed_part_and_that_of_every_row() 
     assert cost.round_s(5, context=3000) == pytest.approx(sloped(5, 3000))
 
 
+@pytest.mark.parametrize("budget", [ProfilingBudget(5.0, None), ProfilingBudget(5.0, 40, 0.0)])
 @pytest.mark.parametrize("slow", ["from the long context on", "up to its end"])
-def test_a_machine_that_changes_meanwhile_is_not_taken_for_the_context(slow: str) -> None:
+def test_a_machine_that_changes_meanwhile_is_not_taken_for_the_context(slow: str, budget: ProfilingBudget) -> None:
     def restless(rows: int, context: int) -> float:
         is_long, is_later = context > 64, any(before > 64 for _, _, before in engine.passes)
         is_slow = is_long or (is_later if slow == "from the long context on" else not is_later)
         return sloped(rows, context) * (1.3 if is_slow else 1.0)
 
     engine = Recorded(restless)
-    cost = measure_profile(engine, budget=ProfilingBudget(5.0, None), clock=engine.clock)
+    draft = Recorded(lambda rows, context: 1e-4, engine.clock)
+    cost = measure_profile(engine, draft, budget=budget, clock=engine.clock)
     assert cost.target.token_s == pytest.approx(1.3 * 2e-6)
     assert cost.target.token_row_s == pytest.approx(1.3 * 3e-7)
 

@@ -57,7 +57,7 @@ _SHORT_CONTEXT: Final = 32
 _LONG_CONTEXT: Final = 1024
 _LEAST_LEVER: Final = 480
 """Tokens by which the long context must be longer: what fewer add is lost in the machine's whims, and engines pad what
-attention runs over to some 256. Less is not measured, and prompts tell it as they are read."""
+attention runs over to some 256. Less is not measured; of the target, prompts then tell it as they are read."""
 
 # Shares of the budget after which measuring goes on to the next thing; those of the long context are for the target and
 # for the draft model, and leave time to measure after filling.
@@ -69,7 +69,10 @@ _LONG_SHARES: Final = (0.8, 0.88)
 _SHORT_FILL_SHARE: Final = 0.1
 _LONG_FILL_SHARES: Final = (0.2, 0.05)
 
-_LONG_REPEATS: Final = 3
+_LONG_REPEATS: Final = 2
+"""Passes of a width at the long context, of which the faster counts, as what disturbs a pass makes it longer;"""
+_AROUND: Final = 3
+"""passes at the short one, before and after, of which the median does."""
 _WIDE: Final = 8
 """Widest pass of the target that is measured at the long context too. Of a draft model it is the widest of all: what a
 context adds to narrow passes is lost in the noise, and it is prompts that it reads at once."""
@@ -146,7 +149,7 @@ def measure_profile(
         sampling_row_s = subjects[0].sampling_row_s()
         several = _measure_requests(subjects[0], meter)
         longs = [
-            _measure_long(subject, items, fill_share, share, meter, shuffling)
+            _measure_long(subject, items, fill_share, share, meter)
             for subject, fill_share, share in zip(subjects, _LONG_FILL_SHARES, _LONG_SHARES, strict=False)
         ]
         queue.run(1.0, meter)
@@ -155,9 +158,7 @@ def measure_profile(
                 item.measure()
         meter.stop()
     # As they were timed, so before steady passes join the others.
-    slopes = [
-        None if long is None else long.slope(subject.context) for subject, long in zip(subjects, longs, strict=True)
-    ]
+    slopes = [None if long is None else long.slope() for long in longs]
     change_s = _separate_change(plain)
     costs = [
         _pass_cost(subject, items, slope, change_s if subject is subjects[0] else 0.0)
@@ -388,34 +389,52 @@ class _Slope:
 
 
 @dataclass(frozen=True, slots=True)
-class _Long:
-    """Passes at a longer context, between others at the short one.
+class _LongPasses:
+    """Passes of one width at the longer context, between others at the short one.
 
     Attributes:
-        context: tokens of the longer context.
-        times_s: seconds of each pass there, by item.
-        before: passes that each item had at the short one until then, in the same order.
+        item: the width.
+        before: passes it had at the short context until then; those after are the further ones.
+        times_s: seconds of each pass at the longer context.
     """
 
-    context: int
-    times_s: Sequence[tuple[_Item, Sequence[float]]]
-    before: Sequence[int]
+    item: _Item
+    before: int
+    times_s: list[float] = field(default_factory=list)
 
-    def slope(self, short_context: int) -> _Slope | None:
-        """Return what a token adds; ``None`` if nothing was measured of one row.
+
+@dataclass(frozen=True, slots=True)
+class _Long:
+    """Passes at a longer context.
+
+    Attributes:
+        short_context: tokens of the other one.
+        context: tokens of the longer.
+        widths: passes of each width.
+    """
+
+    short_context: int
+    context: int
+    widths: Sequence[_LongPasses]
+
+    def slope(self) -> _Slope | None:
+        """Return what a token of context adds; ``None`` if one row was not measured.
 
         Machines become slower and faster by the minute, by more than a context adds. So these passes are compared with
         those around them only, with the slower of right before and right after: what is left to the machine is noticed
         round by round, while what is put down to the context would be believed in every long one.
         """
-        more_s = {}
-        for (item, times_s), before in zip(self.times_s, self.before, strict=True):
-            if times_s:
-                around = (item.times_s[max(before - _LONG_REPEATS, 0) : before], item.times_s[before:][:_LONG_REPEATS])
-                more_s[item.rows] = statistics.median(times_s) - max(statistics.median(s) for s in around if s)
-        if 1 not in more_s:
+        measured = [width for width in self.widths if width.times_s]
+        if not any(width.item.rows == 1 for width in measured):
             return None
-        lever = self.context - short_context
+        before = [width.item.times_s[: width.before][-_AROUND:] for width in measured]
+        after = [width.item.times_s[width.before :][:_AROUND] for width in measured]
+        # Taken for one width only, the machine's speed would pass for what the rows of the other add.
+        around = [before, after] if all(after) else [before]
+        more_s = {}
+        for width, *short in zip(measured, *around, strict=True):
+            more_s[width.item.rows] = min(width.times_s) - max(map(statistics.median, short))
+        lever = self.context - self.short_context
         token_s, token_row_s = _slopes(more_s)
         return _Slope(self.context, token_s / lever, token_row_s / lever)
 
@@ -428,7 +447,7 @@ def has_long_context(engine: Engine) -> bool:
 
 
 def _measure_long(
-    subject: Subject, items: Sequence[_Item], fill_share: float, share: float, meter: Meter, rng: random.Random
+    subject: Subject, items: Sequence[_Item], fill_share: float, share: float, meter: Meter
 ) -> _Long | None:
     """Time one row and a wide pass at a longer context; ``None`` if this share of the budget does not do for it."""
     short = subject.context
@@ -438,19 +457,26 @@ def _measure_long(
     if subject.reachable(_LONG_CONTEXT, fill_share) - short < _LEAST_LEVER:
         return None
     wide = max(rows for rows in measured if rows <= _WIDE or not subject.verifies)
-    times_s: dict[int, list[float]] = {rows: [] for rows in sorted({1, wide})}
-    before = [len(measured[rows].times_s) for rows in times_s]
+    widths = [_LongPasses(measured[rows], len(measured[rows].times_s)) for rows in sorted({1, wide})]
+
+    def allows(width: _LongPasses) -> bool:
+        # The latest pass may have been hundreds of rows that filled the cache.
+        return meter.allows(share, statistics.median(width.item.times_s))
+
     subject.fill(_LONG_CONTEXT, fill_share)
     long = subject.context
     if long - short >= _LEAST_LEVER:
         with contextlib.suppress(NoRoomError):
-            for _ in range(_LONG_REPEATS):
-                for rows in rng.sample(list(times_s), len(times_s)):
-                    # The latest may have been hundreds of rows that filled the cache.
-                    if meter.allows(share, statistics.median(measured[rows].times_s)):
-                        times_s[rows].append(subject.time_pass(rows))
+            # By turns, so that each follows another width, as passes around do.
+            for width in widths * _LONG_REPEATS:
+                if allows(width):
+                    width.times_s.append(subject.time_pass(width.item.rows))
     subject.rewind(short)
-    return _Long(long, [(measured[rows], times) for rows, times in times_s.items()], before)
+    for width in widths:
+        # Others follow if there is time, but few may.
+        if width.times_s and allows(width):
+            width.item.measure()
+    return _Long(short, long, widths)
 
 
 def _pass_cost(subject: Subject, items: Sequence[_Item], slope: _Slope | None, change_s: float) -> PassCost:
