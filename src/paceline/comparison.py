@@ -261,6 +261,9 @@ def measure_rounding(
         enough: a difference to be explained; where less is found, more places are tried.
         open_reader: asked for an engine to measure places with, where this one has no second sequence.
         stopped: asked before every reading.
+
+    Raises:
+        Stopped: the user wants no more.
     """
     text = _Text(token_ids, num_prompt, stopped)
     widest = min(engine.capabilities.max_rows, engine.capabilities.max_outputs)
@@ -337,6 +340,9 @@ class _Text:
         """Return the rows ``[vocab]`` of the answer's last tokens, read ``width`` tokens a pass as they are asked for.
 
         A neighbour moves before every pass over the answer.
+
+        Raises:
+            Stopped: the user wants no more.
         """
         if self.stopped():
             raise Stopped
@@ -472,13 +478,14 @@ def finish(stream: Stream, stopped: Stop) -> Generation:
     """Return a stream's answer.
 
     Raises:
-        Stopped: the user wants no more; the request is cancelled.
+        Stopped: the user wants no more; the request is cancelled, unless it is done.
     """
-    for _ in stream.rounds():
-        if stopped():
-            stream.close()
-            raise Stopped
-    return stream.so_far()
+    rounds = stream.rounds()
+    while not stopped() or stream.request.finish_reason is not None:
+        if next(rounds, None) is None:
+            return stream.so_far()
+    stream.close()
+    raise Stopped
 
 
 def _stream(model: Model, prompt: str | Sequence[int], options: GenerateOptions, speculate: bool) -> Stream:

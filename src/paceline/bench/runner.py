@@ -429,8 +429,6 @@ class Runner:
                 open_reader=self._engines.open_reader,
                 stopped=lambda: self._stopped() or self._remaining_s() <= 0,
             )
-        except Stopped:
-            return "not judged"
         except PacelineError as error:
             self.result.notes.append(f"{task.workload}: a difference is not judged, as {type(error).__name__}: {error}")
             return "not judged"
