@@ -139,19 +139,25 @@ def test_a_reader_who_leaves_early_takes_no_figures_with_him(
     assert "</html>" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("full", ["--json", "--html"])
 def test_a_disk_that_is_full_takes_no_figures_either(
-    invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    full: str, invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_space(*_: object) -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    paths = {"--json": tmp_path / "bench.json", "--html": tmp_path / "bench.html"}
 
-    monkeypatch.setattr("paceline.cli.bench.render", no_space)
-    page = tmp_path / "bench.html"
-    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "auto", "--html", str(page))
+    def write_text(path: Path, text: str, encoding: str) -> int:
+        if paths[full].name in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return path.write_bytes(text.encode(encoding))
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    outputs = [str(part) for pair in paths.items() for part in pair]
+    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "auto", *outputs)
     assert outcome.status == 2
     assert "plain against plain" in outcome.out
-    assert f"paceline: {page} cannot be written: No space left on device" in outcome.err
-    assert "to look at" not in outcome.err
+    assert f"paceline: {paths[full]} cannot be written: No space left on device" in outcome.err
+    assert {option for option, path in paths.items() if path.exists()} == paths.keys() - {full}
+    assert (f"all figures: {paths['--json']}" in outcome.err) == (full == "--html")
 
 
 def test_a_page_to_look_at(invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path) -> None:

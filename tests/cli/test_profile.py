@@ -202,17 +202,6 @@ def test_settings_reach_the_engines(
     assert (draft.branches, draft.context_may_shrink) == (0, False)
 
 
-def test_a_draft_on_another_engine_gets_nothing_that_is_of_the_targets_alone(
-    invoke: Invoke, engines: Engines, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    outcome = invoke("profile", "-m", "target", "-md", str(tmp_path), "-t", "1", "-tb", "2", "-fa", "on")
-    assert outcome.status == 0, outcome.err
-    target, draft = engines.opened
-    assert (target.threads, target.threads_batch, target.flash_attention) == (1, 2, True)
-    assert (draft.threads, draft.threads_batch, draft.flash_attention) == (1, None, None)
-
-
 def test_an_encoding_without_blocks_gets_plain_characters(
     invoke: Invoke, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -306,25 +306,33 @@ def bench(
 def _write(result: BenchResult, *, as_text: bool, json_file: Path | None, html: Path | None) -> None:
     """Write the files, and print the report or the JSON: a reader that leaves early takes nothing but its own."""
     facts = result.to_json()
-    try:
-        if json_file is not None:
-            with whole_file(json_file) as partial:
-                partial.write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        if html is not None:
-            with whole_file(html) as partial:
-                partial.write_text(render(result), encoding="utf-8")
-    finally:
-        # What took an hour to measure is said, though the disk be full.
-        if as_text:
-            console = Console(file=sys.stdout, highlight=False, emoji=False)
-            if not sys.stdout.isatty():
-                console.width = _PIPE_WIDTH
-            print_result(console, result)
-        else:
-            print(json.dumps(facts, ensure_ascii=False))
-    for about, path in (("all figures", json_file), ("to look at", html)):
-        if path is not None:
-            error_console().print(f"{about}: {path}", markup=False)
+    files: tuple[tuple[str, Path | None, Callable[[], str]], ...] = (
+        ("all figures", json_file, lambda: json.dumps(facts, ensure_ascii=False, indent=1) + "\n"),
+        ("to look at", html, lambda: render(result)),
+    )
+    written: list[str] = []
+    errors: list[InputError] = []
+    for about, path, text in files:
+        if path is None:
+            continue
+        try:
+            with whole_file(path) as partial:
+                partial.write_text(text(), encoding="utf-8")
+            written.append(f"{about}: {path}")
+        except InputError as error:
+            # What took an hour to measure is said all the same.
+            errors.append(error)
+    if as_text:
+        console = Console(file=sys.stdout, highlight=False, emoji=False)
+        if not sys.stdout.isatty():
+            console.width = _PIPE_WIDTH
+        print_result(console, result)
+    else:
+        print(json.dumps(facts, ensure_ascii=False))
+    for line in written:
+        error_console().print(line, markup=False)
+    if errors:
+        raise errors[0]
 
 
 def _kept_profile(

@@ -211,10 +211,10 @@ def options_for_target(path: str | Path, given: Mapping[str, Any]) -> ModelOptio
 
     Args:
         path: of the model.
-        given: the command's parameters by name, as they are called here; a command need not have all of them.
+        given: the command's parameters by name. Not all commands have ``override_tensor``, ``parallel`` or ``verbose``.
 
     Raises:
-        InputError: a tensor override is not ``PATTERN=BUFFER``.
+        InputError: a tensor override is not ``PATTERN=BUFFER``, or a value is out of range.
     """
     return ModelOptions(
         path,
@@ -236,6 +236,8 @@ def options_for_target(path: str | Path, given: Mapping[str, Any]) -> ModelOptio
 def options_for_draft(target: ModelOptions, path: str | Path, given: Mapping[str, Any]) -> ModelOptions:
     """Return how to run a draft model: as the target, but for what has an option of its own.
 
+    On another engine, what is said of the target in terms of its own (``-fa``, ``-tb``, ``--dtype``) is left out.
+
     Args:
         target: how the target runs.
         path: the draft model.
@@ -251,7 +253,6 @@ def options_for_draft(target: ModelOptions, path: str | Path, given: Mapping[str
     if (threads, threads_batch) != (None, None) and engine == "torch_hf":
         raise CapabilityError("threads of the draft (-td, -tbd) mean nothing to torch_hf: give those of both with -t")
     if engine != (target.engine or engine_for(Path(target.path))):
-        # Said of the target, in terms of an engine that is not the draft's.
         target = replace(target, threads_batch=None, flash_attention=None, dtype=None)
     return replace(
         target,
@@ -265,6 +266,7 @@ def options_for_draft(target: ModelOptions, path: str | Path, given: Mapping[str
         threads_batch=target.threads_batch if (threads, threads_batch) == (None, None) else threads_batch,
         # Whatever a draft model says, the text is the target's.
         exact=False,
+        # The tree it grows is a chain to it.
         branches=0,
     )
 

@@ -309,11 +309,11 @@ def run(
         "stop": tuple(unescape(text) if escape else text for text in stop or ()),
         "ignore_end": ignore_eos,
     }
-    text = read_prompt(prompt, file, sample, escape, embedded=model is None)
     chosen = _policy(context, policy, plain, FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings))
     if remember and chosen != "auto":
         way_out = "is of policy auto, which is not the one in use: leave it out, or --policy and the --draft-* options"
         refuse_given(context, {"remember": way_out})
+    text = read_prompt(prompt, file, sample, escape, embedded=model is None)
     target_options = options_for_target(embedded_target() if model is None else resolve(model), context.params)
     draft: str | Path | None = model_draft
     if draft is None and uses_draft_model and not plain:
