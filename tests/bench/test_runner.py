@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -243,6 +244,27 @@ def test_a_time_limit_ends_after_whole_laps_of_every_workload() -> None:
     assert max(counts) - min(counts) <= 1
     assert min(counts) > 1
     assert loaded.clock.now_s() - start_s <= 5000.0
+
+
+def test_a_lap_that_does_not_fit_says_what_it_would_take() -> None:
+    loaded = engines()
+    left_s = 1000.0
+
+    def progress(doing: str, done_s: float, total_s: float) -> None:
+        nonlocal left_s
+        if "settings chosen" in doing:
+            left_s = 3.0
+
+    result = run(loaded, settings(), remaining_s=lambda: left_s, progress=progress)
+    assert result.ended_by == "time limit"
+    assert not result.measured
+    (note,) = result.notes
+    name, needed_s, rest = re.fullmatch(r"(.+): a lap takes (\d+) s, and (.+)", note).groups()  # type: ignore[union-attr]
+    assert (name, rest) == (
+        result.workloads[0].name,
+        "3 were left: it is shorter with fewer variants, or shorter answers",
+    )
+    assert float(needed_s) > 3.0
 
 
 def unsteady_engines() -> Engines:

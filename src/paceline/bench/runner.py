@@ -331,8 +331,14 @@ class Runner:
         settings = self._settings
         for lap in range(settings.laps):
             for contest in contests:
-                if self._remaining_s() < _CAUTION * contest.lap_s:
+                needed_s, left_s = _CAUTION * contest.lap_s, self._remaining_s()
+                if left_s < needed_s:
                     self.result.ended_by = "time limit"
+                    if lap == 0:
+                        self.result.notes.append(
+                            f"{contest.result.name}: a lap takes {needed_s:.0f} s, and {left_s:.0f} were left: it is "
+                            "shorter with fewer variants, or shorter answers"
+                        )
                     continue
                 self._run_lap(contest, lap)
 
