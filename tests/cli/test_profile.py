@@ -181,6 +181,12 @@ def test_a_target_alone_and_several_requests(invoke: Invoke, engines: Engines, t
     assert options.max_sequences == 4
 
 
+def test_a_context_that_there_was_no_time_for_says_what_it_takes(invoke: Invoke, engines: Engines) -> None:
+    outcome = invoke("profile")
+    assert outcome.status == 0
+    assert "round: what more context than 32 tokens adds was not measured: it takes a larger --budget-s" in outcome.out
+
+
 @pytest.mark.parametrize(
     ("threads", "of_the_draft"),
     [((), (3, 2)), (("-td", "1"), (1, None)), (("-tbd", "4"), (3, 4)), (("-td", "1", "-tbd", "4"), (1, 4))],

@@ -259,7 +259,10 @@ def _further_lines(profile: CostProfile, *, blocks: bool) -> list[str]:
         lines.append(f"{mark} costs less than a narrower pass")
     for name, cost in passes:
         if cost.long_context is None:
-            lines.append(f"{name}: the cost of a longer context was not measured; these have {cost.context} tokens")
+            lines.append(
+                f"{name}: what more context than {cost.context} tokens adds was not measured: it takes a larger "
+                "--budget-s, or -c"
+            )
         else:
             lines.append(
                 f"{name}: 1,000 more tokens of context add {_ms(1000 * cost.token_s)} ms, and "
