@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from benchmarks import acceptance, lossless, overhead, plain_speed, planning, speed
+from benchmarks import acceptance, lossless, overhead, plain_speed, planning, soak, speed
 from benchmarks.cores import EPILOG as CORES_EPILOG
 from benchmarks.cores import cores
 from benchmarks.inflation import EPILOG as INFLATION_EPILOG
@@ -31,6 +31,7 @@ MEASUREMENTS = {
     "planning": planning,
     "plain_speed": plain_speed,
     "speed": speed,
+    "soak": soak,
 }
 
 app = typer.Typer(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import secrets
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import FinishReason, Request
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
+from paceline.core.turns import Turns
 from paceline.core.verify import VERIFIER_NAMES, VerifierName
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import build_drafters, check_drafter_names
@@ -89,16 +89,31 @@ class Stream:
     """An answer while it is written: iterate for its text, as it becomes final.
 
     Closing it early (``close()``, leaving its ``with`` block, or dropping it) cancels the request and keeps what there
-    is. An interrupt or error while it is iterated cancels it too.
+    is. An interrupt or error while it is iterated cancels it too. The place of one that was dropped is free again
+    before the next round or request.
+
+    Args:
+        loop: decodes the answer.
+        prompt_ids: as of :meth:`~paceline.core.loop.DecodingLoop.add`; and so the others.
+        params: likewise.
+        rules: likewise.
+        verifier: likewise.
+
+    Attributes:
+        request: the request, as the loop carries it.
     """
 
-    def __init__(self, loop: DecodingLoop, request: Request) -> None:
-        self.request = request
+    def __init__(
+        self,
+        loop: DecodingLoop,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        rules: StopRules,
+        verifier: VerifierName,
+    ) -> None:
         self._loop = loop
         self._num_read = 0
-        # A stream that is dropped half-way must not hold its place in the engine.
-        self._finalizer = weakref.finalize(self, loop.cancel, request)
-        self._finalizer.atexit = False
+        self.request: Request = loop.add(prompt_ids, params, rules, verifier=verifier, owner=self)
 
     def __iter__(self) -> Iterator[TextSegment]:
         for segments in self.rounds():
@@ -167,7 +182,8 @@ class Stream:
 class Model:
     """A target with its drafters. Use it as a context manager, or call :meth:`close` to free native memory.
 
-    It owns its engine and drafters and closes them. Not safe for use by several threads at once.
+    It owns its engine and drafters and closes them. Threads that use it at once take turns, round by round; how many
+    answers may be under way together is the engine's ``max_sequences``.
 
     Args:
         target: see below; and so ``drafters``, ``policy`` and ``verify``.
@@ -196,8 +212,9 @@ class Model:
         self.drafters = list(drafters)
         self.policy = policy
         self.verify: VerifierName = verify
-        self.loop = DecodingLoop(target, drafters, policy, clock=clock)
-        self._plain = DecodingLoop(target, [], NO_SPECULATION, clock=clock)
+        self._turns = Turns()
+        self.loop = DecodingLoop(target, drafters, policy, clock=clock, turns=self._turns)
+        self._plain = DecodingLoop(target, [], NO_SPECULATION, clock=clock, turns=self._turns)
         self._closed = False
         self._closing = closing
 
@@ -238,18 +255,25 @@ class Model:
             raise InputError(f"unknown option {next(iter(given))!r}: see SamplingParams and StopRules")
         prompt_ids = self.target.vocabulary.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         loop = self.loop if speculate else self._plain
-        return Stream(loop, loop.add(prompt_ids, params, rules, verifier=self.verify))
+        return Stream(loop, prompt_ids, params, rules, self.verify)
 
     def repeats_text(self, options: GenerateOptions) -> bool:
         """Return whether a seed gives the same text with and without speculation."""
         return self.verify == "coupled" or options.get("temperature") == 0.0
 
     def close(self) -> None:
-        """Cancel what still runs and free native memory. Idempotent; using the model afterwards is a clear error."""
+        """Cancel what still runs and free native memory. Idempotent; using the model afterwards is a clear error.
+
+        Raises:
+            BusyError: a round is being made by this thread.
+        """
         self._closed = True
         for loop in (self.loop, self._plain):
             for request in loop.active:
                 loop.cancel(request)
+        self._turns.run("the end of a model", self._free)
+
+    def _free(self) -> None:
         closing, self._closing = self._closing, None
         with ExitStack() as stack:
             stack.callback(self.target.close)

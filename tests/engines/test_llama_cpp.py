@@ -19,6 +19,7 @@ pytest.importorskip("llama_cpp")
 import llama_cpp.llama_cpp as api
 
 import paceline
+from paceline.api import GenerateOptions
 from paceline.core.errors import (
     CapabilityError,
     ClosedError,
@@ -28,6 +29,7 @@ from paceline.core.errors import (
     ModelFileError,
     NoRoomError,
 )
+from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
 from paceline.models.embedded import embedded_draft
@@ -103,7 +105,7 @@ def reference(exact: Path) -> Iterator[Reference]:
 
 @pytest.fixture
 def engine(exact: Path) -> Iterator[LlamaCppEngine]:
-    made = load(exact)
+    made = load(exact, max_sequences=2)
     yield made
     made.close()
 
@@ -262,7 +264,7 @@ class Shadow:
 def check_ids(engine: LlamaCppEngine) -> None:
     """Every native id is free or in one role of one sequence, and its cells reach exactly as far as the role says."""
     last = api.llama_memory_seq_pos_max
-    seen = list(engine._free_ids)
+    seen = list(engine._unheld_ids())
     assert all(last(engine._memory, free) == -1 for free in seen)
     for state in engine._sequences.values():
         assert state.main in state.tips.values()
@@ -277,7 +279,7 @@ def check_ids(engine: LlamaCppEngine) -> None:
             assert last(engine._memory, state.keeper) == state.kept - 1 == state.committed - 1
             seen.append(state.keeper)
     assert sorted(seen) == list(range(len(seen)))
-    assert engine._branches_in_use == sum(len(state.tips) - 1 for state in engine._sequences.values())
+    assert not any(state.torn for state in engine._sequences.values())
     assert engine._batch.id_counts.min() == engine._batch.id_counts.max() == 1
 
 
@@ -730,6 +732,64 @@ def test_a_hybrid_model_refuses_what_would_restore_an_old_state(tmp_path: Path) 
     engine.trim(sequence, 0)
     assert engine.length(sequence) == 0
     feed(engine, sequence, [1])
+
+
+@pytest.mark.parametrize("where", ["forward", "commit"])
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, EngineError])
+def test_what_cuts_short_a_round_of_a_hybrid_model_touches_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException], where: str
+) -> None:
+    engine = load(write_model(tmp_path / "model.gguf", "lfm2"), max_sequences=3)
+    with paceline.Model(engine, [SuffixDrafter()], paceline.FixedPolicy(4)) as model:
+        options: GenerateOptions = {"max_tokens": 30, "temperature": 0.0, "ignore_end": True}
+        prompts = [[1, 2, 3, 1, 2, 3], [4, 5, 4, 5, 4]]
+        undisturbed = [model.generate(prompt, **options).token_ids for prompt in prompts]
+        real, calls = getattr(LlamaCppEngine, where), 0
+
+        def failing(self: LlamaCppEngine, *arguments: Any) -> Any:
+            nonlocal calls
+            result = real(self, *arguments)
+            calls += 1
+            if calls % 7 == 0:
+                raise fault("cut short")
+            return result
+
+        streams = [model.stream(prompt, **options) for prompt in prompts]
+        monkeypatch.setattr(LlamaCppEngine, where, failing)
+        cut_short = 0
+        while model.loop.active:
+            try:
+                model.loop.step()
+            except fault:
+                cut_short += 1
+        assert cut_short > 2
+        monkeypatch.setattr(LlamaCppEngine, where, real)
+        for stream, expected in zip(streams, undisturbed, strict=True):
+            assert stream.result().token_ids == expected
+        assert not engine._sequences
+
+
+def test_a_sequence_that_was_torn_can_be_closed_and_all_its_ids_are_free(
+    engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, torn = engine.open(), engine.open()
+    for sequence in (kept, torn):
+        feed(engine, sequence, [5, 6, 7])
+    engine.forward([Step(torn, [8, 9, 10], [COMMITTED_END] * 3, [0, 1, 2])])
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "llama_memory_seq_rm", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.commit(torn, [1])
+    for call in (lambda: engine.length(torn), lambda: engine.trim(torn, 2), lambda: engine.commit(torn, [])):
+        with pytest.raises(EngineError, match="close it and open another"):
+            call()
+    engine.close_sequence(torn)
+    check_ids(engine)
+    assert engine.length(kept) == 3
 
 
 def test_a_recurrent_model_without_snapshots_decodes_plainly_or_not_at_all(tmp_path: Path) -> None:

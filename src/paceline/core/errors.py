@@ -11,7 +11,8 @@
     │   └── CapabilityError          the engine or the installation cannot do what was asked
     ├── EngineError                  the engine failed although the input was fine
     │   └── NoRoomError              the cache has no free cells for this pass; nothing was changed
-    └── ClosedError                  used after ``close()``
+    ├── ClosedError                  used after ``close()``
+    └── BusyError                    used from within one of its own rounds
 
 Messages are one line: the value, the limit, the way out. The command line prints an ``InputError`` as that line and
 exits with status 2.
@@ -58,3 +59,7 @@ class NoRoomError(EngineError):
 
 class ClosedError(PacelineError):
     """An engine, sequence or session was used after it was closed."""
+
+
+class BusyError(PacelineError):
+    """A model was asked for a round, a request or its end from within one of its own rounds."""

@@ -7,22 +7,29 @@ the only one that asks the target to commit. Between rounds::
     target's cache      t0 t1 ... t(n-2)          the last token is fed by the next round, as the tree's root
 
 Requests whose prompt is not in the cache yet take part in the same passes with chunks of it.
+
+A round is made whole or not at all. What one that an error or an interrupt cut short did to its requests is taken back
+before anything else is done, so that every request stands where it stood between rounds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import gc
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.clock import Clock, WallClock
-from paceline.core.errors import ContextLengthError, InputError, NoRoomError
+from paceline.core.errors import CapabilityError, ContextLengthError, InputError, NoRoomError, PacelineError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, Request, TargetRows
 from paceline.core.text import TextStream
 from paceline.core.tree import ROOT, DraftTree
+from paceline.core.turns import Tie, Turns
 from paceline.core.verify import VerifierName, Walk, make_verifier
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
 from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
@@ -54,24 +61,58 @@ class _Drafts:
     draft_seconds: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """Where a request stood before a round.
+
+    Attributes:
+        request: it.
+        num_tokens: of prompt and answer.
+        cached: how many of them the target's cache held.
+    """
+
+    request: Request
+    num_tokens: int
+    cached: int
+
+    @classmethod
+    def of(cls, request: Request) -> _Before:
+        """Note where a request stands."""
+        return cls(request, len(request.token_ids), request.cached)
+
+
 class DecodingLoop:
     """Decodes any number of requests on one target engine.
+
+    Several threads may use it, and take turns; so may finalizers, whose requests end between rounds.
 
     Args:
         engine: the target. The loop opens and closes sequences on it but does not close it.
         drafters: asked in this order; the first to propose a token owns it. Not closed by the loop.
         policy: decides what is drafted and verified.
         clock: where times come from.
+        turns: at the engine; loops that share an engine share them.
     """
 
     def __init__(
-        self, engine: Engine, drafters: Sequence[Drafter], policy: Policy, *, clock: Clock | None = None
+        self,
+        engine: Engine,
+        drafters: Sequence[Drafter],
+        policy: Policy,
+        *,
+        clock: Clock | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._engine = engine
         self._drafters = list(drafters)
         self._policy = policy
         self._clock = clock or WallClock()
+        self._turns = turns or Turns()
         self._requests: dict[int, Request] = {}
+        # The requests of the round that is being made; between rounds, of one that was cut short.
+        self._open_round: list[_Before] = []
+        # To those who want the answers, by request.
+        self._ties: dict[int, Tie] = {}
         # Drafts that had no room in the last pass and have to be judged in the next, by request.
         self._unjudged: dict[int, DraftTree] = {}
         # Seconds after the latest round in which the policy learned from it.
@@ -95,13 +136,22 @@ class DecodingLoop:
         rules: StopRules,
         *,
         verifier: VerifierName = "coupled",
+        owner: object = None,
     ) -> Request:
         """Admit a request; the next :meth:`step` takes it along.
+
+        Args:
+            prompt_ids: at least one token.
+            params: how it is sampled.
+            rules: when it ends.
+            verifier: judges its drafts.
+            owner: once this is collected, nobody wants the answer any more, and the request is cancelled.
 
         Raises:
             InputError: the prompt is empty, has unknown tokens, or the policy cannot be lossless for it.
             ContextLengthError: the prompt leaves no room in the context for a token of answer.
             CapabilityError: the engine has no sequence left.
+            BusyError: a round is being made by this thread.
         """
         context_length = self._capabilities.context_length
         if not prompt_ids:
@@ -130,27 +180,67 @@ class DecodingLoop:
             text=TextStream(rules.stop),
         )
         self._policy.check(request)
-        request.sequence = self._engine.open()
-        for drafter in self._drafters:
-            drafter.begin(request)
-        self._policy.begin(request)
-        self._requests[request.id] = request
+        admit = functools.partial(self._admit, request, owner)
+        try:
+            self._turns.run("a request", admit)
+        except CapabilityError:
+            # Owners that were dropped as parts of reference cycles hold their places until they are collected.
+            gc.collect()
+            self._turns.run("a request", admit)
         return request
 
+    def _admit(self, request: Request, owner: object) -> None:
+        self._mend()
+        request.sequence = self._engine.open()
+        try:
+            for drafter in self._drafters:
+                drafter.begin(request)
+            self._policy.begin(request)
+            if owner is not None:
+                self._ties[request.id] = self._turns.tie(owner, functools.partial(self._end, request))
+            self._requests[request.id] = request
+        except BaseException:
+            self._engine.close_sequence(request.sequence)
+            for leave in (*(drafter.end for drafter in self._drafters), self._policy.end):
+                with contextlib.suppress(Exception):  # not all of them know the request
+                    leave(request)
+            raise
+
     def cancel(self, request: Request) -> Emission | None:
-        """End a request now and return what text was still withheld; ``None`` if it is over already."""
+        """End a request now and return what text was still withheld; ``None`` if it is over already.
+
+        In the middle of a round of this thread the request ends after the round, and nothing is returned.
+        """
         if request.finish_reason is not None:
             return None
-        emission = self._finish(request, "cancelled", request.num_output, len(request.segments))
-        self._tell_ended()
-        return emission
+        first_token, first_segment = request.num_output, len(request.segments)
+        self._turns.run_or_note(functools.partial(self._end, request))
+        return _emission(request, first_token, first_segment) if request.id not in self._requests else None
+
+    def _end(self, request: Request) -> None:
+        """Cancel a request unless it is over."""
+        self._mend()
+        if request.id in self._requests:
+            self._open_round = [_Before.of(request)]
+            self._finish(request, "cancelled", request.num_output, len(request.segments))
+            self._open_round = []
+            self._tell_ended()
 
     def step(self) -> list[Emission]:
         """Run one round: every active request gains tokens, or has more of its prompt read.
 
         Returns:
             What was emitted, for each request that emitted or ended.
+
+        Raises:
+            EngineError: a pass failed.
+            BusyError: a round is being made by this thread.
         """
+        return self._turns.run("a round", self._step)
+
+    def _step(self) -> list[Emission]:
+        self._mend()
+        self._open_round = [_Before.of(request) for request in self._requests.values()]
         started_s = self._clock.now_s()
         decoding = [request for request in self._requests.values() if request.decoding]
         drafts = self._draft(decoding)
@@ -159,6 +249,7 @@ class DecodingLoop:
 
         turns = self._schedule(decoding, trees)
         if not turns:
+            self._open_round = []
             return []
         try:
             output = self._engine.forward([turn.step for turn in turns])
@@ -172,23 +263,22 @@ class DecodingLoop:
                 holders = [request for request in self._requests.values() if request.cached > 0]
                 victim = (holders or [turns[-1].request])[-1]
                 emission = self._finish(victim, "no_room", victim.num_output, len(victim.segments))
+                self._open_round = []
                 self._tell_ended()
                 return [emission]
         prefill_context = sum(turn.request.cached for turn in turns if not turn.was_decoding)
-        try:
-            output.wait()
-            verified_s = self._clock.now_s()
+        output.wait()
+        verified_s = self._clock.now_s()
 
-            walks = [self._walk(turn, output, index) for index, turn in enumerate(turns)]
-            sampled_s = self._clock.now_s()
+        walks = [self._walk(turn, output, index) for index, turn in enumerate(turns)]
+        sampled_s = self._clock.now_s()
 
-            settled = [
-                self._settle(turn, walk, TargetRows(output, index))
-                for index, (turn, walk) in enumerate(zip(turns, walks, strict=True))
-            ]
-        except BaseException:
-            self._abandon(turns)
-            raise
+        settled = [
+            self._settle(turn, walk, TargetRows(output, index))
+            for index, (turn, walk) in enumerate(zip(turns, walks, strict=True))
+        ]
+        # Every request stands between rounds again, whatever becomes of the accounts that follow.
+        self._open_round = []
 
         ended_s = self._clock.now_s()
         learning_s = self._learning_s
@@ -368,17 +458,34 @@ class DecodingLoop:
                 drafter.observe(request, commit)
         return _emission(request, first_token, first_segment)
 
-    def _abandon(self, turns: Sequence[_Turn]) -> None:
-        """Drop what a pass left undecided when an error or an interrupt cut its round short.
+    def _mend(self) -> None:
+        """Take back what a round that was cut short did, for every request of it.
 
-        A request then has more than one token outside the cache; the next round feeds them as it feeds a prompt.
+        All of it can be done again where another interrupt cuts it short.
         """
-        for turn in turns:
-            request = turn.request
-            if request.finish_reason is None:
-                self._engine.commit(request.sequence, [])
-                request.cached = self._engine.length(request.sequence)
-        self._tell_ended()
+        while self._open_round:
+            self._take_back(self._open_round[-1])
+            self._open_round.pop()
+
+    def _take_back(self, before: _Before) -> None:
+        request = before.request
+        self._unjudged.pop(request.id, None)
+        try:
+            self._engine.trim(request.sequence, min(before.cached, self._engine.length(request.sequence)))
+        except PacelineError:
+            # A recurrent state that cannot be stepped back, or a sequence that was torn or closed: all is read again.
+            with contextlib.suppress(PacelineError):
+                self._engine.close_sequence(request.sequence)
+            request.sequence = self._engine.open()
+        request.cached = self._engine.length(request.sequence)
+        request.take_back(before.num_tokens, self._vocabulary.token_bytes)
+        for drafter in self._drafters:
+            # Of what a drafter noted in that round nothing is certain, not even that it knows the request still.
+            with contextlib.suppress(Exception):
+                drafter.end(request)
+            drafter.begin(request)
+        self._requests[request.id] = request
+        self._ended = [ended for ended in self._ended if ended is not request]
 
     def _tell_ended(self) -> None:
         """Tell the policy which requests are over, after their last round."""
@@ -420,14 +527,15 @@ class DecodingLoop:
 
     def _finish(self, request: Request, reason: FinishReason, first_token: int, first_segment: int) -> Emission:
         """End a request; its last emission starts at the given token and segment of the answer."""
-        request.finish_reason = reason
-        del self._requests[request.id]
         self._unjudged.pop(request.id, None)
         request.segments += request.text.flush()
         for drafter in self._drafters:
             drafter.end(request)
         self._engine.close_sequence(request.sequence)
         self._ended.append(request)
+        request.finish_reason = reason
+        del self._requests[request.id]
+        self._ties.pop(request.id, None)
         return _emission(request, first_token, first_segment)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -105,6 +105,23 @@ class Request:
     def decoding(self) -> bool:
         """Whether the prompt is in the cache, so that the next pass emits tokens."""
         return self.cached == len(self.token_ids) - 1 and self.num_output > 0
+
+    def take_back(self, num_tokens: int, token_bytes: Callable[[int], bytes]) -> None:
+        """Go back to where the request stood when it had ``num_tokens`` tokens, and ran.
+
+        Args:
+            num_tokens: of prompt and answer; not more than there are.
+            token_bytes: returns the bytes that a token adds to the text, which is made again.
+        """
+        del self.token_ids[num_tokens:]
+        del self.sources[self.num_output :]
+        del self.stats.arrivals_s[self.num_output :]
+        self.stats.predicted_tokens = self.num_output
+        self.text = TextStream(self.rules.stop)
+        self.segments = []
+        for token_id, source in zip(self.output_ids, self.sources, strict=True):
+            self.segments += self.text.push(token_bytes(token_id), source)
+        self.error = self.finish_reason = None
 
 
 class TargetRows:

@@ -73,7 +73,10 @@ class Drafter(Protocol):
         ...
 
     def begin(self, request: Request) -> None:
-        """Take note of a new request; its prompt is in ``request.token_ids``."""
+        """Take note of a new request; its prompt is in ``request.token_ids``.
+
+        A request whose round was cut short is begun anew after :meth:`end`, with as much of the answer as stands.
+        """
         ...
 
     def unread(self, request: Request) -> int | None:

@@ -130,9 +130,10 @@ class DraftModelDrafter:
 
     def end(self, request: Request) -> None:
         """Free the request's sequence."""
-        follower = self._followers.pop(request.id)
+        follower = self._followers[request.id]
         if follower.sequence is not None:
             self.engine.close_sequence(follower.sequence)
+        del self._followers[request.id]
 
     def close(self) -> None:
         """Close the draft engine."""

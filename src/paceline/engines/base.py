@@ -137,7 +137,8 @@ class Engine(Protocol):
     """One loaded model. Sequences are small integer handles that the engine gives out.
 
     Every method raises :class:`~paceline.core.errors.ClosedError` for a handle that is not open, and for everything but
-    :meth:`close` once the engine is closed.
+    :meth:`close` once the engine is closed. A sequence that an interrupt caught half changed may raise ``EngineError``
+    until it is closed; the others are as they were.
     """
 
     @property
@@ -169,6 +170,7 @@ class Engine(Protocol):
         Raises:
             NoRoomError: the cache cannot hold the rows; no sequence was changed.
             EngineError: the pass failed; no sequence was changed.
+            CapabilityError: this process was forked after a pass, and the threads that make passes stayed behind.
             ValueError: a step breaks the contract (too many rows, unknown parent, a branch without ``trees``).
         """
         ...

@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, NoRoomError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, FloatArray, Step
+from paceline.engines.forks import native_threads
 from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, load
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
@@ -57,6 +58,7 @@ class _Sequence:
         kept: number of committed tokens the keeper sees.
         last_rows: rows this sequence had in its latest pass.
         rewound: a recurrent state was stepped back and not used since.
+        torn: something is being done to it; between calls, an interrupt cut that short and it can only be closed.
     """
 
     main: int
@@ -69,17 +71,25 @@ class _Sequence:
     kept: int = 0
     last_rows: int = 0
     rewound: bool = False
+    torn: bool = False
 
     def __post_init__(self) -> None:
         self.tips[COMMITTED_END] = self.main
 
+    @property
+    def ids(self) -> set[int]:
+        """All native ids it holds."""
+        ids = {self.main, *self.lines, *self.tips.values(), *self.following}
+        return ids if self.keeper is None else ids | {self.keeper}
+
     def settle(self, committed: int) -> None:
-        """Forget the pending tree: ``main`` ends at ``committed`` tokens now."""
+        """Forget the pending tree: ``main`` ends at ``committed`` tokens now, and nothing is half done."""
         self.committed = committed
         self.pending.clear()
         self.lines.clear()
         self.tips.clear()
         self.tips[COMMITTED_END] = self.main
+        self.torn = False
 
 
 @dataclass(slots=True)
@@ -189,8 +199,7 @@ class LlamaCppEngine:
 
         self._sequences: dict[int, _Sequence] = {}
         self._next_handle = 0
-        self._free_ids = list(range(loaded.sequence_ids))[::-1]
-        self._branches_in_use = 0
+        self._num_ids = loaded.sequence_ids
         self._batch = _Batch(self._capabilities.max_rows, loaded.sequence_ids)
         self._ramp: npt.NDArray[np.int32] = np.arange(self._capabilities.context_length, dtype=np.int32)
         self._generation = 0
@@ -232,10 +241,12 @@ class LlamaCppEngine:
             raise CapabilityError(
                 f"{len(self._sequences)} sequences are open, which is the most; close one or raise max_sequences"
             )
-        keeper = self._take_id() if self._has_keepers else None
         handle = self._next_handle
         self._next_handle += 1
-        self._sequences[handle] = _Sequence(self._take_id(), keeper)
+        state = _Sequence(self._take_id(), None)
+        self._sequences[handle] = state
+        if self._has_keepers:
+            state.keeper = self._take_id()
         return handle
 
     def length(self, sequence: int) -> int:
@@ -276,6 +287,7 @@ class LlamaCppEngine:
         if self._recurrent:
             self._step_back(state, length)
         else:
+            state.torn = True
             memory = self._memory
             if state.pending.parents or length < state.committed:
                 self._drop_lines(state, state.main, length)
@@ -291,15 +303,15 @@ class LlamaCppEngine:
 
     def close_sequence(self, sequence: int) -> None:
         """Forget a sequence and free its cells. Its handle is unknown afterwards."""
-        state = self._state(sequence)
-        del self._sequences[sequence]
-        self._branches_in_use -= len(state.tips) - 1
-        ids = {*state.tips.values(), *state.following, state.main}
-        if state.keeper is not None:
-            ids.add(state.keeper)
-        for sequence_id in sorted(ids, reverse=True):
+        state = self._state(sequence, even_torn=True)
+        ids = state.ids
+        if state.torn:
+            # It may have taken ids without noting them, and left its marks in the batch.
+            ids = self._unheld_ids() | ids
+            self._batch.id_counts[:] = 1
+        for sequence_id in ids:
             api.llama_memory_seq_rm(self._memory, sequence_id, -1, -1)
-            self._free_ids.append(sequence_id)
+        del self._sequences[sequence]
 
     def close(self) -> None:
         """Free native memory, the logits of the last pass included. Idempotent; everything else raises afterwards."""
@@ -315,15 +327,18 @@ class LlamaCppEngine:
         Raises:
             NoRoomError: the cache has no free cells, or no branch ids are left; no sequence was changed.
             EngineError: the pass failed; no sequence was changed (but see :meth:`_undo` for recurrent models).
+            CapabilityError: this process was forked after a pass.
             ValueError: a step breaks the contract.
         """
         self._check_open()
+        native_threads.use()
         states, rows = self._check_steps(steps)
         placements: list[_Placement] = []
         decoded = False
         try:
             row = 0
             for state, step in zip(states, steps, strict=True):
+                state.torn = True
                 row = self._place(state, step, row, placements)
             self._batch.native.n_tokens = rows
             self._generation += 1
@@ -334,14 +349,18 @@ class LlamaCppEngine:
                 raise NoRoomError(f"the cache has no free cells for {rows} more rows")
             if status != 0:
                 raise EngineError(f"llama.cpp failed a pass of {rows} rows (code {status})")
-            if self._branches_in_use:
-                self._batch.id_counts[:rows] = 1
+            for placement in placements:
+                if placement.tips is not None:
+                    self._batch.id_counts[:rows] = 1
             for state, step in zip(states, steps, strict=True):
                 state.pending.append(step.parents)
                 state.last_rows = len(step.token_ids)
                 state.rewound = False
+                state.torn = False
         except BaseException:  # a keyboard interrupt arrives right after the native call
             self._undo(placements, decoded=decoded)
+            for state in states:
+                state.torn = False
             raise
         firsts: list[int] = []
         counts: list[int] = []
@@ -367,9 +386,11 @@ class LlamaCppEngine:
         if self._recurrent:
             self._step_back(state, length)
         elif len(state.tips) == 1:
+            state.torn = True
             if len(path) < len(state.pending):
                 api.llama_memory_seq_rm(self._memory, state.main, length, -1)
         else:
+            state.torn = True
             self._commit_branch(state, path, length)
         state.settle(length)
         if state.keeper is not None:
@@ -402,12 +423,15 @@ class LlamaCppEngine:
         if self._context is None:
             raise ClosedError(f"the engine of {self._path} was closed")
 
-    def _state(self, sequence: int) -> _Sequence:
+    def _state(self, sequence: int, *, even_torn: bool = False) -> _Sequence:
         self._check_open()
         try:
-            return self._sequences[sequence]
+            state = self._sequences[sequence]
         except KeyError:
             raise ClosedError(f"sequence {sequence} is not open") from None
+        if state.torn and not even_torn:
+            raise EngineError(f"an interrupt cut short what was done to sequence {sequence}: close it and open another")
+        return state
 
     def _check_steps(self, steps: Sequence[Step]) -> tuple[list[_Sequence], int]:
         """Return the sequences of ``steps`` and the number of rows; changes nothing."""
@@ -503,14 +527,13 @@ class LlamaCppEngine:
 
     def _start_line(self, state: _Sequence, join: int, placement: _Placement) -> int:
         """Return a branch id that sees the committed tokens and the pending path down to ``join``."""
-        if self._branches_in_use == self._max_branches:
+        if sum(len(state.tips) - 1 for state in self._sequences.values()) == self._max_branches:
             raise NoRoomError(f"all {self._max_branches} branches are in use; draft a narrower tree")
         if state.following:
             line = max(state.following, key=state.following.__getitem__)
             follows = state.following.pop(line)
         else:
             line, follows = self._take_id(), 0
-        self._branches_in_use += 1
         placement.fresh.append(line)
         if join == COMMITTED_END:
             source, end = state.main, state.committed
@@ -521,16 +544,21 @@ class LlamaCppEngine:
         return line
 
     def _take_id(self) -> int:
-        """Return an id without cells: a free one, else one that only follows some sequence.
+        """Return an id without cells: one that nobody holds, else one that only follows some sequence.
 
         There always is one, because at most ``branches`` are in use and every sequence has its own set aside.
         """
-        if not self._free_ids:
+        unheld = self._unheld_ids()
+        if not unheld:
             owner = next(state for state in self._sequences.values() if state.following)
             idle, _ = owner.following.popitem()
             api.llama_memory_seq_rm(self._memory, idle, -1, -1)
             return idle
-        return self._free_ids.pop()
+        return min(unheld)
+
+    def _unheld_ids(self) -> set[int]:
+        """Return the ids that no sequence holds: counted anew, so that nothing an interrupt cuts short loses one."""
+        return set(range(self._num_ids)).difference(*(state.ids for state in self._sequences.values()))
 
     def _undo(self, placements: list[_Placement], *, decoded: bool) -> None:
         """Put the sequences of a failed pass back to what they were before it.
@@ -553,7 +581,6 @@ class LlamaCppEngine:
             for line in placement.fresh:
                 api.llama_memory_seq_rm(memory, line, state.committed, -1)
                 state.following[line] = state.committed
-            self._branches_in_use -= len(placement.fresh)
             if not decoded:
                 continue
             if self._recurrent:
@@ -587,7 +614,6 @@ class LlamaCppEngine:
             if line != keep:
                 api.llama_memory_seq_rm(self._memory, line, length, -1)
                 state.following[line] = length
-        self._branches_in_use -= len(state.tips) - 1
 
     def _step_back(self, state: _Sequence, length: int) -> None:
         """Drop the tokens of a recurrent sequence from position ``length`` on.
@@ -600,13 +626,16 @@ class LlamaCppEngine:
             return
         if length > 0:
             limit = 0 if state.rewound else min(self._capabilities.max_rollback or 0, state.last_rows - 1)
+            state.torn = rows <= limit
             if rows > limit or not api.llama_memory_seq_rm(self._memory, state.main, length, -1):
+                state.torn = False
                 raise CapabilityError(
                     f"this recurrent model cannot step back {rows} tokens (here at most {limit}); "
                     "propose chains in one pass, or trim to 0 and feed the tokens again"
                 )
             state.rewound = True
             return
+        state.torn = True
         api.llama_memory_seq_rm(self._memory, state.main, -1, -1)
         state.rewound = False
 

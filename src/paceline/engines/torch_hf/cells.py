@@ -20,7 +20,7 @@ from paceline.core.errors import NoRoomError
 from paceline.engines.pending import PendingTree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -67,6 +67,13 @@ class CellPool:
         """Count one use less of each of ``cells``, which are distinct; those with none left are free."""
         self._uses[cells] -= 1
 
+    def recount(self, holders: Iterable[IntArray]) -> None:
+        """Count the uses anew: one for every sequence in ``holders``, the cells that each holds."""
+        uses = np.zeros_like(self._uses)
+        for cells in holders:
+            uses[cells] += 1
+        self._uses = uses
+
     def width_with(self, cells: IntArray) -> int:
         """Return how many columns reach every used cell and all of ``cells``."""
         used = np.flatnonzero(self._uses)
@@ -92,6 +99,17 @@ class SequenceCells:
     def committed(self) -> IntArray:
         """``[length]`` cells of the committed tokens: a view, valid until the next change."""
         return self._cells[: self._length]
+
+    @property
+    def held(self) -> IntArray:
+        """All cells it holds: those of the committed tokens, then those of the pending nodes."""
+        return np.concatenate((self.committed, np.array(self.pending_cells, dtype=np.int64)))
+
+    def mend(self) -> None:
+        """Forget pending nodes without a cell, and cells without a node: what an interrupt can leave half done."""
+        size = min(len(self.pending), len(self.pending_cells))
+        self.pending.truncate(size)
+        del self.pending_cells[size:]
 
     def append_committed(self, cells: IntArray | list[int]) -> None:
         """Put ``cells`` behind the committed ones."""

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from paceline.core.errors import CapabilityError, ClosedError, EngineError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, Step
 from paceline.engines.context import choose_context_length
+from paceline.engines.forks import native_threads
 from paceline.engines.pending import check_step
 from paceline.engines.torch_hf.cells import CellPool, SequenceCells
 from paceline.engines.torch_hf.config import TorchHFConfig
@@ -148,6 +149,8 @@ class TorchHFEngine:
         self._head_input = _InputCapture(model.get_output_embeddings())
         self._sequences: dict[int, SequenceCells] = {}
         self._next_handle = 0
+        # Something is being done to sequences; between calls, an interrupt cut that short.
+        self._torn = False
         self._closed = False
         self._capabilities = EngineCapabilities(
             context_length=context_length,
@@ -208,6 +211,7 @@ class TorchHFEngine:
         Raises:
             NoRoomError: the pool has fewer free cells than there are rows; no sequence was changed.
             EngineError: the pass failed; no sequence was changed.
+            CapabilityError: this process was forked after a pass.
             ValueError: a step breaks the contract, or holds a token outside the vocabulary.
         """
         self._check_open()
@@ -222,7 +226,9 @@ class TorchHFEngine:
         """
         state = self._sequence(sequence)
         state.pending.check_path(path)
+        self._torn = True
         self._pool.release(state.keep(path))
+        self._torn = False
 
     def length(self, sequence: int) -> int:
         """Return the number of committed tokens."""
@@ -239,8 +245,10 @@ class TorchHFEngine:
         if len(state.pending):
             raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before a fork")
         handle = self.open()
+        self._torn = True
         self._sequences[handle].append_committed(state.committed)
         self._pool.share(state.committed)
+        self._torn = False
         return handle
 
     def trim(self, sequence: int, length: int) -> None:
@@ -252,8 +260,10 @@ class TorchHFEngine:
         state = self._sequence(sequence)
         if not 0 <= length <= state.length:
             raise ValueError(f"cannot keep {length} of the {state.length} tokens of sequence {sequence}")
+        self._torn = True
         self._pool.release(state.keep([]))
         self._pool.release(state.cut(length))
+        self._torn = False
 
     def close_sequence(self, sequence: int) -> None:
         """Forget a sequence; cells that no fork shares are free."""
@@ -278,10 +288,18 @@ class TorchHFEngine:
 
     def _sequence(self, handle: int) -> SequenceCells:
         self._check_open()
+        if self._torn:
+            self._mend()
         try:
             return self._sequences[handle]
         except KeyError:
             raise ClosedError(f"sequence {handle} is not open") from None
+
+    def _mend(self) -> None:
+        for state in self._sequences.values():
+            state.mend()
+        self._pool.recount([state.held for state in self._sequences.values()])
+        self._torn = False
 
     def _check_steps(self, steps: Sequence[Step]) -> None:
         rows = sum(len(step.token_ids) for step in steps)
@@ -298,8 +316,10 @@ class TorchHFEngine:
 
     def _run(self, steps: Sequence[Step], width_step: int = WIDTH_STEP) -> TorchOutput:
         """Run checked steps. Cells are taken only when the pass has succeeded, so a failure has little to undo."""
+        native_threads.use()
         states = [self._sequences[step.sequence] for step in steps]
         cells = self._pool.find(sum(len(step.token_ids) for step in steps))
+        self._torn = True
         for step, state in zip(steps, states, strict=True):
             state.pending.append(step.parents)
         try:
@@ -308,10 +328,12 @@ class TorchHFEngine:
         except BaseException:
             for state in states:
                 state.pending.truncate(len(state.pending_cells))
+            self._torn = False
             raise
         self._pool.share(cells)
         for state, rows in zip(states, _row_ranges(steps), strict=True):
             state.pending_cells += cells[rows].tolist()
+        self._torn = False
         return output
 
     def _pack(
