@@ -20,7 +20,7 @@ import typer
 from rich.progress import track
 
 from paceline.core.errors import CapabilityError, InputError
-from paceline.engines.llama_cpp import native
+from paceline.engines.threads import usable_cores
 from paceline.machine import machine
 from paceline.models.cache import resolve
 
@@ -57,7 +57,7 @@ def llama_bench(
             f"give {tokens - tokens % _CELLS + _CELLS // 2}"
         )
     path = resolve(model)
-    threads = threads or native.usable_cores()
+    threads = threads or usable_cores()
     theirs = [str(program.absolute()), "-m", str(path), "-p", "0", "-n", str(tokens), "-r", "1", "-t", str(threads)]
     theirs += ["-o", "json"]
     # One more token, as the first comes with the prompt.

@@ -30,6 +30,7 @@ from paceline.core.errors import (
     NoRoomError,
 )
 from paceline.drafters.suffix import SuffixDrafter
+from paceline.engines import threads
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
 from paceline.models.embedded import embedded_draft
@@ -688,6 +689,21 @@ def test_decode_counters_are_those_of_llama_cpp(engine: LlamaCppEngine) -> None:
     rows, seconds = engine.decode_counters()
     assert rows == 4
     assert 0 < seconds < 10
+
+
+def test_passes_run_on_as_many_threads_as_others_leave_cores_for(
+    exact: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 2
+    monkeypatch.setattr(threads, "usable_cores", lambda: 2)
+    monkeypatch.setattr(threads.SpareCores, "look", lambda self: free)
+    engine, fixed = load(exact, threads=None), load(exact, threads=2)
+    for free in (2, 1, 2):
+        for made, expected in ((engine, free), (fixed, 2)):
+            sequence = made.open()
+            assert_close(feed(made, sequence, [5, 6, 7]), reference([5, 6, 7]))
+            assert api.llama_n_threads(made._context) == api.llama_n_threads_batch(made._context) == expected
+            made.close_sequence(sequence)
 
 
 # --- recurrent models -------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from paceline.bench.workloads import Task
 from paceline.comparison import Stop, Stopped
 from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.engines.loading import ModelOptions, engine_for
+from paceline.engines.threads import usable_cores
 
 _HOST: Final = "127.0.0.1"
 _START_S = 300.0
@@ -82,10 +83,7 @@ class LlamaServers:
     """
 
     def __init__(self, executable: Path, target: ModelOptions, draft: ModelOptions | None, context_length: int) -> None:
-        # Here, as it loads llama.cpp, which not every command needs.
-        from paceline.engines.llama_cpp import native
-
-        threads = target.threads or native.usable_cores()
+        threads = target.threads or usable_cores()
         self._command = [
             str(executable),
             *("-m", str(target.path), "-c", str(context_length), "-np", "1"),

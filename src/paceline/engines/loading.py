@@ -38,7 +38,7 @@ class ModelOptions:
         gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
         devices: devices to use, by the engine's names; empty for all there are.
         override_tensors: (pattern, buffer type) pairs that place single tensors. Only ``llama_cpp``.
-        threads: CPU threads for passes of one row; ``None`` for one a core.
+        threads: CPU threads for passes of one row; ``None`` for one a core, and fewer while others use the cores.
         threads_batch: CPU threads for wider passes; ``None`` for the same. Only ``llama_cpp``.
         flash_attention: whether attention is one fused kernel; ``None`` decides by device and context, see
             :class:`~paceline.engines.llama_cpp.loading.LlamaCppConfig`. Only ``llama_cpp``.

@@ -200,6 +200,8 @@ class LlamaCppEngine:
         self._sequences: dict[int, _Sequence] = {}
         self._next_handle = 0
         self._num_ids = loaded.sequence_ids
+        self._threads = loaded.threads
+        self._threads_in_use = loaded.threads.most
         self._batch = _Batch(self._capabilities.max_rows, loaded.sequence_ids)
         self._ramp: npt.NDArray[np.int32] = np.arange(self._capabilities.context_length, dtype=np.int32)
         self._generation = 0
@@ -342,6 +344,9 @@ class LlamaCppEngine:
                 row = self._place(state, step, row, placements)
             self._batch.native.n_tokens = rows
             self._generation += 1
+            if (threads := self._threads.look()) != self._threads_in_use:
+                api.llama_set_n_threads(self._context, *threads)
+                self._threads_in_use = threads
             decoded = True
             status = api.llama_decode(self._context, self._batch.native)
             if status == 1:

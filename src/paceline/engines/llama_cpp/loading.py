@@ -14,6 +14,7 @@ from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import EngineCapabilities
 from paceline.engines.context import choose_context_length
 from paceline.engines.llama_cpp import native
+from paceline.engines.threads import PassThreads
 
 _INT32_MAX: Final = 2**31 - 1
 _RECURRENT_SNAPSHOTS: Final = 16
@@ -60,7 +61,8 @@ class LlamaCppConfig:
         n_gpu_layers: layers to offload where there is a device to take them; -1 means all.
         devices: names of the devices to offload to; empty means all, ``("none",)`` means CPU only.
         override_tensors: ``(pattern, buffer type)`` pairs that pin tensors to a memory, as llama.cpp's ``-ot``.
-        threads: CPU threads of a pass of one row. ``None`` means one for each physical core the process may use.
+        threads: CPU threads of a pass of one row. ``None`` means one for each physical core the process may use, and
+            fewer while other processes use the cores (:mod:`paceline.engines.threads`).
         threads_batch: CPU threads of wider passes. ``None`` means the same as ``threads``.
         flash_attention: ``None`` means llama.cpp's choice on devices, and off on the CPU unless the context is so long
             that doing without takes more than 512 MiB. On the CPU the fused kernel makes the passes that verify drafts
@@ -134,6 +136,7 @@ class LoadedModel:
         keepers: every sequence needs a second id that keeps its old cells from being overwritten.
         recurrent: rolling back is bounded, and only possible within the latest pass.
         on_devices: some layers may be on a GPU.
+        threads: how many threads passes run on.
         keep_alive: memory that the model points into.
     """
 
@@ -146,6 +149,7 @@ class LoadedModel:
     keepers: bool
     recurrent: bool
     on_devices: bool
+    threads: PassThreads
     keep_alive: list[Any]
 
     def free(self) -> None:
@@ -206,6 +210,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         keepers=settings.keepers and not recurrent,
         recurrent=recurrent,
         on_devices=bool(settings.devices),
+        threads=settings.threads,
         keep_alive=keep_alive,
     )
 
@@ -220,8 +225,7 @@ class _Settings:
     output_rows: int
     branches: int
     max_ids: int
-    threads: int
-    threads_batch: int
+    threads: PassThreads
     recurrent: bool
     keepers: bool
     devices: tuple[str, ...]
@@ -296,7 +300,6 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         flash = api.LLAMA_FLASH_ATTN_TYPE_AUTO
     else:
         flash = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    threads = config.threads or native.usable_cores()
     return _Settings(
         context_length=context_length,
         cells=cells,
@@ -304,8 +307,7 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         output_rows=min(config.output_rows, batch_rows),
         branches=branches,
         max_ids=max_ids,
-        threads=threads,
-        threads_batch=config.threads_batch or threads,
+        threads=PassThreads(config.threads, config.threads_batch),
         recurrent=recurrent,
         keepers=keepers,
         devices=devices,
@@ -327,8 +329,7 @@ def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> 
     parameters.n_seq_max = settings.max_ids
     # llama.cpp reserves an output row for every sequence id, and aborts where that is more than the most outputs.
     parameters.n_outputs_max = max(settings.output_rows, settings.max_ids)
-    parameters.n_threads = settings.threads
-    parameters.n_threads_batch = settings.threads_batch
+    parameters.n_threads, parameters.n_threads_batch = settings.threads.most
     parameters.flash_attn_type = settings.flash_attention
     parameters.type_k = parameters.type_v = _CACHE_TYPES[config.cache_type]
     if config.exact:
@@ -360,7 +361,7 @@ def _describe(model: Any, config: LlamaCppConfig, settings: _Settings) -> str:
             break
         parameters /= 1000
     kind = f"{architecture}, {parameters:.3g}{unit} parameters, {weights}"
-    where = ", ".join(native.device_titles(settings.devices)) or f"CPU, {settings.threads} threads"
+    where = ", ".join(native.device_titles(settings.devices)) or f"CPU, {settings.threads.most[0]} threads"
     return f"{config.path.name} ({kind}) on {where}{', exact' if config.exact else ''}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import re
 import subprocess
 import sys
@@ -280,28 +279,7 @@ def tensor_override_array(overrides: Sequence[tuple[str, str]]) -> Any:
     return (_TensorOverride * (len(entries) + 1))(*entries)
 
 
-# --- threads and memory -----------------------------------------------------------------------------------------------
-
-
-def usable_cores() -> int:
-    """Return how many physical cores this process may use: affinity mask, hardware threads and container quota."""
-    try:
-        cpus = os.sched_getaffinity(0)
-    except AttributeError:  # not on this platform
-        return os.cpu_count() or 1
-    cores = set()
-    for cpu in cpus:
-        try:
-            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
-        except OSError:
-            cores.add(str(cpu))
-    count = len(cores)
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        count = min(count, max(1, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # no cgroup v2, or a quota of "max"
-        pass
-    return max(1, count)
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def available_memory() -> int | None:

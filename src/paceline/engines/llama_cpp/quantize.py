@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import native
+from paceline.engines.threads import usable_cores
 from paceline.output import check_parent, whole_file
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def quantize_gguf(source: Path, destination: Path, file_type: str, *, allow_requ
     parameters = api.llama_model_quantize_default_params()
     parameters.ftype = known[file_type.upper()]
     parameters.allow_requantize = allow_requantize
-    parameters.nthread = native.usable_cores()
+    parameters.nthread = usable_cores()
     with whole_file(destination) as partial, native.log.watch() as lines:
         status = api.llama_model_quantize(os.fsencode(source), os.fsencode(partial), ctypes.byref(parameters))
         if status != 0:

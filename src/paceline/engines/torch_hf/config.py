@@ -33,7 +33,8 @@ class TorchHFConfig:
         cells: tokens the pool of keys and values holds, over all sequences; ``None`` is room for
             ``max_sequences`` full contexts and one pass.
         local_files_only: never look on the network for a missing file.
-        threads: of torch's CPU operations, for the whole process; ``None`` leaves torch's own choice.
+        threads: of torch's CPU operations, for the whole process; ``None`` takes torch's own choice, and fewer while
+            other processes use the cores (:mod:`paceline.engines.threads`).
         verbose: let transformers print what it has to say while loading.
 
     Raises:

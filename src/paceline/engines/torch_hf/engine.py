@@ -16,6 +16,7 @@ from paceline.engines.base import COMMITTED_END, EngineCapabilities, Step
 from paceline.engines.context import choose_context_length
 from paceline.engines.forks import native_threads
 from paceline.engines.pending import check_step
+from paceline.engines.threads import SpareCores, cores
 from paceline.engines.torch_hf.cells import CellPool, SequenceCells
 from paceline.engines.torch_hf.config import TorchHFConfig
 from paceline.engines.torch_hf.loading import (
@@ -69,11 +70,17 @@ class TorchHFEngine:
         EngineError: the device has no memory for the weights or the pool.
     """
 
+    _spare_cores: SpareCores | None = None
+    """Says how many of torch's threads to use; ``None`` where the user did, or where a GPU makes the passes."""
+
     def __init__(self, config: TorchHFConfig) -> None:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
+        loaded = load(config)
+        if config.threads is None and loaded.model.device.type == "cpu":
+            self._spare_cores = SpareCores(_own_threads(), cores())
         self._start(
-            load(config),
+            loaded,
             context_length=config.context_length,
             context_may_shrink=config.context_may_shrink,
             max_rows=config.max_rows,
@@ -317,6 +324,8 @@ class TorchHFEngine:
     def _run(self, steps: Sequence[Step], width_step: int = WIDTH_STEP) -> TorchOutput:
         """Run checked steps. Cells are taken only when the pass has succeeded, so a failure has little to undo."""
         native_threads.use()
+        if self._spare_cores is not None and self._spare_cores.look() != torch.get_num_threads():
+            torch.set_num_threads(self._spare_cores.threads)
         states = [self._sequences[step.sequence] for step in steps]
         cells = self._pool.find(sum(len(step.token_ids) for step in steps))
         self._torn = True
@@ -439,6 +448,12 @@ class TorchHFEngine:
             input_ids = torch.tensor([token_ids], device=self._device)
             logits: FloatArray = self._model(input_ids=input_ids, use_cache=False).logits[0, -1].float().cpu().numpy()
         return logits
+
+
+@functools.cache
+def _own_threads() -> int:
+    """Return torch's own choice, or the user's: how many threads it has before an engine changes that."""
+    return int(torch.get_num_threads())
 
 
 class TorchOutput:
