@@ -312,8 +312,11 @@ def test_the_vocabulary_spells_out_its_text(engine: Engine) -> None:
     token_ids = vocabulary.tokenize(text)
     assert all(0 <= token_id < vocabulary.size for token_id in token_ids)
     assert b"".join(vocabulary.token_bytes(token_id) for token_id in token_ids).decode() == text
+    for token_id in token_ids:
+        assert vocabulary.token_spelling(token_id) == vocabulary.token_bytes(token_id)
     for end_id in vocabulary.end_ids:
         assert vocabulary.token_bytes(end_id) == b""
+        assert vocabulary.token_spelling(end_id)
 
 
 def test_any_history_of_passes_leaves_the_right_rows(engine: Engine) -> None:

@@ -127,8 +127,16 @@ def record(monkeypatch: pytest.MonkeyPatch, name: str, calls: list[str]) -> None
     monkeypatch.setattr(api, name, called)
 
 
-def write_model(path: Path, architecture: str, seed: int = 0) -> Path:
-    """Write a random model of two layers with no tokenizer; weights large enough that every token matters."""
+def write_model(path: Path, architecture: str, seed: int = 0, tokenizer: str | None = None, **flags: bool) -> Path:
+    """Write a random model of two layers; weights large enough that every token matters.
+
+    Args:
+        path: of the file.
+        architecture: llama.cpp's name of it.
+        seed: of the weights.
+        tokenizer: GGUF's name of a kind for :func:`add_tokenizer`; ``None`` for a model without one.
+        flags: as ``add_eos_token``.
+    """
     gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(seed)
     width, heads, wide = 32, 2, 48
@@ -138,8 +146,11 @@ def write_model(path: Path, architecture: str, seed: int = 0) -> Path:
     writer.add_feed_forward_length(wide)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_layer_norm_eps(1e-5)
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(VOCABULARY_SIZE)
+    if tokenizer is None:
+        writer.add_tokenizer_model("no_vocab")
+        writer.add_vocab_size(VOCABULARY_SIZE)
+    else:
+        add_tokenizer(writer, tokenizer, flags)
     tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCABULARY_SIZE, width)}
     layers = 2
     norms = {"output_norm.weight": (width,)}
@@ -235,6 +246,38 @@ def write_model(path: Path, architecture: str, seed: int = 0) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_tokenizer(writer: Any, kind: str, flags: dict[str, bool]) -> None:
+    """Add a tokenizer of letters, with tokens that open and close texts and all that fills the rest of a vocabulary."""
+    types = pytest.importorskip("gguf").TokenType
+    begins_word = {"gpt2": "Ġ", "bert": "▁", "llama": "▁", "t5": "▁"}[kind]
+    tokens = {
+        "<unk>": types.UNKNOWN,
+        "<s>": types.CONTROL,
+        "</s>": types.CONTROL,
+        "<turn>": types.CONTROL,
+        "<tool>": types.USER_DEFINED,
+        **dict.fromkeys("abcdefghijklmnopqrstuvwxyz", types.NORMAL),
+        begins_word: types.NORMAL,
+        **{begins_word + letter: types.NORMAL for letter in "ah"},
+        "[PAD1]": types.NORMAL,  # a word, whatever it looks like
+        "[PAD34]": types.USER_DEFINED,
+        "[PAD35]": types.UNKNOWN,
+    }
+    tokens |= {f"<reserved{i}>": types.UNUSED for i in range(VOCABULARY_SIZE - len(tokens))}
+    writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(list(tokens))
+    writer.add_token_types([int(kind) for kind in tokens.values()])
+    writer.add_token_scores([-float(i) for i in range(len(tokens))])
+    writer.add_token_merges([f"{begins_word} a", f"{begins_word} h"])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_sep_token_id(2)
+    for name, value in flags.items():
+        writer.add_bool(f"tokenizer.ggml.{name}", value)
 
 
 # --- any history of calls ---------------------------------------------------------------------------------------------
@@ -985,11 +1028,27 @@ def test_what_the_vocabulary_says_of_itself(engine: LlamaCppEngine) -> None:
         vocabulary.tokenize("ab\ud83d")
 
 
+@pytest.mark.parametrize("tokenizer", ["llama", "gpt2", "bert", "t5"])
+def test_spellings_tell_control_tokens_apart_and_leave_out_padding(tokenizer: str, tmp_path: Path) -> None:
+    engine = load(write_model(tmp_path / "model.gguf", "llama", tokenizer=tokenizer))
+    vocabulary = engine.vocabulary
+    spellings = [vocabulary.token_spelling(token_id) for token_id in range(vocabulary.size)]
+    assert spellings[:6] == [b"<unk>", b"<s>", b"</s>", b"<turn>", b"<tool>", b"a"]
+    assert spellings[34] == b"[PAD1]", "an ordinary token, whatever it looks like"
+    assert spellings[35:] == [None] * (VOCABULARY_SIZE - 35)
+    for token_id in (4, *range(5, 31)):
+        assert vocabulary.token_bytes(token_id) == spellings[token_id]
+    for wrong in (-1, vocabulary.size):
+        with pytest.raises(ValueError, match=str(wrong)):
+            vocabulary.token_spelling(wrong)
+
+
 def test_a_file_without_tokenizer(tmp_path: Path) -> None:
     engine = load(write_model(tmp_path / "model.gguf", "llama"))
     vocabulary = engine.vocabulary
     assert (vocabulary.kind, vocabulary.size, vocabulary.end_ids) == ("none", VOCABULARY_SIZE, frozenset())
     assert vocabulary.token_bytes(3) == b""
+    assert vocabulary.token_spelling(3) == b""
     with pytest.raises(CapabilityError, match="no tokenizer"):
         vocabulary.tokenize("text")
 

@@ -769,9 +769,11 @@ def test_byte_level_tokens_spell_every_byte() -> None:
 def test_ids_beyond_the_tokenizer_are_padding_and_beyond_the_model_an_error() -> None:
     vocabulary = TokenizerVocabulary(tiny_tokenizer(), size=VOCAB_SIZE)
     assert vocabulary.token_bytes(VOCAB_SIZE - 1) == b""
-    for token_id in (-1, VOCAB_SIZE):
-        with pytest.raises(ValueError, match="outside the vocabulary"):
-            vocabulary.token_bytes(token_id)
+    assert vocabulary.token_spelling(VOCAB_SIZE - 1) is None
+    for read in (vocabulary.token_bytes, vocabulary.token_spelling):
+        for token_id in (-1, VOCAB_SIZE):
+            with pytest.raises(ValueError, match="outside the vocabulary"):
+                read(token_id)
 
 
 def test_control_tokens_are_silent_and_other_added_tokens_are_text() -> None:
@@ -781,6 +783,8 @@ def test_control_tokens_are_silent_and_other_added_tokens_are_text() -> None:
     vocabulary = TokenizerVocabulary(tokenizer, size=VOCAB_SIZE, end_ids=[7, 9999])
     end, turn, think = (tokenizer.convert_tokens_to_ids(token) for token in ("<|end|>", "<|turn|>", "<think> ☺"))
     assert [vocabulary.token_bytes(token_id) for token_id in (end, turn, think)] == [b"", b"", "<think> ☺".encode()]
+    spellings = [vocabulary.token_spelling(token_id) for token_id in (end, turn, think)]
+    assert spellings == [b"<|end|>", b"<|turn|>", "<think> ☺".encode()]
     assert vocabulary.end_ids == {end, 7}
     text = "a<|turn|>b<think> ☺"
     assert spelled(vocabulary, vocabulary.tokenize(text)) == text.encode()

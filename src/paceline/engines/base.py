@@ -109,6 +109,13 @@ class Vocabulary(Protocol):
         """Bytes that a token adds to the text; empty for control tokens. Texts are the concatenation of these."""
         ...
 
+    def token_spelling(self, token_id: int) -> bytes | None:
+        """Return what a token is: the bytes of an ordinary token, the text that names a control token.
+
+        ``None`` for an id that only pads the rows of logits. Empty where a model has no tokenizer that could tell.
+        """
+        ...
+
 
 class ForwardOutput(Protocol):
     """What a forward pass computed, possibly still being computed.

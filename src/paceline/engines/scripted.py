@@ -29,14 +29,15 @@ class ScriptedVocabulary:
     """Token ids that stand for given bytes; by default id ``i`` is the ``i``-th of a run of single characters.
 
     Args:
-        pieces: bytes of each token id.
-        end_ids: end-of-generation tokens; they add no text.
+        pieces: bytes of each token id; an empty one is padding.
+        end_ids: end-of-generation tokens; their pieces name them and add no text.
         kind: see :attr:`~paceline.engines.base.Vocabulary.kind`.
     """
 
     def __init__(self, pieces: Sequence[bytes], end_ids: Iterable[int] = (), kind: str = "scripted") -> None:
         self.kind = kind
         self.end_ids = frozenset(end_ids)
+        self._spellings = list(pieces)
         self._pieces = [b"" if i in self.end_ids else piece for i, piece in enumerate(pieces)]
         self._longest_first = sorted(
             (i for i, piece in enumerate(self._pieces) if piece), key=lambda i: -len(self._pieces[i])
@@ -67,6 +68,10 @@ class ScriptedVocabulary:
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes."""
         return self._pieces[token_id]
+
+    def token_spelling(self, token_id: int) -> bytes | None:
+        """Return a token's piece, that of an end token too; ``None`` for padding."""
+        return self._spellings[token_id] or None
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from functools import cached_property
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ _KINDS: Final = {
     api.LLAMA_VOCAB_TYPE_PLAMO2: "plamo2",
 }
 _INT32_MIN: Final = -(2**31)
+_PADDING_NAME: Final = re.compile(rb"\[PAD\d+\]")
 
 
 class GgufVocabulary:
@@ -112,19 +114,42 @@ class GgufVocabulary:
         Raises:
             ValueError: there is no such token.
         """
-        if not 0 <= token_id < self._size:
-            raise ValueError(f"token {token_id} is not in a vocabulary of {self._size}")
+        self._check(token_id)
         known = self._bytes[token_id]
         if known is None:
-            known = self._bytes[token_id] = self._read_bytes(token_id)
+            known = self._bytes[token_id] = self._read_piece(token_id, spell_control=False)
         return known
 
-    def _read_bytes(self, token_id: int) -> bytes:
+    def token_spelling(self, token_id: int) -> bytes | None:
+        """Return what a token is: its bytes, or the text of a control token.
+
+        ``None`` for padding; empty in a file without a tokenizer.
+
+        Raises:
+            ValueError: there is no such token.
+        """
+        self._check(token_id)
+        spelling = self._read_piece(token_id, spell_control=True)
+        if self._kind == "none":
+            return spelling
+        # llama.cpp spells nothing for unused tokens. Older converters call padding user-defined or unknown instead.
+        return None if not spelling or self._names_padding(token_id, spelling) else spelling
+
+    def _check(self, token_id: int) -> None:
+        if not 0 <= token_id < self._size:
+            raise ValueError(f"token {token_id} is not in a vocabulary of {self._size}")
+
+    def _names_padding(self, token_id: int, spelling: bytes) -> bool:
+        if _PADDING_NAME.fullmatch(spelling) is None:
+            return False
+        return not api.llama_vocab_get_attr(self._open_pointer(), token_id) & api.LLAMA_TOKEN_ATTR_NORMAL
+
+    def _read_piece(self, token_id: int, *, spell_control: bool) -> bytes:
         pointer = self._open_pointer()
         if self._kind == "none":
             return b""
-        length = api.llama_token_to_piece(pointer, token_id, self._piece, len(self._piece), 0, False)
+        length = api.llama_token_to_piece(pointer, token_id, self._piece, len(self._piece), 0, spell_control)
         if length < 0:
             self._piece = ctypes.create_string_buffer(-length)
-            length = api.llama_token_to_piece(pointer, token_id, self._piece, len(self._piece), 0, False)
+            length = api.llama_token_to_piece(pointer, token_id, self._piece, len(self._piece), 0, spell_control)
         return self._piece.raw[:length]

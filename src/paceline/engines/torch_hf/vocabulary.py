@@ -74,11 +74,11 @@ class TokenizerVocabulary:
         self._pieces: dict[int, str] = {
             token_id: piece for piece, token_id in backend.get_vocab(with_added_tokens=False).items()
         }
-        self._added: dict[int, bytes] = {
-            token_id: b"" if token.special else token.content.encode()
-            for token_id, token in backend.get_added_tokens_decoder().items()
-        }
-        self._added.update(dict.fromkeys(tokenizer.all_special_ids, b""))
+        added = backend.get_added_tokens_decoder()
+        self._added: dict[int, bytes] = {token_id: token.content.encode() for token_id, token in added.items()}
+        self._control_ids = frozenset(
+            [*(token_id for token_id, token in added.items() if token.special), *tokenizer.all_special_ids]
+        )
         own_end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self._end_ids = frozenset(token_id for token_id in [*end_ids, *own_end] if 0 <= token_id < size)
         self._prefix = self._special_prefix()
@@ -119,13 +119,24 @@ class TokenizerVocabulary:
         Raises:
             ValueError: the id is outside the vocabulary.
         """
+        spelling = self.token_spelling(token_id)
+        return b"" if spelling is None or token_id in self._control_ids else spelling
+
+    def token_spelling(self, token_id: int) -> bytes | None:
+        """Return what a token is: its bytes, or the text of a control token.
+
+        ``None`` for padding, which is any id that the tokenizer does not know.
+
+        Raises:
+            ValueError: the id is outside the vocabulary.
+        """
         if not 0 <= token_id < self._size:
             raise ValueError(f"token {token_id} is outside the vocabulary of {self._size}")
         added = self._added.get(token_id)
         if added is not None:
             return added
         piece = self._pieces.get(token_id)
-        return b"" if piece is None else self._piece_bytes(piece)
+        return None if piece is None else self._piece_bytes(piece)
 
     def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         try:
