@@ -230,6 +230,8 @@ def test_banned_tokens_are_never_emitted() -> None:
     for temperature in (0.0, 1.0):
         sampler = RowSampler(sampling(temperature=temperature, logit_bias={0: -math.inf}))
         assert 0 not in {sampler.emit(row, position, ()) for position in range(200)}
+        ranked = sampler.ranked(sampler.candidates(row, ()), 0, 3)
+        assert sorted(ranked) == [1, 2], "not as a runner-up either"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -211,7 +211,8 @@ class RowSampler:
             logits = candidates.logits
             top = largest(logits, min(count, len(logits)))
             order = np.argsort(-logits[top], kind="stable")[:count]
-            return [(token_at(candidates, int(index)), float(logits[index])) for index in top[order]]
+            scored = [(token_at(candidates, int(index)), float(logits[index])) for index in top[order]]
+            return [(token_id, score) for token_id, score in scored if score > -math.inf]
         row = self.perturb(candidates, position)
         order = np.argsort(-row.scores, kind="stable")[:count]
         ranked = [(int(row.ids[index]), float(row.scores[index])) for index in order if row.scores[index] > -np.inf]
