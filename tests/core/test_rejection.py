@@ -163,13 +163,15 @@ def markov_text(logits: Float64Array, num_tokens: int, last: int = 0) -> Distrib
     return text
 
 
-def draft_of(logits: Float64Array, target_vocab_size: int | None = None, **limits: Any) -> DraftModelDrafter:
+def draft_of(
+    logits: Float64Array, target_vocab_size: int | None = None, unshared_ids: Sequence[int] = (), **limits: Any
+) -> DraftModelDrafter:
     size = logits.shape[1]
     model = table_model(logits)
     engine = ScriptedEngine(
         lambda tokens: model([tokens[-1] % len(logits)]), ScriptedVocabulary.of_size(max(size, 8)), **limits
     )
-    return DraftModelDrafter(engine, target_vocab_size=target_vocab_size or size)
+    return DraftModelDrafter(engine, target_vocab_size=target_vocab_size or size, unshared_ids=unshared_ids)
 
 
 TARGET_3, DRAFT_3 = table(3, 1), table(3, 2)
@@ -213,6 +215,19 @@ def test_draft_with_another_width_is_exact(draft_size: int) -> None:
     logits = table(5, 7)[:, :draft_size]
     spoken = text_distribution(
         table_model(TARGET_3), 3, lambda: [draft_of(logits, 3)], FixedPolicy(2, siblings=2), num_tokens=3
+    )
+    assert total_variation(spoken, markov_text(TARGET_3, 3)) < EXACT
+
+
+@pytest.mark.parametrize("unshared_ids", [[0], [1], [0, 2], [2]])
+def test_draft_that_shares_some_tokens_is_exact(unshared_ids: list[int]) -> None:
+    """What is judged against is the distribution over the shared tokens, which proposals are drawn from."""
+    spoken = text_distribution(
+        table_model(TARGET_3),
+        3,
+        lambda: [draft_of(DRAFT_3, unshared_ids=unshared_ids)],
+        FixedPolicy(2, siblings=3),
+        num_tokens=3,
     )
     assert total_variation(spoken, markov_text(TARGET_3, 3)) < EXACT
 

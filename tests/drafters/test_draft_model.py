@@ -13,6 +13,7 @@ from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
+from paceline.core.verify import VerifierName
 from paceline.drafters.base import DraftBudget, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Step
@@ -25,7 +26,7 @@ from paceline.engines.scripted import (
     table_model,
 )
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from tests.core.helpers import PLAIN_PARAMS, decode, request_of
+from tests.core.helpers import PLAIN_PARAMS, decode, frozen, request_of
 from tests.drafters.helpers import grow, proposals, settle
 
 GREEDY = SamplingParams(0.0)
@@ -213,6 +214,13 @@ def test_nothing_follows_an_end_token() -> None:
     assert grow(drafter, [request], DraftBudget(6))[0].token_ids == [1, 2, 3]
 
 
+def test_the_target_says_what_ends_an_answer() -> None:
+    engine = RecordingEngine(end_ids=[3])
+    drafter = drafter_for(engine, end_ids=[5])
+    (request,) = begun(drafter, [0, 1])
+    assert grow(drafter, [request], DraftBudget(6))[0].token_ids == [1, 2, 3, 4, 5]
+
+
 def test_p_min_is_judged_before_a_token_is_drawn() -> None:
     """Under rejection the stop must depend on the distribution alone, so no number may be drawn for it."""
     engine = RecordingEngine(random_model(10, seed=3, spread=1.0))
@@ -242,6 +250,84 @@ def test_its_own_vocabulary_is_cut_to_the_targets() -> None:
     drafter = DraftModelDrafter(engine, target_vocab_size=4)
     (request,) = begun(drafter, [0])
     assert grow(drafter, [request], DraftBudget(2, siblings=2))[0].token_ids == [0, 3, 2, 3, 2]
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("unshared_ids", [[], [9], [3, 4], [0, 1, 5, 8, 9], range(1, 10)])
+def test_what_the_target_does_not_share_is_never_proposed(
+    unshared_ids: Sequence[int], temperature: float, verifier: VerifierName
+) -> None:
+    """The draft likes those ids best, and is asked for more siblings than it has others."""
+    rows = frozen(lambda tokens: np.where(np.isin(np.arange(10), unshared_ids), 5.0, np.arange(10) / 10))
+    drafter = drafter_for(RecordingEngine(rows), unshared_ids=unshared_ids)
+    params = SamplingParams(temperature, 0, 1.0, 0.0)
+    request = request_of([0], params, verifier=verifier)
+    drafter.begin(request)
+    (tree,) = grow(drafter, [request], DraftBudget(3, siblings=10))
+    shared = set(range(10)).difference(unshared_ids)
+    assert tree.num_drafted > 0
+    assert shared.issuperset(tree.token_ids[1:])
+    candidates = tree.candidates(0)
+    if verifier == "coupled" or temperature > 0:
+        assert {candidate.token_id for candidate in candidates} == shared
+    for candidate in candidates:
+        assert (candidate.draft_probs is None) == (verifier == "coupled")
+        if candidate.draft_probs is not None:
+            assert candidate.draft_probs.sum() == pytest.approx(1.0)
+            assert candidate.token_id in np.flatnonzero(candidate.draft_probs)
+            assert shared.issuperset(np.flatnonzero(candidate.draft_probs))
+
+
+def test_rows_that_differ_in_padding_only_are_not_copied() -> None:
+    """A copy of a row of 152,000 logits would cost more than many a token's proposal."""
+    row = np.arange(10.0)
+    row.setflags(write=False)
+    drafter = drafter_for(RecordingEngine(), unshared_ids=[7, 8, 9, 11])
+    assert np.shares_memory(drafter._proposable_logits(row), row)
+    np.testing.assert_array_equal(drafter._proposable_logits(row), row[:7])
+
+
+def test_tokens_that_the_draft_lacks_are_read_as_an_end_of_text() -> None:
+    engine = RecordingEngine(end_ids=[4, 9])
+    drafter = DraftModelDrafter(engine, target_vocab_size=20)
+    (request,) = begun(drafter, [0, 12, 1, 19, 2, 15])
+    (tree,) = grow(drafter, [request], DraftBudget(1))
+    assert tree.token_ids == [15, 5]
+    assert engine.take_passes() == [[[0, 4, 1, 4, 2, 4]]]
+    engine = RecordingEngine(max_rows=2)
+    drafter = DraftModelDrafter(engine, target_vocab_size=20)
+    (request,) = begun(drafter, [12, 1, 19])
+    grow(drafter, [request], DraftBudget(1))
+    assert engine.take_passes() == [[[0, 1]], [[0]]], "without an end of text, as the first token"
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_biases_that_ban_all_that_the_draft_shares_leave_it_silent(temperature: float, verifier: VerifierName) -> None:
+    drafter = drafter_for(RecordingEngine(), unshared_ids=range(5, 10))
+    params = SamplingParams(temperature, 0, 1.0, 0.0, logit_bias=dict.fromkeys(range(5), -np.inf))
+    request = request_of([0], params, verifier=verifier)
+    drafter.begin(request)
+    assert grow(drafter, [request], DraftBudget(3))[0].num_drafted == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_of_half_a_vocabulary_leaves_the_text_alone(temperature: float) -> None:
+    model, params = random_model(10, seed=8), SamplingParams(temperature, 0, 1.0, 0.0, repeat_penalty=1.5, seed=4)
+    plain = decode(RecordingEngine(model), [0, 1], params, StopRules(200))
+    answer = decode(
+        RecordingEngine(model),
+        [0, 1],
+        params,
+        StopRules(200),
+        drafters=[drafter_for(RecordingEngine(model), unshared_ids=[0, 2, 4, 6, 8])],
+        policy=FixedPolicy(4, siblings=2),
+    )
+    assert answer.token_ids == plain.token_ids
+    assert answer.request.stats.num_accepted > 20
+    drafted = [token for token, source in zip(answer.token_ids, answer.sources, strict=True) if source == "draft"]
+    assert all(token % 2 for token in drafted)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -12,16 +12,19 @@ The deepest level is proposed but not fed, so after a full acceptance the catch-
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.errors import CapabilityError, InputError, NoRoomError
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.errors import CapabilityError, InputError, NoRoomError, SamplingError
 from paceline.core.request import Request
 from paceline.core.sampling import largest_probability
 from paceline.core.tree import ROOT, DraftTree, Evidence
 from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
-from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
+from paceline.engines.base import COMMITTED_END, Engine, FloatArray, ForwardOutput, Step
 
 
 @dataclass(slots=True)
@@ -46,22 +49,37 @@ class _Follower:
 
 
 class DraftModelDrafter:
-    """Proposes what a smaller model with the same vocabulary would say.
+    """Proposes what a smaller model would say that shares most token ids with the target.
 
     It grows a chain of its best proposal at every position; with siblings, the runners-up hang beside the chain.
 
     Args:
         engine: the draft model; closed with the drafter.
         target_vocab_size: the target's number of token ids; the draft's ids beyond are never proposed.
+        unshared_ids: ids of the draft that are no token, or another one, to the target; never proposed either.
+        end_ids: tokens after which the target says nothing; by default those of the draft.
         context_length: tokens of history the draft sees at most; by default all its engine can hold.
+
+    Attributes:
+        engine: the draft model.
+        end_ids: as given.
 
     Raises:
         CapabilityError: the draft model cannot take back tokens that it was fed over several passes.
+        InputError: the context is too short, or longer than the engine's.
     """
 
     name = "draft"
 
-    def __init__(self, engine: Engine, *, target_vocab_size: int, context_length: int | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        target_vocab_size: int,
+        unshared_ids: Iterable[int] = (),
+        end_ids: Collection[int] | None = None,
+        context_length: int | None = None,
+    ) -> None:
         if engine.capabilities.max_rollback is not None:
             raise CapabilityError(
                 f"{engine.description} can take back {engine.capabilities.max_rollback} tokens of one pass only, and "
@@ -71,8 +89,14 @@ class DraftModelDrafter:
         context_length = capacity if context_length is None else context_length
         if not 2 <= context_length <= capacity:
             raise InputError(f"draft context of {context_length} tokens: give 2 to {max(capacity, 2)} (-cd)")
+        vocabulary = engine.vocabulary
         self.engine = engine
-        self._target_vocab_size = target_vocab_size
+        self.end_ids = vocabulary.end_ids if end_ids is None else frozenset(end_ids)
+        self._width, self._masked = _proposable(min(target_vocab_size, vocabulary.size), unshared_ids)
+        self._lacks_ids = target_vocab_size > vocabulary.size
+        self._vocab_size = vocabulary.size
+        # What a draft lacks is mostly a token of chat templates. It parts turns, as an end of text parts texts.
+        self._stand_in = min(vocabulary.end_ids, default=0)
         self._context_length = context_length
         self._followers: dict[int, _Follower] = {}
 
@@ -194,7 +218,7 @@ class DraftModelDrafter:
                 assert follower.sequence is not None
                 left = len(open_jobs) - index - 1
                 if follower.frontier == ROOT:
-                    missing = job.request.token_ids[follower.start + follower.cached :]
+                    missing = self._readable(job.request.token_ids[follower.start + follower.cached :])
                     # Keep a row for each job that follows, so that all frontiers can meet in the last pass; the
                     # last token of a job is held back until they do.
                     chunk = missing[: room - left]
@@ -234,7 +258,7 @@ class DraftModelDrafter:
         fed = []
         for job, follower in open_jobs:
             assert follower.sequence is not None
-            missing = job.request.token_ids[follower.start + follower.cached : -1]
+            missing = self._readable(job.request.token_ids[follower.start + follower.cached : -1])
             chunk = missing[:room]
             if follower.frontier == ROOT and chunk:
                 room -= len(chunk)
@@ -246,6 +270,13 @@ class DraftModelDrafter:
             assert follower.sequence is not None
             self.engine.commit(follower.sequence, range(count))
             follower.cached += count
+
+    def _readable(self, token_ids: list[int]) -> list[int]:
+        """Put an id of the draft's own in the place of those that it has no embedding for."""
+        if not self._lacks_ids:
+            return token_ids
+        size, stand_in = self._vocab_size, self._stand_in
+        return [token_id if token_id < size else stand_in for token_id in token_ids]
 
     def _propose(self, job: DraftJob, follower: _Follower, output: ForwardOutput, row: int) -> bool:
         """Add the proposals of one row below the frontier; return whether the chain can go on."""
@@ -264,17 +295,17 @@ class DraftModelDrafter:
         ]
         follower.frontier = nodes[0]
         # Nothing follows the end of an answer.
-        return proposals[0].token_id not in self.engine.vocabulary.end_ids
+        return proposals[0].token_id not in self.end_ids
 
     def _read(
         self, job: DraftJob, frontier: int, output: ForwardOutput, row: int
     ) -> tuple[list[Proposal], float | None]:
         """Return what a row proposes below the frontier, best first, and its largest probability if asked for.
 
-        There are no proposals where that probability is below the budget's.
+        There are no proposals where that probability is below the budget's, or where nothing may be proposed.
         """
         request, tree, budget = job.request, job.tree, job.budget
-        logits = output.logits(row, 0)[: self._target_vocab_size]
+        logits = self._proposable_logits(output.logits(row, 0))
         params = request.params
         probability: float | None = None
         if budget.probability or budget.min_probability > 0.0:
@@ -285,5 +316,30 @@ class DraftModelDrafter:
         drafted = tree.path_tokens(frontier) if sampler.reads_history else []
         history = [*request.token_ids, *drafted] if sampler.reads_history else ()
         position = len(request.token_ids) + tree.depths[frontier]
-        proposals = request.verifier.propose(logits, position, history, budget.siblings, margins=budget.margin)
+        try:
+            proposals = request.verifier.propose(logits, position, history, budget.siblings, margins=budget.margin)
+        except SamplingError:
+            # Biases ban all that the draft may propose here; the target has more to choose from.
+            proposals = []
         return proposals, probability
+
+    def _proposable_logits(self, logits: FloatArray) -> FloatArray:
+        """Cut a row ``[vocab]`` of the draft to what it may propose; other entries before the cut become ``-inf``."""
+        logits = logits[: self._width]
+        if not len(self._masked):
+            return logits
+        logits = logits.copy()  # rows are borrowed
+        logits[self._masked] = -np.inf
+        return logits
+
+
+def _proposable(size: int, unshared_ids: Iterable[int]) -> tuple[int, npt.NDArray[np.int64]]:
+    """Return where to cut rows of ``size`` logits, and which entries before the cut may not be proposed.
+
+    Most vocabularies differ in padding, which lies at the end: a cut costs nothing, a masked row is a copy.
+    """
+    unshared = {token_id for token_id in unshared_ids if token_id < size}
+    while size - 1 in unshared:
+        size -= 1
+        unshared.remove(size)
+    return size, np.array(sorted(unshared), dtype=np.int64)

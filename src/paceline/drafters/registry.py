@@ -49,7 +49,9 @@ def build_drafters(names: Sequence[str], *, target: Engine, draft: Engine | None
         if name == "draft":
             assert draft is not None
             check_vocabularies(target.vocabulary, draft.vocabulary)
-            drafters.append(DraftModelDrafter(draft, target_vocab_size=target.vocabulary.size))
+            drafters.append(
+                DraftModelDrafter(draft, target_vocab_size=target.vocabulary.size, end_ids=target.vocabulary.end_ids)
+            )
         elif name == "suffix":
             drafters.append(SuffixDrafter())
         else:
