@@ -34,6 +34,7 @@ from paceline.engines import threads
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
 from paceline.models.embedded import embedded_draft
+from paceline.vocabularies.relation import relate_vocabularies
 
 Logits = npt.NDArray[np.float32]
 
@@ -1049,6 +1050,9 @@ def test_a_file_without_tokenizer(tmp_path: Path) -> None:
     assert (vocabulary.kind, vocabulary.size, vocabulary.end_ids) == ("none", VOCABULARY_SIZE, frozenset())
     assert vocabulary.token_bytes(3) == b""
     assert vocabulary.token_spelling(3) == b""
+    assert relate_vocabularies(vocabulary, vocabulary).num_same == VOCABULARY_SIZE, (
+        "its ids are all there is to compare"
+    )
     with pytest.raises(CapabilityError, match="no tokenizer"):
         vocabulary.tokenize("text")
 

@@ -55,7 +55,6 @@ from paceline.cli.options import (
 )
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.drafters.compatibility import check_vocabularies
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
 from paceline.engines.loading import ModelOptions, reader_of
 from paceline.machine import machine
@@ -65,6 +64,7 @@ from paceline.output import whole_file
 from paceline.planning.auto.learned import Learned, load_learned
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
+from paceline.vocabularies.relation import check_vocabularies
 
 EPILOG = """[bold]Examples[/bold]
 

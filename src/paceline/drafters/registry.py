@@ -7,11 +7,11 @@ from typing import Literal, TypeAlias, get_args
 
 from paceline.core.errors import InputError
 from paceline.drafters.base import Drafter
-from paceline.drafters.compatibility import check_vocabularies
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.base import Engine
+from paceline.vocabularies.relation import check_vocabularies
 
 DrafterName: TypeAlias = Literal["draft", "suffix", "lookup"]
 DRAFTER_NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
@@ -48,9 +48,14 @@ def build_drafters(names: Sequence[str], *, target: Engine, draft: Engine | None
     for name in names:
         if name == "draft":
             assert draft is not None
-            check_vocabularies(target.vocabulary, draft.vocabulary)
+            relation = check_vocabularies(target.vocabulary, draft.vocabulary)
             drafters.append(
-                DraftModelDrafter(draft, target_vocab_size=target.vocabulary.size, end_ids=target.vocabulary.end_ids)
+                DraftModelDrafter(
+                    draft,
+                    target_vocab_size=target.vocabulary.size,
+                    unshared_ids=relation.unshared_ids,
+                    end_ids=target.vocabulary.end_ids,
+                )
             )
         elif name == "suffix":
             drafters.append(SuffixDrafter())

@@ -36,7 +36,8 @@ class GgufVocabulary:
         self._kind = _KINDS.get(api.llama_vocab_type(pointer), "unknown")
         self._size = int(api.llama_vocab_n_tokens(pointer))
         self._bytes: list[bytes | None] = [None] * self._size
-        self._piece = ctypes.create_string_buffer(64)
+        # A slice of it is bytes, which its type does not say; ``raw`` would copy all of it, for every token.
+        self._piece: Any = ctypes.create_string_buffer(64)
 
     def invalidate(self) -> None:
         """Forget the native vocabulary; called when its model is freed."""
@@ -152,4 +153,5 @@ class GgufVocabulary:
         if length < 0:
             self._piece = ctypes.create_string_buffer(-length)
             length = api.llama_token_to_piece(pointer, token_id, self._piece, len(self._piece), 0, spell_control)
-        return self._piece.raw[:length]
+        piece: bytes = self._piece[:length]
+        return piece

@@ -1,0 +1,160 @@
+"""How the vocabularies of a target and its draft relate: which token ids are the same token to both.
+
+A draft fits its target if the ids it is fed, and the ids it proposes, are the same tokens to both. Tokens are compared
+by what they are (:meth:`~paceline.engines.base.Vocabulary.token_spelling`). Three things are not compared:
+
+* whether a token adds its spelling to a text: one file calls ``<tool_call>`` a control token, its sibling does not;
+* the number of ids: families pad their rows of logits to whatever width suits a machine;
+* the kind of tokenizer: only target ids are fed, so the draft's own tokenizer never runs.
+
+What the two do not share costs acceptance and nothing else, as long as the draft never proposes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final
+
+from paceline.core.errors import VocabularyMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paceline.engines.base import Vocabulary
+
+MAX_DIFFERING_SHARE: Final = 0.5
+"""Most of the ids in use by both that may be other tokens to the draft.
+
+Vocabularies of one family differ in at most 2.4 % (Gemma 3 and 4), those of different families in 97.6 % or more. In
+between drafts get worse slowly. Of four tokens that the embedded draft proposes greedily, 1.98 are accepted as it is,
+1.51 where the later half of its ids are exchanged (rare tokens, as those that a family adds), 0.32 where a random half
+are, and 0.05 where 95 % are.
+"""
+
+NUM_EXAMPLES: Final = 5
+"""Most differing tokens that a relation keeps to show."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDifference:
+    """One id that is two tokens.
+
+    Attributes:
+        token_id: the id.
+        target: spelling in the target's vocabulary.
+        draft: spelling in the draft's vocabulary.
+    """
+
+    token_id: int
+    target: bytes
+    draft: bytes
+
+    def __str__(self) -> str:
+        return f"token {self.token_id} is {_show(self.target)} to the target and {_show(self.draft)} to the draft"
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyRelation:
+    """What two vocabularies have in common. Ids that are padding to both are counted nowhere.
+
+    Attributes:
+        target_kind: family of the target's tokenizer.
+        draft_kind: family of the draft's tokenizer.
+        num_same: ids that are the same token to both.
+        num_differing: ids that are one token to the target and another to the draft.
+        num_target_only: ids that the draft lacks or pads.
+        num_draft_only: ids that the target lacks or pads.
+        examples: the first differing tokens, at most :data:`NUM_EXAMPLES`.
+        unshared_ids: ids of the draft, ascending, that are not the same token to the target. A draft that proposes
+            one proposes nonsense.
+    """
+
+    target_kind: str
+    draft_kind: str
+    num_same: int
+    num_differing: int
+    num_target_only: int
+    num_draft_only: int
+    examples: tuple[TokenDifference, ...]
+    unshared_ids: tuple[int, ...]
+
+    @property
+    def num_common(self) -> int:
+        """Number of ids that are in use by both, as the same token or another."""
+        return self.num_same + self.num_differing
+
+    @property
+    def differing_share(self) -> float:
+        """Share of the common ids that differ; 0 where there are none."""
+        return self.num_differing / self.num_common if self.num_common else 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether drafts can be right: something is the same, and what the draft reads is mostly what was said."""
+        return self.num_same > 0 and self.differing_share <= MAX_DIFFERING_SHARE
+
+
+def relate_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyRelation:
+    """Compare two vocabularies id by id."""
+    num_same = num_differing = num_target_only = num_draft_only = 0
+    examples: list[TokenDifference] = []
+    unshared_ids: list[int] = []
+    pairs = zip_longest(_spellings(target), _spellings(draft))
+    for token_id, (ours, theirs) in enumerate(pairs):
+        if ours == theirs and ours is not None:
+            num_same += 1
+            continue
+        unshared_ids.append(token_id)
+        if ours is not None and theirs is not None:
+            num_differing += 1
+            if num_differing <= NUM_EXAMPLES:
+                examples.append(TokenDifference(token_id, ours, theirs))
+        elif ours is not None:
+            num_target_only += 1
+        elif theirs is not None:
+            num_draft_only += 1
+    return VocabularyRelation(
+        target_kind=target.kind,
+        draft_kind=draft.kind,
+        num_same=num_same,
+        num_differing=num_differing,
+        num_target_only=num_target_only,
+        num_draft_only=num_draft_only,
+        examples=tuple(examples),
+        unshared_ids=tuple(token_id for token_id in unshared_ids if token_id < draft.size),
+    )
+
+
+def check_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyRelation:
+    """Return the relation of two vocabularies if drafts of one can be right for the other.
+
+    Which tokens end an answer may differ, as between a base model and its instructed sibling: the target decides.
+
+    Raises:
+        VocabularyMismatchError: too many tokens differ; the message says how many, and names the first.
+    """
+    relation = relate_vocabularies(target, draft)
+    if not relation.fits:
+        raise VocabularyMismatchError(
+            f"the draft model speaks other tokens than the target: {_describe_mismatch(relation)}; "
+            "choose a draft of the same family, or draft without a model (--drafters suffix)"
+        )
+    return relation
+
+
+def _spellings(vocabulary: Vocabulary) -> Iterable[bytes | None]:
+    return map(vocabulary.token_spelling, range(vocabulary.size))
+
+
+def _describe_mismatch(relation: VocabularyRelation) -> str:
+    if not relation.num_common:
+        return "they have no token id in common"
+    return (
+        f"{relation.num_differing} of the {relation.num_common} token ids in use by both differ "
+        f"({relation.differing_share:.2%}, and {MAX_DIFFERING_SHARE:.0%} is the most), and {relation.examples[0]}"
+    )
+
+
+def _show(spelling: bytes) -> str:
+    return repr(spelling.decode("utf-8", "backslashreplace"))
