@@ -1030,6 +1030,30 @@ def test_what_the_vocabulary_says_of_itself(engine: LlamaCppEngine) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["llama", "gpt2", "bert", "t5"])
+@pytest.mark.parametrize("add_bos", [True, False])
+@pytest.mark.parametrize("add_eos", [True, False])
+def test_no_prompt_is_closed(tokenizer: str, add_bos: bool, add_eos: bool, tmp_path: Path) -> None:
+    """llama.cpp ends a text with an end token where the file says so, and one of BERT's kind always."""
+    path = write_model(
+        tmp_path / "model.gguf", "llama", tokenizer=tokenizer, add_bos_token=add_bos, add_eos_token=add_eos
+    )
+    engine = load(path)
+    vocabulary = engine.vocabulary
+    begin, end = 1, 2
+    closes = add_eos or tokenizer == "bert"
+    opens = add_bos or tokenizer == "bert"
+    for text in ("", "a", "ha", " hi ha"):
+        body = vocabulary.tokenize(text, add_special=False)
+        assert vocabulary.tokenize(text) == [begin] * opens + body
+        as_llama_cpp_has_it = vocabulary._encode(text, add_special=True, parse_special=False)
+        assert as_llama_cpp_has_it == [begin] * opens + body + [end] * closes
+    closed = vocabulary.tokenize("ha</s>", parse_special=True)
+    assert closed[-1] == end, "what the caller wrote stays"
+    assert closed[-2] != end
+    assert vocabulary.tokenize("</s>", parse_special=True) == [begin] * opens + [end]
+
+
+@pytest.mark.parametrize("tokenizer", ["llama", "gpt2", "bert", "t5"])
 def test_spellings_tell_control_tokens_apart_and_leave_out_padding(tokenizer: str, tmp_path: Path) -> None:
     engine = load(write_model(tmp_path / "model.gguf", "llama", tokenizer=tokenizer))
     vocabulary = engine.vocabulary

@@ -805,6 +805,9 @@ def test_special_tokens_open_a_text_and_never_close_it() -> None:
     plain_ids = vocabulary.tokenize("hi", add_special=False)
     assert vocabulary.tokenize("hi") == [tokenizer.bos_token_id, *plain_ids]
     assert vocabulary.tokenize("") == [tokenizer.bos_token_id]
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    spelled_out = vocabulary.tokenize("<|start|>hi<|end|>", parse_special=True)
+    assert spelled_out == [begin, begin, *plain_ids, end], "what the caller wrote stays"
 
 
 def test_sentencepiece_tokens_keep_their_space_and_fall_back_to_bytes() -> None:

@@ -99,7 +99,8 @@ class Vocabulary(Protocol):
 
         Args:
             text: any text.
-            add_special: put the model's own special tokens at the start.
+            add_special: put the model's own special tokens at the start; none is put at the end, since a text that is
+                closed has no continuation.
             parse_special: take the spelling of a control token for that token; for text that is trusted, such as a
                 rendered chat template.
         """

@@ -77,12 +77,25 @@ class GgufVocabulary:
         first = self.tokenize("a", add_special=False)
         return bool(first) and b"".join(map(self.token_bytes, first)).startswith(b" ")
 
+    @cached_property
+    def _opening_ids(self) -> list[int]:
+        """What the tokenizer puts before a text. What some tokenizers put after a text is left out.
+
+        Files with ``add_eos_token`` have texts closed by an end token, and so have the tokenizers of encoders: a
+        prompt that is closed has no answer.
+        """
+        plain = self._encode("a", add_special=False, parse_special=False)
+        opened = self._encode("a", add_special=True, parse_special=False)
+        starts = range(len(opened) - len(plain) + 1)
+        return opened[: next(start for start in starts if opened[start : start + len(plain)] == plain)]
+
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Turn text into token ids.
 
         Args:
             text: any text; it may be empty and may contain NUL characters.
-            add_special: add the tokens that the model wants around a text (such as a begin token), if any.
+            add_special: put the tokens before the text that the model wants there (such as a begin token), if any; the
+                text is never closed with one.
             parse_special: read the spelling of control tokens (such as ``<|im_end|>``) as these tokens. Only for text
                 that the program wrote itself, such as a chat template.
 
@@ -90,6 +103,11 @@ class GgufVocabulary:
             CapabilityError: the file has no tokenizer.
             InputError: the text is not valid Unicode, or too long for llama.cpp.
         """
+        token_ids = self._encode(text, add_special=False, parse_special=parse_special)
+        return [*self._opening_ids, *token_ids] if add_special else token_ids
+
+    def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Turn text into token ids as llama.cpp does, which may close the text."""
         pointer = self._open_pointer()
         if self._kind == "none":
             raise CapabilityError("this GGUF file has no tokenizer; pass token ids instead of text")
