@@ -113,7 +113,11 @@ def decode(
 def text_of(vocabulary: ScriptedVocabulary, token_ids: Sequence[int], stop: Sequence[str]) -> str:
     """Return the text of an answer that was ended from outside after ``token_ids``."""
     stream = TextStream(stop)
-    segments = [segment for token_id in token_ids for segment in stream.push(vocabulary.token_bytes(token_id), "")]
+    segments = []
+    for token_id in token_ids:
+        segments += stream.push(vocabulary.token_bytes(token_id), "")
+        if token_id in vocabulary.end_ids:
+            segments += stream.push_control(vocabulary.token_spelling(token_id) or b"", "")
     return "".join(segment.text for segment in segments + stream.flush())
 
 

@@ -212,6 +212,20 @@ class TestLimits:
         assert answer.text == "12"
         assert answer.finish_reason == "stop"
 
+    @pytest.mark.parametrize(("stop", "text"), [("2", "1"), ("12", ""), ("23", "1"), ("13", "134")])
+    def test_a_stop_text_may_name_a_control_token(self, stop: str, text: str) -> None:
+        engine = counting_engine(end_ids=[2])
+        drafter = ForcedDrafter(lambda request: [[2, 3, 4]])
+        for drafters in ([], [drafter]):
+            rules = StopRules(4, stop=(stop,), ignore_end=True)
+            answer = decode(engine, [0], GREEDY, rules, drafters=drafters, policy=FixedPolicy(5))
+            assert answer.text == text
+            assert answer.finish_reason == ("length" if text == "134" else "stop")
+
+    def test_an_end_token_ends_before_a_stop_text_that_names_it(self) -> None:
+        answer = decode(counting_engine(end_ids=[2]), [0], GREEDY, StopRules(4, stop=("2",)))
+        assert (answer.token_ids, answer.text, answer.finish_reason) == ([1, 2], "1", "end")
+
     def test_one_token_is_asked_for(self) -> None:
         answer = decode(counting_engine(), [7], GREEDY, StopRules(1))
         assert (answer.token_ids, answer.finish_reason) == ([8], "length")

@@ -71,6 +71,83 @@ def test_no_more_is_withheld_than_may_become_a_stop_text(text: str, stops: list[
         assert not withheld or any(stop.startswith(withheld) for stop in stops)
 
 
+# Control tokens are named by what ordinary text and stop texts have, too.
+TOKENS = st.lists(st.tuples(st.booleans(), st.text("ab<é", min_size=1, max_size=4)), max_size=12)
+
+
+@settings(max_examples=300)
+@given(tokens=TOKENS, stops=st.lists(st.text("ab<é", min_size=1, max_size=4), max_size=3))
+def test_stop_texts_are_found_in_the_text_with_its_control_tokens_spelled_out(
+    tokens: list[tuple[bool, str]], stops: list[str]
+) -> None:
+    """The reference looks for every stop text in all that is spelled out after each token."""
+    spelled_out, shown = "", ""
+    shown_before = [0]  # how many characters of the answer stand before each that is spelled out
+    stopped_after, expected = None, None
+    for index, (is_control, text) in enumerate(tokens):
+        spelled_out += text
+        shown += "" if is_control else text
+        shown_before += [shown_before[-1] + (0 if is_control else i + 1) for i in range(len(text))]
+        starts = [spelled_out.find(stop) for stop in stops if stop in spelled_out]
+        if starts:
+            stopped_after, expected = index, shown[: shown_before[min(starts)]]
+            break
+    else:
+        expected = shown
+    stream, said = TextStream(stops), ""
+    for index, (is_control, text) in enumerate(tokens):
+        push = stream.push_control if is_control else stream.push
+        said += joined(push(text.encode(), ""))
+        assert expected.startswith(said), "text that was released cannot be taken back"
+        assert stream.stopped == (index == stopped_after)
+        if stream.stopped:
+            break
+    said += joined(stream.flush())
+    assert said == expected
+
+
+@given(tokens=TOKENS, cuts=CUTS)
+def test_without_stop_texts_control_tokens_change_nothing(tokens: list[tuple[bool, str]], cuts: list[int]) -> None:
+    stream, said = TextStream(), ""
+    for is_control, text in tokens:
+        if is_control:
+            assert stream.push_control(text.encode(), "") == []
+        else:
+            said += "".join(joined(stream.push(piece, "")) for piece in pieces_of(text.encode(), cuts))
+    assert said == "".join(text for is_control, text in tokens if not is_control)
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens", "text"),
+    [
+        ("<|end|>", ["ab", b"<|end|>", "c"], "ab"),
+        ("\n<|end|>", ["ab\n", b"<|end|>", "c"], "ab"),
+        ("\n<|end|>", ["ab\n", b"<|pad|>", b"<|end|>", "c"], "ab\nc"),
+        ("<|end|>\n", ["ab", b"<|end|>", "\nc"], "ab"),
+        ("<|end|>\n", ["ab", b"<|end|>", "c"], "abc"),
+        ("<|end|>", ["ab<|e", "nd|>c"], "ab"),  # ordinary text
+        ("<|end|>", ["ab<|e", b"nd|>", "c"], "ab"),  # half and half
+        ("bc", ["ab", b"<|end|>", "c"], "abc"),  # not what the model wrote
+        ("|>", [b"<|end|>", "c"], ""),
+    ],
+)
+def test_stop_texts_with_control_tokens(stop: str, tokens: list[str | bytes], text: str) -> None:
+    """Control tokens are given as bytes."""
+    stream, said = TextStream([stop]), ""
+    for token in tokens:
+        segments = stream.push_control(token, "") if isinstance(token, bytes) else stream.push(token.encode(), "")
+        said += joined(segments)
+    assert said + joined(stream.flush()) == text
+
+
+def test_a_control_token_does_not_part_the_bytes_of_a_character() -> None:
+    stream = TextStream(["<|end|>!"])
+    assert stream.push(b"a\xc3", "") == [TextSegment("a", "")]
+    assert stream.push_control(b"<|end|>", "") == []
+    assert joined(stream.push(b"\xa9", "")) == "é"
+    assert joined(stream.push(b"!", "")) == "!"
+
+
 def test_nothing_is_added_after_a_stop() -> None:
     stream = TextStream(["b"])
     assert joined(stream.push(b"ab", "")) == "a"

@@ -496,7 +496,12 @@ class DecodingLoop:
         """Add the text of the token just emitted and return why the request ends with it, if it does."""
         if token_id in self._end_ids and not request.rules.ignore_end:
             return "end"
-        request.segments += request.text.push(self._vocabulary.token_bytes(token_id), request.sources[-1])
+        text, source = request.text, request.sources[-1]
+        token_bytes = self._vocabulary.token_bytes(token_id)
+        request.segments += text.push(token_bytes, source)
+        if request.rules.stop and not token_bytes:
+            # A stop text may name a control token, which adds no bytes.
+            request.segments += text.push_control(self._vocabulary.token_spelling(token_id) or b"", source)
         if request.text.stopped:
             return "stop"
         if request.num_output >= request.rules.max_tokens:

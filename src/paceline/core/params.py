@@ -97,7 +97,8 @@ class StopRules:
 
     Attributes:
         max_tokens: most tokens to generate, at least 1.
-        stop: texts that end the answer where they begin; they are found across token borders too.
+        stop: texts that end the answer where they begin; they are found across token borders too, and in the spelling
+            of control tokens.
         ignore_end: keep going past end-of-generation tokens.
     """
 

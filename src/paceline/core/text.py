@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +20,42 @@ class TextSegment:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Part of what stop texts are looked for in.
+
+    Attributes:
+        text: the characters.
+        source: where the token that completed them came from.
+        shown: whether they belong to the answer; the name of a control token does not.
+    """
+
+    text: str
+    source: str
+    shown: bool
+
+
 class TextStream:
-    """Incremental detokeniser with stop texts.
+    r"""Incremental detokeniser with stop texts.
 
     Bytes of a character that straddles tokens wait until it is complete; bytes that can never become a character
     turn into U+FFFD, as :meth:`bytes.decode` with ``errors="replace"`` would have it for the whole text. Text that
     may still turn out to be the beginning of a stop text is withheld too.
+
+    Stop texts are looked for in the text with its control tokens spelled out::
+
+        tokens        Hello  \n  <|im_end|>   user
+        spelled out   Hello\n<|im_end|>user           a stop text "\n<|im_end|>" begins here, after "Hello"
+        text          Hello\nuser                     what is shown without it
+
+    So a stop text may be a control token, or have some in it. Ordinary text that spells the same stops as well. A stop
+    text without control tokens is not found around one: the model did not write it.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
-        self._withheld: list[TextSegment] = []
+        self._withheld: list[_Piece] = []
         self._last_source = ""
         self.stopped = False
         """Whether a stop text has come up; nothing is added after."""
@@ -41,31 +65,38 @@ class TextStream:
         self._last_source = source
         return self._release(self._decoder.decode(token_bytes), source)
 
+    def push_control(self, spelling: bytes, source: str) -> list[TextSegment]:
+        """Add a control token, which stop texts may name, and return the text that became final.
+
+        Without stop texts a control token changes nothing and need not be pushed.
+        """
+        self._last_source = source
+        return self._release(spelling.decode("utf-8", "replace"), source, shown=False)
+
     def flush(self) -> list[TextSegment]:
         """Return all that was withheld; for the end of an answer that no stop text ended."""
         if self.stopped:
             return []
         released = self._release(self._decoder.decode(b"", final=True), self._last_source)
-        released += self._withheld
+        released += _shown(self._withheld)
         self._withheld = []
         return released
 
-    def _release(self, text: str, source: str) -> list[TextSegment]:
+    def _release(self, text: str, source: str, *, shown: bool = True) -> list[TextSegment]:
         if not text or self.stopped:
             return []
-        segment = TextSegment(text, source)
         if not self._stop:
-            return [segment]
-        segments = [*self._withheld, segment]
-        joined = "".join(s.text for s in segments)
+            return [TextSegment(text, source)] if shown else []
+        pieces = [*self._withheld, _Piece(text, source, shown)]
+        joined = "".join(piece.text for piece in pieces)
         starts = [start for start in (joined.find(stop) for stop in self._stop) if start >= 0]
         if starts:
             self.stopped = True
             self._withheld = []
-            return _split(segments, min(starts))[0]
+            return _shown(_split(pieces, min(starts))[0])
         # Anything that no suffix of the text so far can extend to a stop text is final.
-        final, self._withheld = _split(segments, len(joined) - self._longest_partial_stop(joined))
-        return final
+        final, self._withheld = _split(pieces, len(joined) - self._longest_partial_stop(joined))
+        return _shown(final)
 
     def _longest_partial_stop(self, text: str) -> int:
         longest = max(len(stop) for stop in self._stop) - 1
@@ -76,15 +107,20 @@ class TextStream:
         return 0
 
 
-def _split(segments: Sequence[TextSegment], at: int) -> tuple[list[TextSegment], list[TextSegment]]:
-    """Split segments after ``at`` characters."""
-    before: list[TextSegment] = []
-    after: list[TextSegment] = []
-    for segment in segments:
-        cut = min(max(at, 0), len(segment.text))
+def _shown(pieces: Sequence[_Piece]) -> list[TextSegment]:
+    """Return the part of ``pieces`` that belongs to the answer."""
+    return [TextSegment(piece.text, piece.source) for piece in pieces if piece.shown]
+
+
+def _split(pieces: Sequence[_Piece], at: int) -> tuple[list[_Piece], list[_Piece]]:
+    """Split pieces after ``at`` characters."""
+    before: list[_Piece] = []
+    after: list[_Piece] = []
+    for piece in pieces:
+        cut = min(max(at, 0), len(piece.text))
         if cut:
-            before.append(TextSegment(segment.text[:cut], segment.source))
-        if cut < len(segment.text):
-            after.append(TextSegment(segment.text[cut:], segment.source))
-        at -= len(segment.text)
+            before.append(replace(piece, text=piece.text[:cut]))
+        if cut < len(piece.text):
+            after.append(replace(piece, text=piece.text[cut:]))
+        at -= len(piece.text)
     return before, after
