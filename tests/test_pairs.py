@@ -10,6 +10,7 @@ import pytest
 from paceline.api import GenerateOptions, Model
 from paceline.comparison import answer, explain
 from paceline.core.params import SamplingParams, StopRules
+from paceline.core.verify import VERIFIER_NAMES, VerifierName
 from paceline.drafters.registry import build_drafters
 from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, open_engine
@@ -89,3 +90,30 @@ def test_a_scripted_target_takes_a_scripted_draft_of_another_width() -> None:
         speculative = model.generate([1, 2, 3], max_tokens=50, temperature=1.0, seed=9)
         assert speculative.token_ids == plain.token_ids
         assert speculative.stats.num_accepted > 10
+
+
+@pytest.mark.parametrize("verify", VERIFIER_NAMES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_proposes_only_tokens_that_it_shares_with_the_target(verify: VerifierName, temperature: float) -> None:
+    """One id is another token to the draft, one is padding, and it lacks the last ten; it likes the first two best."""
+    pieces = [chr(0x4E00 + i).encode() for i in range(300)]
+    draft_pieces = [*pieces[:50], b"another", *pieces[51:60], b"", *pieces[61:290]]
+    target_model = random_model(300, seed=1, order=2)
+
+    def draft_model(tokens):  # type: ignore[no-untyped-def]
+        assert max(tokens) < 290, "an id without an embedding"
+        row = target_model(tokens)[:290].copy()
+        row[[50, 60]] += 50.0
+        return row
+
+    target = ScriptedEngine(target_model, ScriptedVocabulary(pieces))
+    draft = ScriptedEngine(draft_model, ScriptedVocabulary(draft_pieces))
+    drafters = build_drafters(["draft"], target=target, draft=draft)
+    with Model(target, drafters, FixedPolicy(4, siblings=2), verify=verify) as model:
+        answer = model.generate([50, 60, 295], max_tokens=100, temperature=temperature, seed=9)
+        if model.repeats_text({"temperature": temperature}):
+            plain = model.generate([50, 60, 295], max_tokens=100, temperature=temperature, seed=9, speculate=False)
+            assert answer.token_ids == plain.token_ids
+        drafted = {token for token, source in zip(answer.token_ids, answer.sources, strict=True) if source == "draft"}
+        assert drafted.isdisjoint([50, 60, *range(290, 300)])
+        assert answer.stats.num_accepted > 10
