@@ -36,6 +36,7 @@ class GgufVocabulary:
         self._kind = _KINDS.get(api.llama_vocab_type(pointer), "unknown")
         self._size = int(api.llama_vocab_n_tokens(pointer))
         self._bytes: list[bytes | None] = [None] * self._size
+        self._spellings: list[bytes | None] = [None] * self._size  # empty for padding, None if not read yet
         # A slice of it is bytes, which its type does not say; ``raw`` would copy all of it, for every token.
         self._piece: Any = ctypes.create_string_buffer(64)
 
@@ -148,20 +149,25 @@ class GgufVocabulary:
             ValueError: there is no such token.
         """
         self._check(token_id)
-        spelling = self._read_piece(token_id, spell_control=True)
         if self._kind == "none":
-            return spelling
-        # llama.cpp spells nothing for unused tokens. Older converters call padding user-defined or unknown instead.
-        return None if not spelling or self._names_padding(token_id, spelling) else spelling
+            return b""
+        known = self._spellings[token_id]
+        if known is None:
+            known = self._spellings[token_id] = self._read_spelling(token_id)
+        return known or None
 
     def _check(self, token_id: int) -> None:
         if not 0 <= token_id < self._size:
             raise ValueError(f"token {token_id} is not in a vocabulary of {self._size}")
 
-    def _names_padding(self, token_id: int, spelling: bytes) -> bool:
-        if _PADDING_NAME.fullmatch(spelling) is None:
-            return False
-        return not api.llama_vocab_get_attr(self._open_pointer(), token_id) & api.LLAMA_TOKEN_ATTR_NORMAL
+    def _read_spelling(self, token_id: int) -> bytes:
+        """Return the spelling of a token, empty if it is padding."""
+        # llama.cpp spells nothing for unused tokens. Older converters call padding user-defined or unknown instead.
+        spelling = self._read_piece(token_id, spell_control=True)
+        if _PADDING_NAME.fullmatch(spelling):
+            is_word = api.llama_vocab_get_attr(self._open_pointer(), token_id) & api.LLAMA_TOKEN_ATTR_NORMAL
+            return spelling if is_word else b""
+        return spelling
 
     def _read_piece(self, token_id: int, *, spell_control: bool) -> bytes:
         pointer = self._open_pointer()
