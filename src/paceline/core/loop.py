@@ -478,7 +478,7 @@ class DecodingLoop:
                 self._engine.close_sequence(request.sequence)
             request.sequence = self._engine.open()
         request.cached = self._engine.length(request.sequence)
-        request.take_back(before.num_tokens, self._vocabulary.token_bytes)
+        request.take_back(before.num_tokens, self._vocabulary)
         for drafter in self._drafters:
             # Of what a drafter noted in that round nothing is certain, not even that it knows the request still.
             with contextlib.suppress(Exception):
@@ -496,12 +496,7 @@ class DecodingLoop:
         """Add the text of the token just emitted and return why the request ends with it, if it does."""
         if token_id in self._end_ids and not request.rules.ignore_end:
             return "end"
-        text, source = request.text, request.sources[-1]
-        token_bytes = self._vocabulary.token_bytes(token_id)
-        request.segments += text.push(token_bytes, source)
-        if request.rules.stop and not token_bytes:
-            # A stop text may name a control token, which adds no bytes.
-            request.segments += text.push_control(self._vocabulary.token_spelling(token_id) or b"", source)
+        request.write(token_id, request.sources[-1], self._vocabulary)
         if request.text.stopped:
             return "stop"
         if request.num_output >= request.rules.max_tokens:

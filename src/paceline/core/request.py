@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -11,7 +11,7 @@ from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment, TextStream
 from paceline.core.tree import ROOT
 from paceline.core.verify import Verifier
-from paceline.engines.base import FloatArray, ForwardOutput
+from paceline.engines.base import FloatArray, ForwardOutput, Vocabulary
 
 FinishReason: TypeAlias = Literal["stop", "end", "length", "context", "cancelled", "no_room", "error"]
 """Why a request ended.
@@ -106,13 +106,16 @@ class Request:
         """Whether the prompt is in the cache, so that the next pass emits tokens."""
         return self.cached == len(self.token_ids) - 1 and self.num_output > 0
 
-    def take_back(self, num_tokens: int, token_bytes: Callable[[int], bytes]) -> None:
-        """Go back to where the request stood when it had ``num_tokens`` tokens, and ran.
+    def write(self, token_id: int, source: str, vocabulary: Vocabulary) -> None:
+        """Add to the answer's text what a token spells, as far as that is final."""
+        token_bytes = vocabulary.token_bytes(token_id)
+        self.segments += self.text.push(token_bytes, source)
+        if self.rules.stop and not token_bytes:
+            # A stop text may name a control token, which adds no bytes.
+            self.segments += self.text.push_control(vocabulary.token_spelling(token_id) or b"", source)
 
-        Args:
-            num_tokens: of prompt and answer; not more than there are.
-            token_bytes: returns the bytes that a token adds to the text, which is made again.
-        """
+    def take_back(self, num_tokens: int, vocabulary: Vocabulary) -> None:
+        """Go back to where the request stood when it had ``num_tokens`` tokens, and ran; its text is written again."""
         del self.token_ids[num_tokens:]
         del self.sources[self.num_output :]
         del self.stats.arrivals_s[self.num_output :]
@@ -120,7 +123,7 @@ class Request:
         self.text = TextStream(self.rules.stop)
         self.segments = []
         for token_id, source in zip(self.output_ids, self.sources, strict=True):
-            self.segments += self.text.push(token_bytes(token_id), source)
+            self.write(token_id, source, vocabulary)
         self.error = self.finish_reason = None
 
 

@@ -88,7 +88,7 @@ class GgufVocabulary:
         plain = self._encode("a", add_special=False, parse_special=False)
         opened = self._encode("a", add_special=True, parse_special=False)
         starts = range(len(opened) - len(plain) + 1)
-        return opened[: next(start for start in starts if opened[start : start + len(plain)] == plain)]
+        return opened[: next((start for start in starts if opened[start : start + len(plain)] == plain), 0)]
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Turn text into token ids.

@@ -246,7 +246,7 @@ def record(
     for drafter, recorded in zip(model.drafters, chains, strict=True):
         is_model, end_ids = False, frozenset[int]()
         if isinstance(drafter, DraftModelDrafter):
-            is_model, end_ids = True, drafter.engine.vocabulary.end_ids
+            is_model, end_ids = True, drafter.end_ids
         tapes.append(DrafterTape(drafter.name, is_model, end_ids, tuple(recorded)))
     return Recording(
         name=name,
