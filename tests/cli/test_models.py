@@ -8,13 +8,14 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.cli.test_run import FAST, Invoke
-from tests.models.helpers import write_folder, write_gguf
+from tests.models.helpers import split_gguf, write_folder, write_gguf
 
 
 @pytest.fixture
@@ -159,6 +160,54 @@ def test_bad_input_gets_one_clear_line_and_status_2(
     assert err.startswith("paceline: ")
     assert words in err
     assert len(list(folder.iterdir())) == 3
+
+
+def test_a_split_model_is_one_model(invoke: Invoke, folder: Path) -> None:
+    parts = split_gguf(embedded_draft(), folder)
+    name = parts[0].stem
+    listed = json.loads(invoke("models", "--json").out)["models"]
+    assert [model["name"] for model in listed] == ["target", "draft", name]
+    assert listed[2]["num_parts"] == 3
+    assert listed[2]["num_parameters"] == listed[1]["num_parameters"]
+    shown = invoke("models", "show", name).out
+    size = sum(part.stat().st_size for part in parts)
+    assert shown.startswith(f"{size / 1e6:.2f} MB in 3 parts, ")
+    status, _, err = invoke("models", "show", str(parts[1]))
+    assert (status, err.count("\n")) == (2, 1)
+    assert f"is part 2 of a split model; give the first part, {parts[0].name}" in err
+    assert f"deleted {parts[0]} and 2 other parts" in invoke("models", "remove", name, "--yes").err
+    assert list(folder.iterdir()) == []
+
+
+OTHER_FORMATS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "big-endian": (lambda data: data[:4] + data[7:3:-1] + data[8:], "big-endian GGUF file"),
+    "version 1": (lambda data: data[:4] + b"\1" + data[5:], "GGUF version 1, which llama.cpp no longer reads"),
+    "version 99": (lambda data: data[:4] + b"\143" + data[5:], "GGUF version 99, and up to 3 can be read"),
+    "empty": (lambda data: b"", "is not a GGUF file: it is empty"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_every_command_says_the_same_of_a_file_that_it_cannot_read(name: str, invoke: Invoke, tmp_path: Path) -> None:
+    change, words = OTHER_FORMATS[name]
+    path = tmp_path / "other.gguf"
+    path.write_bytes(change(embedded_draft().read_bytes()))
+    said = {
+        invoke(*command)
+        for command in (
+            ("models", "show", str(path)),
+            ("run", "-m", str(path), "-p", "x"),
+            ("run", "-md", str(path), "-p", "x"),
+            ("profile", "-m", str(path)),
+            ("convert", str(path), str(tmp_path / "folder")),
+            ("inflate", str(path), "1b", "--output", str(tmp_path / "inflated.gguf")),
+        )
+    }
+    assert len(said) == 1, said
+    (outcome,) = said
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert words in outcome.err
+    assert [left.name for left in tmp_path.iterdir()] == ["other.gguf"]
 
 
 def test_remove_deletes_what_it_names(invoke: Invoke, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 
@@ -35,6 +36,27 @@ def write_gguf(path: Path, architecture: str = "llama", **metadata: str | int | 
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def split_gguf(source: Path, folder: Path, num_parts: int = 3) -> list[Path]:
+    """Write a GGUF file again, split into parts named after it, as llama-gguf-split does; return them in order."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(
+        folder / source.name, "llama", split_max_tensors=math.ceil(len(reader.tensors) / num_parts)
+    )
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], sub_type)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    parts = sorted(folder.glob(f"{source.stem}-*-of-*.gguf"))
+    assert len(parts) == num_parts
+    return parts
 
 
 def write_folder(folder: Path, **config: object) -> Path:

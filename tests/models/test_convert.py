@@ -33,6 +33,7 @@ from paceline.models.convert.llama import to_gguf_rows, to_hf_rows
 from paceline.models.convert.merges import merges_of_scores, scores_of_merges
 from paceline.models.convert.rope import Llama3Scaling, recover_llama3
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from tests.models.helpers import split_gguf
 from tests.models.test_inflate import SMALL, write_llama
 
 Floats = npt.NDArray[np.float32]
@@ -716,7 +717,8 @@ def test_folders_that_cannot_be_converted(
         ({"llama.rope.scaling.type": "yarn"}, "'yarn'"),
         ({"llama.attention.value_length": 2}, "value_length"),
         ({"tokenizer.ggml.model": "t5"}, "'t5'; gpt2 and llama"),
-        ({"split.count": 3}, "one of 3 parts"),
+        ({"split.count": 3}, "the first of 3 parts"),
+        ({"general.type": "adapter"}, "no model but a LoRA adapter"),
         ({"llama.block_count": None}, "lacks llama.block_count"),
         ({"llama.block_count": 1}, "blk.1"),
         ({"llama.feed_forward_length": 5}, "sizes ask for"),
@@ -835,6 +837,16 @@ def test_a_truncated_gguf_file_is_one_clear_line(keep: float, tmp_path: Path) ->
         gguf_to_folder(tmp_path / "model.gguf", tmp_path / "folder")
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_split_file_is_to_be_joined_first(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    first, second, _ = split_gguf(embedded_draft(), tmp_path / "parts")
+    with pytest.raises(ModelFileError, match=f"join them with: llama-gguf-split --merge {first.name} WHOLE.gguf"):
+        gguf_to_folder(first, tmp_path / "folder")
+    with pytest.raises(ModelFileError, match="is part 2 of a split model; give the first part"):
+        gguf_to_folder(second, tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["parts"]
 
 
 def test_sources_that_are_not_there(tmp_path: Path) -> None:

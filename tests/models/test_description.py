@@ -12,7 +12,7 @@ import pytest
 from paceline.core.errors import ModelFileError
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
-from tests.models.helpers import write_folder, write_gguf
+from tests.models.helpers import split_gguf, write_folder, write_gguf
 
 
 @pytest.mark.parametrize("path", [embedded_target(), embedded_draft()], ids=["target", "draft"])
@@ -146,15 +146,15 @@ def test_what_is_no_whole_model_is_said_in_one_line(tmp_path: Path) -> None:
         assert "config.json is damaged" in refusal(whole)
 
 
-def test_later_parts_of_a_split_model_point_to_the_first(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "big-00002-of-00003.gguf", "")
-    writer.kv_data[0].pop("general.architecture", None)
-    writer.add_uint16("split.no", 1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    with pytest.raises(ModelFileError, match="part 2 of a split model"):
-        describe(tmp_path / "big-00002-of-00003.gguf")
+def test_a_split_model_is_described_as_a_whole(tmp_path: Path) -> None:
+    whole, parts = describe(embedded_draft()), split_gguf(embedded_draft(), tmp_path)
+    what = describe(parts[0])
+    assert (what.num_parts, what.num_parameters, what.file_type) == (3, whole.num_parameters, "Q8_0")
+    assert what.num_bytes == sum(part.stat().st_size for part in parts)
+    assert what.vocabulary_size == whole.vocabulary_size
+    assert whole.num_parts == 1
+    with pytest.raises(ModelFileError, match=f"is part 2 of a split model; give the first part, {parts[0].name}"):
+        describe(parts[1])
 
 
 @pytest.mark.skipif(os.geteuid() == 0 if hasattr(os, "geteuid") else True, reason="root may read everything")

@@ -93,9 +93,18 @@ def test_a_file_cut_anywhere_is_damaged(tmp_path: Path) -> None:
 HEADER = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
 
 DAMAGED = {
-    "no model": (b"hello, world", "starts with b'hell'"),
-    "empty": (b"", "it is empty"),
-    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "is a big-endian GGUF file"),
+    "no model": (b"hello, world", "starts with b'hell', not b'GGUF'; convert the model to GGUF first"),
+    "empty": (b"", "it is empty; copy or download it again"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer, which stands for the file"),
+    "from before GGUF": (b"tjgg\3\0\0\0", "from before GGUF; convert the original model again"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "is a big-endian GGUF file, and little-endian ones can"),
+    "big-endian and old": (b"GGUF" + struct.pack(">IQQ", 1, 0, 0), "is a big-endian GGUF file"),
+    "version 1": (
+        b"GGUF" + struct.pack("<III", 1, 0, 0),
+        "of GGUF version 1, which llama.cpp no longer reads;",
+    ),
+    "version 99": (b"GGUF" + struct.pack("<IQQ", 99, 0, 0), "of GGUF version 99, and up to 3 can be read; upgrade"),
+    "version 0": (b"GGUF" + struct.pack("<IQQ", 0, 0, 0), "truncated or damaged: there is no version 0"),
     "countless keys": (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60), "keys"),
     "countless tensors": (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "tensors"),
     "endless name": (HEADER + struct.pack("<Q", 1 << 63), "ends within its header"),
@@ -113,7 +122,14 @@ def test_damage_is_named_in_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"bad\.gguf") as caught:
         read_gguf_header(tmp_path / "bad.gguf")
     assert words in str(caught.value)
+    assert ";" in str(caught.value), "a way out"
     assert "\n" not in str(caught.value)
+
+
+def test_weights_of_a_hugging_face_model_point_to_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    with pytest.raises(ModelFileError, match="weights of a Hugging Face model; give the folder it lies in"):
+        read_gguf_header(tmp_path / "model.safetensors")
 
 
 def test_bytes_flipped_at_random_give_a_header_or_one_error(tmp_path: Path) -> None:

@@ -464,7 +464,7 @@ BAD_SOURCES: dict[str, tuple[Callable[[gguf.GGUFWriter], None], str]] = {
         lambda w: w.kv_data[0].pop("llama.rope.dimension_count") and w.add_rope_dimension_count(32),
         "32",
     ),
-    "split": (lambda w: w.add_uint16("split.count", 2), "one of 2 parts of a split model"),
+    "split": (lambda w: w.add_uint16("split.count", 2), "the first of 2 parts of a split model"),
     "missing tensor": (lambda w: w.tensors[0].pop("blk.1.ffn_up.weight"), "blk.1.ffn_up.weight"),
     "missing key": (lambda w: w.kv_data[0].pop("llama.attention.layer_norm_rms_epsilon"), "layer_norm_rms_epsilon"),
 }

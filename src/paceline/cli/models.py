@@ -20,6 +20,7 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.models.cache import NamedModel, complete_model, models_folder, named_models, removable, remove, resolve
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_target
+from paceline.models.gguf_model import part_paths
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -120,13 +121,15 @@ def remove_model(
 ) -> None:
     """Delete a model from the local cache."""
     path = removable(name).path
+    others = len(part_paths(path)) - 1
+    what = f"{path} and {_counted(others, 'other part')}" if others else str(path)
     if not yes:
         if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
-            raise InputError(f"{path} would be deleted, and nobody is here to say yes: add --yes")
-        if not typer.confirm(f"Delete {path}?", err=True):
+            raise InputError(f"{what} would be deleted, and nobody is here to say yes: add --yes")
+        if not typer.confirm(f"Delete {what}?", err=True):
             return
     remove(name)
-    error_console().print(f"deleted {path}", markup=False)
+    error_console().print(f"deleted {what}", markup=False)
 
 
 @app.command("path", epilog=EPILOG)
@@ -161,7 +164,8 @@ def _print_models(console: Console, models: dict[str, ModelDescription | ModelFi
 def _lines(what: ModelDescription) -> list[str]:
     """Say what is known in a few lines: figures, shape, what it is for, how it was made."""
     parameters = "unknown number of" if what.num_parameters is None else _scaled(what.num_parameters, _THOUSANDS)
-    figures = [f"{_scaled(what.num_bytes, _BYTES)}", f"{parameters} parameters"]
+    parts = f" in {what.num_parts} parts" if what.num_parts > 1 else ""
+    figures = [f"{_scaled(what.num_bytes, _BYTES)}{parts}", f"{parameters} parameters"]
     if what.file_type is not None:
         figures.append(what.file_type)
     if what.context_length is not None:

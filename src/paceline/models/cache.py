@@ -18,6 +18,7 @@ from platformdirs import user_cache_path
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.gguf_model import is_later_part, part_paths
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 """Environment variable that names another folder for what paceline keeps on this machine."""
@@ -96,7 +97,8 @@ def resolve(model: str | Path) -> Path:
 def remove(name: str) -> Path:
     """Delete a cached model, and return where it lay.
 
-    A folder disappears from the cache at once, even if deleting it is interrupted.
+    A folder disappears from the cache at once, even if deleting it is interrupted. Of a split model all parts go, the
+    later ones first: while the first is there, the name still stands for what is left to be removed.
 
     Raises:
         InputError: the model is an embedded one, no cached model has this name, or the system does not let it go.
@@ -108,7 +110,8 @@ def remove(name: str) -> Path:
             path.rename(leaving)
             shutil.rmtree(leaving)
         else:
-            path.unlink()
+            for part in reversed(part_paths(path)):
+                part.unlink(missing_ok=part != path)
     except OSError as error:
         raise InputError(f"{path} cannot be removed: {error.strerror or error}") from None
     return path
@@ -140,14 +143,18 @@ def _find(name: str) -> NamedModel | None:
 
 
 def _cached_paths() -> Iterator[Path]:
-    """Yield GGUF files and folders in the cache; hidden ones are being written or deleted."""
+    """Yield GGUF files, of a split model the first part, and folders in the cache.
+
+    Hidden ones are being written or deleted.
+    """
     folder = models_folder()
     try:
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
         yield from (
             path
             for path in paths
-            if not path.name.startswith(".") and (path.is_dir() or path.suffix.lower() == ".gguf")
+            if not path.name.startswith(".")
+            and (path.is_dir() or (path.suffix.lower() == ".gguf" and not is_later_part(path)))
         )
     except OSError as error:
         raise ModelFileError(f"the models folder {folder} cannot be read: {error.strerror or error}") from None

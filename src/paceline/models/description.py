@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from paceline.core.errors import ModelFileError
-from paceline.models.gguf_header import GgufHeader, Value, read_gguf_header
+from paceline.models.gguf_header import Value
+from paceline.models.gguf_model import GgufModel, read_gguf_model
 
 ModelFormat: TypeAlias = Literal["gguf", "huggingface"]
 
@@ -31,9 +32,10 @@ class ModelDescription:
     """What is known of a model without loading it; ``None`` where the model does not say.
 
     Attributes:
-        path: the GGUF file or the folder.
+        path: the GGUF file, of a split model the first part, or the folder.
         format: which of the two it is.
-        num_bytes: size of the file, or of the folder's files.
+        num_bytes: size of the file, of all parts of a split model, or of the folder's files.
+        num_parts: GGUF files that the model is split into; 1 for a model in one file or in a folder.
         architecture: such as ``"llama"``.
         layers: transformer blocks.
         width: the hidden size.
@@ -57,6 +59,7 @@ class ModelDescription:
     path: Path
     format: ModelFormat
     num_bytes: int
+    num_parts: int = 1
     architecture: str | None = None
     layers: int | None = None
     width: int | None = None
@@ -92,16 +95,10 @@ def describe(path: Path) -> ModelDescription:
 
 
 def _describe_gguf(path: Path) -> ModelDescription:
-    header = read_gguf_header(path)
+    model = read_gguf_model(path)
+    header = model.header
     said = header.metadata
-    architecture = said.get("general.architecture")
-    if not isinstance(architecture, str):
-        part = said.get("split.no")
-        raise ModelFileError(
-            f"{path} is part {part + 1} of a split model: use the first part"
-            if isinstance(part, int)
-            else f"{path} names no architecture, so it holds no model"
-        )
+    architecture = said["general.architecture"]
 
     def number(key: str) -> int | None:
         return _largest(said.get(f"{architecture}.{key}"))
@@ -113,8 +110,9 @@ def _describe_gguf(path: Path) -> ModelDescription:
     return ModelDescription(
         path=path,
         format="gguf",
-        num_bytes=path.stat().st_size,
-        architecture=architecture,
+        num_bytes=model.num_bytes,
+        num_parts=len(model.paths),
+        architecture=_text(architecture),
         layers=number("block_count"),
         width=width,
         heads=heads,
@@ -122,8 +120,8 @@ def _describe_gguf(path: Path) -> ModelDescription:
         head_size=number("attention.key_length") or _quotient(width, heads),
         feed_forward=number("feed_forward_length"),
         experts=number("expert_count"),
-        num_parameters=header.num_parameters,
-        file_type=_file_type(header),
+        num_parameters=model.num_parameters,
+        file_type=_file_type(model),
         context_length=number("context_length"),
         vocabulary_size=header.array_lengths.get("tokenizer.ggml.tokens") or number("vocab_size"),
         license=_text(said.get("general.license")) or _text(said.get("general.license.name")),
@@ -138,13 +136,13 @@ def _describe_gguf(path: Path) -> ModelDescription:
     )
 
 
-def _file_type(header: GgufHeader) -> str | None:
+def _file_type(model: GgufModel) -> str | None:
     """Return the file's own word for its mix of types, else its commonest one."""
     from gguf.constants import LlamaFileType
 
-    number = header.metadata.get("general.file_type")
+    number = model.header.metadata.get("general.file_type")
     names = {int(kind): str(kind.name).removeprefix("ALL_").removeprefix("MOSTLY_") for kind in LlamaFileType}
-    return names.get(number, header.tensor_type) if isinstance(number, int) else header.tensor_type
+    return names.get(number, model.tensor_type) if isinstance(number, int) else model.tensor_type
 
 
 # --- Hugging Face folders ---------------------------------------------------------------------------------------------

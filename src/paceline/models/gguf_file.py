@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.errors import ModelFileError
-from paceline.models.gguf_header import read_gguf_header
+from paceline.models.gguf_model import read_gguf_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,15 +70,16 @@ class GGUFFile:
         path: of the file.
 
     Raises:
-        ModelFileError: missing, truncated, of another format, or one part of several.
+        ModelFileError: the file is missing, damaged, of another format, no model, or one part of several.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        parts = read_gguf_header(path).metadata.get("split.count", 1)
-        if isinstance(parts, int) and parts > 1:
+        parts = len(read_gguf_model(path).paths)
+        if parts > 1:
             raise ModelFileError(
-                f"{path} is one of {parts} parts of a split model; join them with llama-gguf-split --merge"
+                f"{path} is the first of {parts} parts of a split model, and one file is needed; join them with: "
+                f"llama-gguf-split --merge {path.name} WHOLE.gguf"
             )
         try:
             self._reader = _reader(path)

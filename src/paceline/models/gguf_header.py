@@ -25,7 +25,10 @@ Scalar: TypeAlias = int | float | bool | str
 Value: TypeAlias = Scalar | list[Scalar]
 
 _MAGIC: Final = b"GGUF"
-_VERSIONS: Final = (2, 3)
+_OLDEST_VERSION, _NEWEST_VERSION = 2, 3
+_OLDER_MAGICS: Final = (b"lmgg", b"fmgg", b"tjgg", b"algg")
+"""What llama.cpp's formats before GGUF start with (ggml, ggmf, ggjt, ggla), as it lies in the file."""
+_LFS_POINTER: Final = b"version https://git-lfs"
 _SCALARS: Final = {
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),
@@ -58,28 +61,49 @@ class GgufHeader:
     Attributes:
         metadata: every key but the long arrays.
         array_lengths: items of each array that is not in ``metadata``.
-        num_parameters: weights in all tensors of this file.
-        tensor_type: the type most of the weights have, by its usual name, such as ``"Q4_0"``.
+        weights_by_type: number of weights in all tensors of this file, by ggml's number for their type.
     """
 
     metadata: Mapping[str, Value]
     array_lengths: Mapping[str, int]
-    num_parameters: int
-    tensor_type: str | None
+    weights_by_type: Mapping[int, int]
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights in all tensors of this file."""
+        return sum(self.weights_by_type.values())
+
+    @property
+    def tensor_type(self) -> str | None:
+        """The type most of the weights have, by its usual name, such as ``"Q4_0"``; ``None`` without weights."""
+        return commonest_type(self.weights_by_type)
+
+
+def commonest_type(weights_by_type: Mapping[int, int]) -> str | None:
+    """Return the type that most weights have, by its usual name; ``None`` if there are none, or nobody knows it."""
+    from gguf.constants import GGMLQuantizationType
+
+    names = {int(kind): str(kind.name) for kind in GGMLQuantizationType}
+    commonest = max(weights_by_type, key=weights_by_type.__getitem__, default=None)
+    return None if commonest is None else names.get(commonest)
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
     """Read everything before the weights, and check that the file is long enough for them.
 
+    Every command opens a GGUF file by this function first, so that all of them say the same of a file that is none, or
+    is one of another byte order or version.
+
     Raises:
-        ModelFileError: the file cannot be read, is no GGUF file, or is truncated or damaged.
+        ModelFileError: the file cannot be read, is no GGUF file of a version known here, or is truncated or damaged.
     """
     try:
+        if path.is_dir():
+            raise ModelFileError(f"{path} is a directory; give the path of one .gguf file")
         with path.open("rb") as file:
-            magic = file.read(len(_MAGIC))
-            if magic != _MAGIC:
-                found = f"it starts with {magic!r}, not {_MAGIC!r}" if magic else "it is empty"
-                raise ModelFileError(f"{path} is not a GGUF file: {found}")
+            start = file.read(len(_LFS_POINTER))
+            if not start.startswith(_MAGIC):
+                raise ModelFileError(f"{path} is not a GGUF file: {_what_it_is(path, start)}")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data).header()
     except FileNotFoundError:
@@ -88,6 +112,20 @@ def read_gguf_header(path: Path) -> GgufHeader:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
     except _DamagedError as error:
         raise ModelFileError(f"{path} is truncated or damaged: {error}; copy or download it again") from None
+
+
+def _what_it_is(path: Path, start: bytes) -> str:
+    """Say what a file is that does not start as GGUF does, and the way out."""
+    magic = start[: len(_MAGIC)]
+    if not start:
+        return "it is empty; copy or download it again"
+    if start == _LFS_POINTER:
+        return "it is a Git LFS pointer, which stands for the file; fetch the file itself with git lfs pull"
+    if magic in _OLDER_MAGICS:
+        return "it is of a format from before GGUF; convert the original model again, or get a newer file"
+    if path.suffix == ".safetensors":
+        return "it holds weights of a Hugging Face model; give the folder it lies in"
+    return f"it starts with {magic!r}, not {_MAGIC!r}; convert the model to GGUF first"
 
 
 class _DamagedError(Exception):
@@ -103,11 +141,7 @@ class _Reader:
         self._offset = len(_MAGIC)
 
     def header(self) -> GgufHeader:
-        version = int(self._scalar(_UINT32))
-        if version in (known << 24 for known in _VERSIONS):
-            raise ModelFileError(f"{self._path} is a big-endian GGUF file; give a little-endian one")
-        if version not in _VERSIONS:
-            raise _DamagedError(f"version {version} is none of {', '.join(map(str, _VERSIONS))}")
+        self._check_version(int(self._scalar(_UINT32)))
         num_tensors = self._count("tensors")
         metadata: dict[str, Value] = {}
         array_lengths: dict[str, int] = {}
@@ -122,11 +156,31 @@ class _Reader:
                     metadata[key] = items
             else:
                 metadata[key] = self._value(kind, key)
-        num_parameters, tensor_type = self._tensors(num_tensors, metadata.get("general.alignment", 32))
-        return GgufHeader(metadata, array_lengths, num_parameters, tensor_type)
+        weights_by_type = self._tensors(num_tensors, metadata.get("general.alignment", 32))
+        return GgufHeader(metadata, array_lengths, weights_by_type)
 
-    def _tensors(self, num_tensors: int, alignment: Value) -> tuple[int, str | None]:
-        """Return the number of weights and the commonest type, and check that all tensors end within the file."""
+    def _check_version(self, version: int) -> None:
+        """Refuse versions of which the rest cannot be read, or not by llama.cpp."""
+        if version & 0xFFFF == 0 and version != 0:  # no version is that large: its bytes stand the other way round
+            raise ModelFileError(
+                f"{self._path} is a big-endian GGUF file, and little-endian ones can be read; convert a copy with: "
+                "gguf-convert-endian COPY little"
+            )
+        if version == 1:
+            raise ModelFileError(
+                f"{self._path} is of GGUF version 1, which llama.cpp no longer reads; convert the original model "
+                "again, or get a newer file"
+            )
+        if version > _NEWEST_VERSION:
+            raise ModelFileError(
+                f"{self._path} is of GGUF version {version}, and up to {_NEWEST_VERSION} can be read; upgrade paceline "
+                "and llama-cpp-python, or get an older file"
+            )
+        if version < _OLDEST_VERSION:
+            raise _DamagedError(f"there is no version {version}")
+
+    def _tensors(self, num_tensors: int, alignment: Value) -> Counter[int]:
+        """Return the number of weights by type, and check that all tensors end within the file."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         weights_by_type: Counter[int] = Counter()
@@ -143,15 +197,13 @@ class _Reader:
                 block, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
                 end = max(end, offset + prod(shape) // block * num_bytes)
         if not weights_by_type:  # such a file need not be padded either
-            return 0, None
+            return weights_by_type
         if not isinstance(alignment, int) or alignment < 1:
             raise _DamagedError(f"an alignment of {alignment!r}")
         end += -(-self._offset // alignment) * alignment
         if end > len(self._data):
             raise _DamagedError(f"its tensors end at byte {end}, the file at {len(self._data)}")
-        commonest = weights_by_type.most_common(1)[0][0]
-        names = {int(kind): str(kind.name) for kind in GGMLQuantizationType}
-        return weights_by_type.total(), names.get(commonest)
+        return weights_by_type
 
     def _array(self, key: str) -> tuple[list[Scalar] | None, int]:
         kind = int(self._scalar(_UINT32))

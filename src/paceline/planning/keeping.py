@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, engine_for
 from paceline.machine import processor
 from paceline.models.cache import models_folder
+from paceline.models.gguf_model import part_paths
 from paceline.output import whole_file
 
 Shelf: TypeAlias = Literal["profiles", "learned"]
@@ -34,7 +34,6 @@ _BLOCKS: Final = 64
 """Blocks read of a file besides its head: 5 MiB in all, so that 40 GB take as long as 40 MB."""
 
 _WEIGHTS_AND_SETTINGS: Final = (".safetensors", ".bin", ".json", ".gguf")
-_PART_OF_SEVERAL: Final = re.compile(r"(.*)-\d{5}(-of-\d{5}\.gguf)")
 
 _T = TypeVar("_T")
 
@@ -136,20 +135,13 @@ def fingerprint(path: Path) -> str:
                 digest.update(f"{file.name}\0".encode())
                 _hash_samples(file, digest)
         else:
-            for file in _parts(path):
-                _hash_samples(file, digest)
+            for file in part_paths(path):
+                # A file may keep the name of a part when it is whole, and then no others are there.
+                if file == path or file.is_file():
+                    _hash_samples(file, digest)
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
     return digest.hexdigest()
-
-
-def _parts(path: Path) -> list[Path]:
-    """Return all parts of a split GGUF file, or the one file."""
-    part = _PART_OF_SEVERAL.fullmatch(path.name)
-    if part is None:
-        return [path]
-    others = ((file, _PART_OF_SEVERAL.fullmatch(file.name)) for file in path.parent.iterdir())
-    return sorted(file for file, other in others if other and other.groups() == part.groups())
 
 
 def _hash_samples(path: Path, digest: hashlib._Hash) -> None:

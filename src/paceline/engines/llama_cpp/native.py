@@ -17,6 +17,7 @@ import llama_cpp.llama_cpp as api
 from llama_cpp._ctypes_extensions import load_shared_library
 
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
+from paceline.models.gguf_model import read_gguf_model
 
 MAX_SEQUENCE_IDS: Final = 256
 """``LLAMA_MAX_SEQ``: most sequence ids a context can have."""
@@ -298,26 +299,20 @@ def available_memory() -> int | None:
 
 
 def check_model_file(path: Path) -> None:
-    """Raise :class:`ModelFileError` for what llama.cpp would explain badly: no file, a directory, not GGUF."""
-    try:
-        if path.is_dir():
-            raise ModelFileError(f"{path} is a directory; give the path of one .gguf file")
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except FileNotFoundError:
-        raise ModelFileError(f"there is no file {path}; give the path of a .gguf file") from None
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
-    if magic != b"GGUF":
-        found = f"it starts with {magic!r}, not b'GGUF'" if magic else "it is empty"
-        raise ModelFileError(f"{path} is not a GGUF file: {found}; convert the model to GGUF first")
+    """Check what llama.cpp would explain badly or otherwise than other commands do.
+
+    Raises:
+        ModelFileError: there is no GGUF file with a whole model at ``path``, or it has no weights.
+    """
+    if read_gguf_model(path).num_parameters == 0:
+        raise ModelFileError(f"{path} holds a vocabulary and no weights; give the file of a whole model")
 
 
 def model_file_error(path: Path, lines: Sequence[str]) -> ModelFileError:
     """Turn the log of a failed load into one line with a way out."""
     why = reason(lines)
     text = " ".join(lines)
-    if "unknown model architecture" in why or "supports up to version" in why:
+    if "unknown model architecture" in why:
         hint = "a newer llama-cpp-python may know it"
     elif "not within the file bounds" in text or "gguf_" in text:
         why = f"it is truncated or damaged ({why})"

@@ -14,6 +14,7 @@ import transformers
 from transformers.utils import logging as transformers_logging
 
 from paceline.core.errors import CapabilityError, EngineError, ModelFileError
+from paceline.models.gguf_model import read_gguf_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,10 +136,12 @@ def _dtype(name: str, device: torch.device) -> Any:
 
 
 def _check_gguf(path: Path) -> None:
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic != b"GGUF":
-        raise ModelFileError(f"{path} is not a GGUF file: it starts with {magic!r}")
+    parts = len(read_gguf_model(path).paths)
+    if parts > 1:
+        raise ModelFileError(
+            f"{path} is the first of {parts} parts of a split model, and torch_hf reads one file; use --engine "
+            f"llama_cpp, or join them with: llama-gguf-split --merge {path.name} WHOLE.gguf"
+        )
     # transformers needs both to read GGUF, and says so in a ValueError that looks like a broken file.
     for package in ("gguf", "accelerate"):
         if not getattr(transformers.utils, f"is_{package}_available")():
