@@ -162,7 +162,7 @@ def write_random_llama(path: Path, shape: LlamaShape) -> None:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"t{i}" for i in range(shape.vocab_size)])
+    writer.add_token_list([*(f"t{i}" for i in range(shape.vocab_size - 1)), "<|endoftext|>"])
     writer.add_token_types([int(gguf.TokenType.NORMAL)] * (shape.vocab_size - 1) + [int(gguf.TokenType.CONTROL)])
     writer.add_token_merges(["t 0"])
     writer.add_eos_token_id(shape.vocab_size - 1)

@@ -61,7 +61,7 @@ def write_random_llama(path: Path) -> None:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"t{i}".encode() for i in range(SHAPE.vocab_size)])
+    writer.add_token_list([*(f"t{i}" for i in range(SHAPE.vocab_size - 1)), "<|endoftext|>"])
     writer.add_token_types([int(gguf.TokenType.NORMAL)] * (SHAPE.vocab_size - 1) + [int(gguf.TokenType.CONTROL)])
     writer.add_token_merges(["t 0"])
     writer.add_eos_token_id(SHAPE.vocab_size - 1)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.helpers import edited_gguf
+
 ENGINES_PACKAGES = ("llama_cpp", "torch", "transformers")
 CALL = f"""
 import sys
@@ -64,3 +66,16 @@ def test_a_library_that_does_not_load_is_one_line_with_the_way_out(
     (line,) = outcome.stderr.splitlines()
     assert "base name 'llama' not found" in line
     assert "pip install --force-reinstall --no-cache-dir llama-cpp-python" in line
+
+
+def test_what_models_are_warned_of_is_one_plain_line(tmp_path: Path) -> None:
+    path = edited_gguf(tmp_path / "a\x1b[31m.gguf", {"tokenizer.ggml.pre": None})
+    words = ["-m", str(path), "-md", str(path), "-p", "x", "-n", "2", "--temp", "0", "--draft-max", "2"]
+    outcome = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "paceline", "run", *words], capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    warned = [line for line in outcome.stderr.splitlines() if "warning" in line]
+    assert len(warned) == 1, "both models are the same file"
+    assert warned[0].startswith(f"paceline: warning: {tmp_path}/a\\x1b[31m.gguf may write other text")
+    assert "missing pre-tokenizer type" in warned[0]

@@ -6,9 +6,12 @@ import json
 import math
 import struct
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
+
+from paceline.models.embedded import embedded_draft
 
 
 def write_gguf(path: Path, architecture: str = "llama", **metadata: str | int | float | bool | list[int]) -> Path:
@@ -38,22 +41,33 @@ def write_gguf(path: Path, architecture: str = "llama", **metadata: str | int | 
     return path
 
 
-def split_gguf(source: Path, folder: Path, num_parts: int = 3) -> list[Path]:
-    """Write a GGUF file again, split into parts named after it, as llama-gguf-split does; return them in order."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(
-        folder / source.name, "llama", split_max_tensors=math.ceil(len(reader.tensors) / num_parts)
-    )
+def edited_gguf(destination: Path, edits: dict[str, Any], source: Path | None = None, **options: int) -> Path:
+    """Write a GGUF file again with other metadata; ``None`` takes a key out."""
+    reader = gguf.GGUFReader(source or embedded_draft())
+    writer = gguf.GGUFWriter(destination, edits.get("general.architecture", "llama"), **options)
     for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), field.types[0], sub_type)
+        if key.startswith("GGUF.") or key == "general.architecture" or key in edits:
+            continue
+        sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(key, field.contents(), field.types[0], sub_type)
+    for key, value in edits.items():
+        if value is not None and key != "general.architecture":
+            kind = gguf.GGUFValueType.get_type(value)
+            # Numbers of the metadata are unsigned, all of them.
+            writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if kind == gguf.GGUFValueType.INT32 else kind)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return destination
+
+
+def split_gguf(source: Path, folder: Path, num_parts: int = 3) -> list[Path]:
+    """Write a GGUF file again, split into parts named after it, as llama-gguf-split does; return them in order."""
+    split = {"split_max_tensors": math.ceil(len(gguf.GGUFReader(source).tensors) / num_parts)}
+    edited_gguf(folder / source.name, {}, source, **split)
     parts = sorted(folder.glob(f"{source.stem}-*-of-*.gguf"))
     assert len(parts) == num_parts
     return parts

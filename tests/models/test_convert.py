@@ -33,7 +33,7 @@ from paceline.models.convert.llama import to_gguf_rows, to_hf_rows
 from paceline.models.convert.merges import merges_of_scores, scores_of_merges
 from paceline.models.convert.rope import Llama3Scaling, recover_llama3
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
-from tests.models.helpers import split_gguf
+from tests.models.helpers import edited_gguf, split_gguf
 from tests.models.test_inflate import SMALL, write_llama
 
 Floats = npt.NDArray[np.float32]
@@ -97,29 +97,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def own_folder(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "own"))
-
-
-def edited_gguf(destination: Path, edits: dict[str, Any], source: Path | None = None) -> Path:
-    """Write a GGUF file again with other metadata; ``None`` takes a key out."""
-    reader = gguf.GGUFReader(source or embedded_draft())
-    writer = gguf.GGUFWriter(destination, edits.get("general.architecture", "llama"))
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture" or key in edits:
-            continue
-        sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(key, field.contents(), field.types[0], sub_type)
-    for key, value in edits.items():
-        if value is not None and key != "general.architecture":
-            kind = gguf.GGUFValueType.get_type(value)
-            # Numbers of the metadata are unsigned, all of them.
-            writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if kind == gguf.GGUFValueType.INT32 else kind)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return destination
 
 
 def edit_json(path: Path, **changes: Any) -> None:

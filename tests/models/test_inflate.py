@@ -71,8 +71,8 @@ def write_llama(
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     words = [*byte_tokens(), "th"]
-    words += [f"<|unused_{n}|>" for n in range(shape.vocab_size - len(words))]
-    writer.add_token_list(words)
+    words += [f"<|unused_{n}|>" for n in range(shape.vocab_size - len(words) - 1)]
+    writer.add_token_list([*words, "<|endoftext|>"])
     writer.add_token_types([1] * 257 + [3] * (shape.vocab_size - 257))
     writer.add_token_merges(["t h"])
     writer.add_eos_token_id(shape.vocab_size - 1)

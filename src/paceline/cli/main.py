@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Callable
-from typing import Annotated
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +23,7 @@ from paceline.cli.profile import EPILOG as PROFILE_EPILOG
 from paceline.cli.profile import profile_command
 from paceline.cli.run import EPILOG as RUN_EPILOG
 from paceline.cli.run import run
-from paceline.core.errors import InputError, PacelineError
+from paceline.core.errors import InputError, ModelWarning, PacelineError
 
 app = typer.Typer(
     name="paceline",
@@ -69,7 +71,8 @@ def main() -> None:
     try:
         if sys.stdout is None:
             raise InputError("standard output is closed: there is nowhere to write the answer to")
-        app()
+        with _warnings_in_one_line():
+            app()
     except InputError as error:
         _fail(error, exits.BAD_INPUT)
     except PacelineError as error:
@@ -83,6 +86,29 @@ def main() -> None:
     except OSError as error:
         sys.stdout = None
         _fail(error, exits.FAILURE)
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Print what models are warned of as errors are printed, each once, whatever filters are set."""
+    shown = set()
+    otherwise = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
+        if not issubclass(category, ModelWarning):
+            otherwise(message, category, filename, lineno, file, line)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            # Paths and what a file says of itself may hold anything, such as the escape codes of a terminal.
+            plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(message))
+            print(f"paceline: warning: {plain}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", ModelWarning)
+        warnings.showwarning = show
+        yield
 
 
 def _fail(error: Exception, status: int) -> None:

@@ -1,4 +1,4 @@
-"""Every exception paceline raises on purpose.
+"""Every exception paceline raises on purpose, and its one warning.
 
 ::
 
@@ -16,6 +16,9 @@
 
 Messages are one line: the value, the limit, the way out. The command line prints an ``InputError`` as that line and
 exits with status 2.
+
+What does not keep a model from being used, but means another text than one may expect, is a :class:`ModelWarning`: by
+Python's ``warnings``, which filter it, print it once or make it an error. The command line prints it as one line.
 """
 
 from __future__ import annotations
@@ -63,3 +66,7 @@ class ClosedError(PacelineError):
 
 class BusyError(PacelineError):
     """A model was asked for a round, a request or its end from within one of its own rounds."""
+
+
+class ModelWarning(UserWarning):
+    """A model is used, but its text may be another than one expects; the message says why, and the way out."""

@@ -6,6 +6,7 @@
     loading.py      the config; a model and its context, or why not
     vocabulary.py   text to tokens and back
     native.py       the shared libraries: log, devices, files that do not load
+    remarks.py      which of llama.cpp's warnings a user has to know
     quantize.py     one GGUF file into another
 """
 

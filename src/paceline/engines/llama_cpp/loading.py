@@ -14,6 +14,7 @@ from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import EngineCapabilities
 from paceline.engines.context import choose_context_length
 from paceline.engines.llama_cpp import native
+from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
 from paceline.engines.threads import PassThreads
 
 _INT32_MAX: Final = 2**31 - 1
@@ -165,16 +166,20 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         ModelFileError: the file is missing, damaged, of another format, or refused by llama.cpp.
         CapabilityError: the model is of a kind that cannot be used here.
         InputError: a setting does not fit this model or this machine.
+
+    Warns:
+        ModelWarning: llama.cpp warned of something that changes the text.
     """
     native.check_model_file(config.path)
     native.log.verbose |= config.verbose
     native.initialize()
-    model, keep_alive = _load_model(config)
+    model, keep_alive, remarks = _load_model(config)
     context = None
     try:
         _check_kind(model)
         settings = _settings(model, config)
-        context = _create_context(model, config, settings)
+        context, more = _create_context(model, config, settings)
+        warn(config.path, [*remarks, *more])  # in here, as a warning may be an error
         if not api.llama_get_memory(context) or not api.llama_get_causal_attn(context):
             raise CapabilityError(f"{config.path} is an embedding model; use a decoder-only language model")
         snapshots = int(api.llama_n_rs_seq(context))
@@ -232,8 +237,8 @@ class _Settings:
     flash_attention: int
 
 
-def _load_model(config: LlamaCppConfig) -> tuple[Any, list[Any]]:
-    """Return ``llama_model *`` and what must live as long as it."""
+def _load_model(config: LlamaCppConfig) -> tuple[Any, list[Any], list[str]]:
+    """Return ``llama_model *``, what must live as long as it, and what llama.cpp remarked on it."""
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers = config.n_gpu_layers
     keep_alive: list[Any] = []
@@ -249,7 +254,7 @@ def _load_model(config: LlamaCppConfig) -> tuple[Any, list[Any]]:
         model = api.llama_model_load_from_file(os.fsencode(config.path), parameters)
         if not model:
             raise native.model_file_error(config.path, lines)
-    return model, keep_alive
+        return model, keep_alive, of_model(lines)
 
 
 def _check_kind(model: Any) -> None:
@@ -322,7 +327,8 @@ def _tolerance(file_type: int, cache_type: CacheType) -> float:
     return _TIGHT if file_type in _TIGHT_FILE_TYPES else _LOOSE
 
 
-def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> Any:
+def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> tuple[Any, list[str]]:
+    """Return ``llama_context *``, and what llama.cpp remarked on it."""
     parameters = api.llama_context_default_params()
     parameters.n_ctx = settings.cells
     parameters.n_batch = parameters.n_ubatch = settings.batch_rows
@@ -347,7 +353,7 @@ def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> 
                 f"a context of {settings.cells} tokens for {config.path} cannot be created: {native.reason(lines)}; "
                 "ask for a shorter context or fewer sequences"
             )
-    return context
+        return context, of_context(lines)
 
 
 def _describe(model: Any, config: LlamaCppConfig, settings: _Settings) -> str:

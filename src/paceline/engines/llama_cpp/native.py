@@ -26,6 +26,9 @@ MAX_SEQUENCE_IDS: Final = 256
 
 _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUE = 3, 4, 5  # as in ggml.h; the binding has other numbers
 
+_MOST_LINES: Final = 4096
+"""Lines of trouble that are remembered: more than one load says, which may be some for every layer."""
+
 
 class NativeLog:
     """Where the libraries' log goes: to stderr once an engine asked for it, else only into a short memory of trouble.
@@ -36,7 +39,7 @@ class NativeLog:
 
     def __init__(self) -> None:
         self.verbose = False
-        self._trouble: deque[str] = deque(maxlen=16)
+        self._trouble: deque[str] = deque(maxlen=_MOST_LINES)
         self._line_is_trouble = False
 
     def receive(self, level: int, text: bytes | None, _user_data: int | None) -> None:
