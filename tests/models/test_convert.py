@@ -24,7 +24,8 @@ import torch
 import transformers
 
 import paceline
-from paceline.core.errors import InputError, ModelFileError
+from paceline.core.errors import InputError, ModelFileError, ModelWarning
+from paceline.engines.llama_cpp.ends import read_end_ids
 from paceline.engines.llama_cpp.quantize import quantize_gguf
 from paceline.models import convert
 from paceline.models.convert import exact_dtype, folder_to_gguf, gguf_to_folder
@@ -473,6 +474,77 @@ def test_several_chat_templates_are_kept(own_folder: Path, tmp_path: Path) -> No
     (own_folder / "chat_template.jinja").write_text("{{ 3 }}")
     folder_to_gguf(own_folder, tmp_path / "model.gguf")
     assert metadata(tmp_path / "model.gguf")["tokenizer.chat_template"] == "{{ 3 }}"
+
+
+def with_last_tokens(destination: Path, texts: Sequence[str], **edits: Any) -> Path:
+    """Write the embedded draft with other texts for its last tokens, which become control tokens."""
+    content = metadata(embedded_draft())
+    tokens, types = content["tokenizer.ggml.tokens"], content["tokenizer.ggml.token_type"]
+    tokens[-len(texts) :] = texts
+    types[-len(texts) :] = [gguf.TokenType.CONTROL] * len(texts)
+    merges = [merge for merge in content["tokenizer.ggml.merges"] if merge.replace(" ", "") in tokens]
+    vocabulary = {"tokens": tokens, "token_type": [int(kind) for kind in types], "merges": merges}
+    return edited_gguf(destination, {f"tokenizer.ggml.{key}": value for key, value in {**vocabulary, **edits}.items()})
+
+
+def ends_of_folder(folder: Path) -> set[int]:
+    ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    return set(ends) if isinstance(ends, list) else {ends}
+
+
+KNOWN_BY_TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "as in SmolLM2": (("<|im_end|>", "<reponame>"), ()),
+    "more than GGUF names": (("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<end_of_turn>", "<EOT>"), ("<tool>",)),
+    "as in gpt-oss": (("<|return|>", "<|call|>"), ("<|end|>",)),
+    "end but no return": (("<|end|>", "<|call|>"), ("<|start|>",)),
+    "as in Gemma 4": (("<|tool_response>", "<turn|>"), ("</s>",)),
+    "an ordinary end": (("</s>",), ("<s>",)),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN_BY_TEXT)
+def test_end_tokens_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    ending, others = KNOWN_BY_TEXT[name]
+    source = with_last_tokens(tmp_path / "model.gguf", [*others, *ending])
+    size = len(metadata(source)["tokenizer.ggml.tokens"])
+    expected = {0, *range(size - len(ending), size)}
+    assert read_end_ids(source) == expected
+    gguf_to_folder(source, tmp_path / "folder")
+    assert ends_of_folder(tmp_path / "folder") == expected
+    assert hf_tokenizer(tmp_path / "folder").eos_token_id == 0
+    folder_to_gguf(tmp_path / "folder", tmp_path / "again.gguf")
+    assert read_end_ids(tmp_path / "again.gguf") == expected
+
+
+def test_ends_of_which_one_is_named_and_one_is_known_by_its_text(tmp_path: Path) -> None:
+    source = with_last_tokens(tmp_path / "model.gguf", ["<mine>", "<|im_end|>"], eot_token_id=4094)
+    assert read_end_ids(source) == {0, 4094, 4095}
+    gguf_to_folder(source, tmp_path / "folder")
+    assert ends_of_folder(tmp_path / "folder") == {0, 4094, 4095}
+    folder_to_gguf(tmp_path / "folder", tmp_path / "again.gguf")
+    assert read_end_ids(tmp_path / "again.gguf") == {0, 4094, 4095}
+
+
+def test_ends_that_llama_cpp_adds_to_those_of_a_folder_are_told(tmp_path: Path) -> None:
+    gguf_to_folder(with_last_tokens(tmp_path / "model.gguf", ["<|im_end|>", "</s>"]), tmp_path / "folder")
+    for config in ("config.json", "generation_config.json"):
+        edit_json(tmp_path / "folder" / config, eos_token_id=0)
+    words = r"knows '<\|im_end\|>' \(4094\), '</s>' \(4095\) by its text.*add 4094, 4095 to eos_token_id"
+    with pytest.warns(ModelWarning, match=words):
+        folder_to_gguf(tmp_path / "folder", tmp_path / "again.gguf")
+    assert read_end_ids(tmp_path / "again.gguf") == {0, 4094, 4095}
+    with pytest.raises(ModelWarning):
+        folder_to_gguf(tmp_path / "folder", tmp_path / "refused.gguf")
+    assert not (tmp_path / "refused.gguf").exists()
+
+
+def test_an_end_that_llama_cpp_would_not_take_is_refused(tmp_path: Path) -> None:
+    source = with_last_tokens(tmp_path / "model.gguf", ["<|end|>", "<|return|>", "<|call|>"])
+    gguf_to_folder(source, tmp_path / "folder")
+    edit_json(tmp_path / "folder" / "generation_config.json", eos_token_id=[0, 4093, 4094, 4095])
+    with pytest.raises(InputError, match=r"would not end at '<\|end\|>' \(4093\).*take it out of eos_token_id"):
+        folder_to_gguf(tmp_path / "folder", tmp_path / "again.gguf")
+    assert not (tmp_path / "again.gguf").exists()
 
 
 def test_all_end_tokens_find_a_place_or_are_refused(own_folder: Path, tmp_path: Path) -> None:

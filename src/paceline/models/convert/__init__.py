@@ -6,7 +6,8 @@
               ──> Vocabulary ──> tokenizer*.json               ──> Vocabulary ──> metadata
               ──> rows, a few at a time ──> shards             ──> rows, a few at a time ──> tensor data
 
-Neither torch nor transformers is needed. Memory holds one tensor in its new type at most.
+Neither torch nor transformers is needed. llama.cpp is, as it knows end tokens by their text (``ends.py``). Memory holds
+one tensor in its new type at most.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.convert.dtypes import encode, stored_type, weight_type
+from paceline.models.convert.ends import name_ends
 from paceline.models.convert.llama import (
     Weight,
     add_settings_to_gguf,
@@ -65,7 +67,8 @@ def gguf_to_folder(
 ) -> None:
     """Write a GGUF file as a Hugging Face folder, tokenizer included; it appears only when it is complete.
 
-    Unused tokens, which fill up the vocabulary, are not in the tokenizer; their rows stay.
+    Unused tokens, which fill up the vocabulary, are not in the tokenizer; their rows stay. The folder ends an answer at
+    the tokens at which llama.cpp ends one of the file.
 
     Args:
         source: a GGUF file of architecture ``llama``, of any quantisation that the ``gguf`` package can undo.
@@ -140,6 +143,9 @@ def folder_to_gguf(
     Raises:
         InputError: the model has something that llama.cpp's ``llama`` has not, or the disk is full.
         ModelFileError: a file of the folder is missing or damaged.
+
+    Warns:
+        ModelWarning: llama.cpp will end an answer at tokens at which the folder does not.
     """
     kind = weight_type(dtype)
     if not folder.is_dir():
@@ -150,6 +156,7 @@ def folder_to_gguf(
     config = read_json(folder / "config.json")
     settings = settings_of_config(config, str(folder))
     vocabulary = vocabulary_of_folder(folder, config, settings.shape.vocab_size)
+    ends = name_ends(vocabulary, str(folder))
     weights = {weight.gguf_name: weight for weight in settings.weights()}
     stored = {n: tensor for n, tensor in read_tensors(folder).items() if not n.endswith(".rotary_emb.inv_freq")}
     check_tensors(
@@ -179,7 +186,7 @@ def folder_to_gguf(
             writer.add_file_type(kind.file_type)
             writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
             add_settings_to_gguf(settings, writer)
-            add_vocabulary_to_gguf(vocabulary, writer, str(folder))
+            add_vocabulary_to_gguf(vocabulary, writer, ends)
             divisors = settings.rope_divisors()
             if divisors is not None:
                 writer.add_tensor_info(ROPE_DIVISORS, divisors.shape, divisors.dtype, divisors.nbytes)

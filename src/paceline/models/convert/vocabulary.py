@@ -12,7 +12,7 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.models.convert.pretokenizers import PreTokenizer, pre_tokenizer_of_gguf
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import gguf
 
@@ -25,8 +25,6 @@ BYTE_TOKENS: Final = tuple(f"<0x{byte:02X}>" for byte in range(256))
 """SentencePiece's tokens for single bytes."""
 
 PADDING_SCORE: Final = -10000.0
-_END_OF_TURN: Final = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
-_END_OF_MESSAGE: Final = "<|eom_id|>"
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,8 @@ class Vocabulary:
                 raise ModelFileError(f"{name} merges {left!r} and {right!r}, and lacks one of the tokens involved")
         if not self.ends:
             raise InputError(
-                f"{name} names no end-of-text token, and llama.cpp would take any; add eos_token_id to its config.json"
+                f"{name} names no end-of-text token, and llama.cpp would take any; set eos_token_id in a folder's "
+                "config.json, or tokenizer.ggml.eos_token_id in a GGUF file"
             )
         if self.kind == "spm":
             missing = [token for token in BYTE_TOKENS if token not in seen]
@@ -123,8 +122,7 @@ def vocabulary_of_gguf(file: GGUFFile) -> Vocabulary:
         raise InputError(f"{name} has a tokenizer of kind {model!r}; gpt2 and llama can be converted")
     tokens: list[str] = _array(file, "tokens", str)
     types = [TokenType(kind) for kind in _array(file, "token_type", int, default=[1] * len(tokens), length=len(tokens))]
-    end_keys = ("eos", "eot", "eom")
-    ends = [file.get(f"tokenizer.ggml.{key}_token_id") for key in end_keys]
+    named_ends = [file.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     common: dict[str, Any] = {
         "bos": file.get("tokenizer.ggml.bos_token_id"),
         "pad": file.get("tokenizer.ggml.padding_token_id"),
@@ -132,7 +130,10 @@ def vocabulary_of_gguf(file: GGUFFile) -> Vocabulary:
         "add_eos": bool(file.get("tokenizer.ggml.add_eos_token", False)),
         "chat_template": _chat_template(file),
     }
-    special = [common["bos"], common["pad"], common["unknown"], *ends]
+    if model == "llama" and named_ends[0] is None:
+        named_ends[0] = 2  # llama.cpp's own number
+    common["ends"] = _ends(file, [token_id for token_id in named_ends if token_id is not None], len(tokens))
+    special = [common["bos"], common["pad"], common["unknown"], *common["ends"]]
     needed = {tokens[special_id] for special_id in special if special_id is not None and special_id < len(tokens)}
     if model == "gpt2":
         merges = [_pair(merge) for merge in _array(file, "merges", str)]
@@ -145,7 +146,6 @@ def vocabulary_of_gguf(file: GGUFFile) -> Vocabulary:
             **_without_padding(tokens, types, needed),
             merges=merges,
             pre=pre,
-            ends=_distinct(ends),
             add_bos=bool(file.get("tokenizer.ggml.add_bos_token", pre.adds_bos)),
             **common,
         )
@@ -158,7 +158,6 @@ def vocabulary_of_gguf(file: GGUFFile) -> Vocabulary:
             kind="spm",
             **_without_padding(tokens, types, needed),
             scores=scores,
-            ends=_distinct([2 if ends[0] is None else ends[0], *ends[1:]]),
             add_bos=bool(file.get("tokenizer.ggml.add_bos_token", True)),
             add_space_prefix=bool(file.get("tokenizer.ggml.add_space_prefix", True)),
             **common,
@@ -204,8 +203,16 @@ def _without_padding(tokens: Sequence[str], types: Sequence[TokenType], needed: 
     }
 
 
-def _distinct(token_ids: Sequence[int | None]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(token_id for token_id in token_ids if token_id is not None))
+def _ends(file: GGUFFile, named: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+    """Return the tokens at which llama.cpp ends, those that the file names first; none if it names none."""
+    from paceline.engines.llama_cpp.ends import read_end_ids
+
+    if not named:
+        return ()
+    ends = read_end_ids(file.path)
+    # A named token that llama.cpp leaves out is an exception of its own, unless there is no such token at all.
+    kept = [token_id for token_id in named if token_id in ends or token_id >= num_tokens]
+    return tuple(dict.fromkeys([*kept, *sorted(ends)]))
 
 
 def _chat_template(file: GGUFFile) -> ChatTemplate | None:
@@ -218,11 +225,13 @@ def _chat_template(file: GGUFFile) -> ChatTemplate | None:
     return [{"name": name, "template": template} for name, template in templates.items()]
 
 
-def add_vocabulary_to_gguf(vocabulary: Vocabulary, writer: gguf.GGUFWriter, name: str) -> None:
-    """Write the tokenizer as metadata; ``name`` is the source's, for the errors.
+def add_vocabulary_to_gguf(vocabulary: Vocabulary, writer: gguf.GGUFWriter, ends: Mapping[str, int]) -> None:
+    """Write the tokenizer as metadata.
 
-    Raises:
-        InputError: GGUF has no place for something that matters.
+    Args:
+        vocabulary: the tokenizer.
+        writer: of the file.
+        ends: the end tokens to name, by ``eos``, ``eot`` and ``eom``.
     """
     if vocabulary.kind == "bpe":
         assert vocabulary.pre is not None, "a byte-level vocabulary has a pre-tokenizer"
@@ -238,14 +247,10 @@ def add_vocabulary_to_gguf(vocabulary: Vocabulary, writer: gguf.GGUFWriter, name
     )
     writer.add_token_types([int(kind) for kind in vocabulary.types])
     writer.add_token_merges([" ".join(merge) for merge in vocabulary.merges])
-    ends = _named_ends(vocabulary, name)
     # Without a begin token of its own, llama.cpp would take token 11; it is not added to texts either way.
     writer.add_bos_token_id(ends["eos"] if vocabulary.bos is None else vocabulary.bos)
-    writer.add_eos_token_id(ends["eos"])
-    if "eot" in ends:
-        writer.add_eot_token_id(ends["eot"])
-    if "eom" in ends:
-        writer.add_eom_token_id(ends["eom"])
+    for key, token_id in ends.items():
+        writer.add_uint32(f"tokenizer.ggml.{key}_token_id", token_id)
     if vocabulary.pad is not None:
         writer.add_pad_token_id(vocabulary.pad)
     if vocabulary.unknown is not None:
@@ -253,27 +258,6 @@ def add_vocabulary_to_gguf(vocabulary: Vocabulary, writer: gguf.GGUFWriter, name
     writer.add_add_bos_token(vocabulary.add_bos)
     writer.add_add_eos_token(vocabulary.add_eos)
     _add_chat_template(vocabulary.chat_template, writer)
-
-
-def _named_ends(vocabulary: Vocabulary, name: str) -> dict[str, int]:
-    """Give each end token one of GGUF's three keys for them."""
-    ends = {"eos": vocabulary.ends[0]}
-    free = list(vocabulary.ends[1:])
-    for token_id in vocabulary.ends[1:]:
-        key = {_END_OF_MESSAGE: "eom"}.get(vocabulary.tokens[token_id] or "", "")
-        key = "eot" if vocabulary.tokens[token_id] in _END_OF_TURN else key
-        if key and key not in ends:
-            ends[key] = token_id
-            free.remove(token_id)
-    for key in ("eot", "eom"):
-        if key not in ends and free:
-            ends[key] = free.pop(0)
-    if free:
-        raise InputError(
-            f"{name} has {len(vocabulary.ends)} tokens that end an answer, and GGUF has room for 3; "
-            "shorten eos_token_id in its config.json and generation_config.json"
-        )
-    return ends
 
 
 def _add_chat_template(template: ChatTemplate | None, writer: gguf.GGUFWriter) -> None:

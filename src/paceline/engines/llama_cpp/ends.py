@@ -1,0 +1,36 @@
+"""The tokens at which llama.cpp ends an answer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import llama_cpp.llama_cpp as api
+
+from paceline.engines.llama_cpp import native
+
+
+def read_end_ids(path: Path) -> frozenset[int]:
+    """Return the end-of-generation tokens of a GGUF file.
+
+    These are the tokens that the file names for it, and those that llama.cpp knows by their text, such as
+    ``<|im_end|>``. llama.cpp is asked, as its list grows with its versions and has exceptions. Weights are not read and
+    need not be there.
+
+    Raises:
+        ModelFileError: llama.cpp cannot read the file's vocabulary.
+        CapabilityError: llama.cpp does not load.
+    """
+    native.initialize()
+    parameters = api.llama_model_default_params()
+    parameters.vocab_only = True
+    with native.log.watch() as lines:
+        model = api.llama_model_load_from_file(os.fsencode(path), parameters)
+        if not model:
+            raise native.model_file_error(path, lines)
+    try:
+        vocabulary = api.llama_model_get_vocab(model)
+        size = int(api.llama_vocab_n_tokens(vocabulary))
+        return frozenset(token_id for token_id in range(size) if api.llama_vocab_is_eog(vocabulary, token_id))
+    finally:
+        api.llama_model_free(model)

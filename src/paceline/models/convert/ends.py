@@ -1,0 +1,99 @@
+"""Where an answer ends: at the same tokens in both formats.
+
+A Hugging Face folder lists its end tokens by id. A GGUF file names up to three, and llama.cpp adds those that it knows
+by their text. Which these are is not written down here. llama.cpp is asked, of the file that is read or of a small one
+with the vocabulary that is to be written: a table of ours would be wrong with llama.cpp's next version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import gguf
+
+from paceline.core.errors import InputError, ModelWarning
+from paceline.models.convert.vocabulary import Vocabulary, add_vocabulary_to_gguf
+from paceline.models.llama import ARCHITECTURE
+
+_END_OF_TURN: Final = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
+_END_OF_MESSAGE: Final = frozenset({"<|eom_id|>"})
+
+
+def name_ends(vocabulary: Vocabulary, name: str) -> dict[str, int]:
+    """Return the end tokens that a GGUF file has to name so that llama.cpp ends where the folder does.
+
+    Args:
+        vocabulary: of a folder.
+        name: of the folder, for messages.
+
+    Returns:
+        Token ids under ``eos`` and, where they are needed or their text says what they are, ``eot`` and ``eom``.
+
+    Raises:
+        InputError: llama.cpp would not end at one of the tokens.
+
+    Warns:
+        ModelWarning: llama.cpp would end at tokens at which the folder does not.
+    """
+    named = _give_keys(vocabulary, ())
+    ends = _ends_in_llama_cpp(vocabulary, named)
+    unknown = [token_id for token_id in vocabulary.ends if token_id not in ends]
+    if unknown:
+        named = _give_keys(vocabulary, unknown)
+        ends = _ends_in_llama_cpp(vocabulary, named)
+    lost = [token_id for token_id in vocabulary.ends if token_id not in ends]
+    if lost:
+        raise InputError(
+            f"{name} has {len(vocabulary.ends)} tokens that end an answer, and llama.cpp would not end at "
+            f"{_listed(lost, vocabulary)}: GGUF names 3, and llama.cpp knows others by their text; take it out of "
+            "eos_token_id in config.json and generation_config.json"
+        )
+    added = sorted(ends - set(vocabulary.ends))
+    if added:
+        warnings.warn(
+            f"llama.cpp knows {_listed(added, vocabulary)} by its text and will end an answer there, which {name} does "
+            f"not; for the same ends in both, add {', '.join(map(str, added))} to eos_token_id in its "
+            "generation_config.json",
+            ModelWarning,
+            stacklevel=3,
+        )
+    return named
+
+
+def _give_keys(vocabulary: Vocabulary, unknown: Collection[int]) -> dict[str, int]:
+    """Give end tokens GGUF's keys: those llama.cpp does not know before those whose text says what they are."""
+    first, *others = vocabulary.ends
+    named: dict[str, int] = {}
+    for key, texts in (("eot", _END_OF_TURN), ("eom", _END_OF_MESSAGE)):
+        token_id = next((token_id for token_id in others if vocabulary.tokens[token_id] in texts), None)
+        if token_id is not None:
+            named[key] = token_id
+    # Where no key is free, one is taken from a token that llama.cpp knows without it.
+    keys = [key for key in ("eot", "eom") if key not in named] + list(named)
+    named.update(zip(keys, (token_id for token_id in unknown if token_id != first), strict=False))
+    return {"eos": first, **named}
+
+
+def _ends_in_llama_cpp(vocabulary: Vocabulary, named: Mapping[str, int]) -> frozenset[int]:
+    """Return where llama.cpp ends with such a vocabulary, of which the first merge stands for all."""
+    from paceline.engines.llama_cpp.ends import read_end_ids
+
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        path = Path(folder) / "vocabulary.gguf"
+        writer = gguf.GGUFWriter(path, ARCHITECTURE)
+        try:
+            add_vocabulary_to_gguf(dataclasses.replace(vocabulary, merges=vocabulary.merges[:1]), writer, named)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+        finally:
+            writer.close()
+        return read_end_ids(path)
+
+
+def _listed(token_ids: Iterable[int], vocabulary: Vocabulary) -> str:
+    return ", ".join(f"{vocabulary.tokens[token_id]!r} ({token_id})" for token_id in token_ids)
