@@ -618,6 +618,14 @@ def _remove_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def _empty_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def _pickle_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin").write_bytes(b"weights")
+
+
 def _truncate_weights(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
@@ -641,7 +649,9 @@ def _remove_tokenizer(folder: Path) -> None:
         (_break_config, "config.json"),
         (_name_unknown_architecture, "abacus"),
         (_name_vision_model, "no causal language model"),
-        (_remove_weights, "model.safetensors"),
+        (_remove_weights, r"has no weights; get its \*\.safetensors files"),
+        (_empty_weights, r"model\.safetensors holds no weights: it is empty"),
+        (_pickle_weights, "pickled weights that cannot be read; copy or download"),
         (_truncate_weights, "cannot be loaded"),
         (_forget_a_layer, r"lacks \d+ weights .*layers\.2\."),
         (_remove_tokenizer, "cannot be loaded"),

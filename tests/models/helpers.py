@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,22 @@ def edited_gguf(destination: Path, edits: dict[str, Any], source: Path | None = 
     writer.write_tensors_to_file()
     writer.close()
     return destination
+
+
+def metadata(path: Path) -> dict[str, Any]:
+    fields = gguf.GGUFReader(path).fields
+    return {key: field.contents() for key, field in fields.items() if not key.startswith("GGUF.")}
+
+
+def with_last_tokens(destination: Path, texts: Sequence[str], **edits: Any) -> Path:
+    """Write the embedded draft with other texts for its last tokens, which become control tokens."""
+    content = metadata(embedded_draft())
+    tokens, types = content["tokenizer.ggml.tokens"], content["tokenizer.ggml.token_type"]
+    tokens[-len(texts) :] = texts
+    types[-len(texts) :] = [gguf.TokenType.CONTROL] * len(texts)
+    merges = [merge for merge in content["tokenizer.ggml.merges"] if merge.replace(" ", "") in tokens]
+    vocabulary = {"tokens": tokens, "token_type": [int(kind) for kind in types], "merges": merges}
+    return edited_gguf(destination, {f"tokenizer.ggml.{key}": value for key, value in {**vocabulary, **edits}.items()})
 
 
 def split_gguf(source: Path, folder: Path, num_parts: int = 3) -> list[Path]:

@@ -34,7 +34,7 @@ from paceline.models.convert.llama import to_gguf_rows, to_hf_rows
 from paceline.models.convert.merges import merges_of_scores, scores_of_merges
 from paceline.models.convert.rope import Llama3Scaling, recover_llama3
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
-from tests.models.helpers import edited_gguf, split_gguf
+from tests.models.helpers import edited_gguf, metadata, split_gguf, with_last_tokens
 from tests.models.test_inflate import SMALL, write_llama
 
 Floats = npt.NDArray[np.float32]
@@ -163,11 +163,6 @@ def tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
         tensor.name: (tensor.tensor_type.name, tuple(tensor.shape.tolist()), tensor.data.tobytes())
         for tensor in gguf.GGUFReader(path).tensors
     }
-
-
-def metadata(path: Path) -> dict[str, Any]:
-    fields = gguf.GGUFReader(path).fields
-    return {key: field.contents() for key, field in fields.items() if not key.startswith("GGUF.")}
 
 
 @cache
@@ -474,17 +469,6 @@ def test_several_chat_templates_are_kept(own_folder: Path, tmp_path: Path) -> No
     (own_folder / "chat_template.jinja").write_text("{{ 3 }}")
     folder_to_gguf(own_folder, tmp_path / "model.gguf")
     assert metadata(tmp_path / "model.gguf")["tokenizer.chat_template"] == "{{ 3 }}"
-
-
-def with_last_tokens(destination: Path, texts: Sequence[str], **edits: Any) -> Path:
-    """Write the embedded draft with other texts for its last tokens, which become control tokens."""
-    content = metadata(embedded_draft())
-    tokens, types = content["tokenizer.ggml.tokens"], content["tokenizer.ggml.token_type"]
-    tokens[-len(texts) :] = texts
-    types[-len(texts) :] = [gguf.TokenType.CONTROL] * len(texts)
-    merges = [merge for merge in content["tokenizer.ggml.merges"] if merge.replace(" ", "") in tokens]
-    vocabulary = {"tokens": tokens, "token_type": [int(kind) for kind in types], "merges": merges}
-    return edited_gguf(destination, {f"tokenizer.ggml.{key}": value for key, value in {**vocabulary, **edits}.items()})
 
 
 def ends_of_folder(folder: Path) -> set[int]:
@@ -831,11 +815,24 @@ def _header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], obje
     return damage
 
 
+def _index(data: bytes) -> Callable[[Path], object]:
+    """Let an index say where the weights are, which are in ``model-1.safetensors``."""
+
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+        (folder / "model.safetensors.index.json").write_bytes(data)
+
+    return damage
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights cut off": (_truncate("model.safetensors", 0.9), "does not hold all of"),
     "header cut off": (_truncate("model.safetensors", 0.0005), "cannot be read as safetensors"),
-    "weights empty": (_write("model.safetensors", b""), "cannot be read as safetensors"),
-    "weights are text": (_write("model.safetensors", b"version https://git-lfs"), "cannot be read as safetensors"),
+    "weights empty": (_write("model.safetensors", b""), "it is empty; copy or download"),
+    "weights are a pointer": (
+        _write("model.safetensors", b"version https://git-lfs"),
+        "a Git LFS pointer.*git lfs pull",
+    ),
     "header is not JSON": (_write("model.safetensors", b"\x04" + bytes(7) + b"{{{{"), "no valid safetensors header"),
     "a tensor is missing": (_header(lambda h: h.pop("model.norm.weight")), "lacks model.norm.weight"),
     "a tensor is misshapen": (
@@ -845,17 +842,21 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tensor is of integers": (_header(lambda h: h["model.norm.weight"].update(dtype="I32")), "of type I32"),
     "an offset is negative": (_header(lambda h: h["model.norm.weight"].update(data_offsets=[-4, 0])), "not hold all"),
     "an offset is text": (_header(lambda h: h["model.norm.weight"].update(data_offsets="ab")), "no valid safetensors"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights; get its"),
+    "pickled weights": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "has pickled weights; load it in transformers and save_pretrained it",
+    ),
     "an index without its shard": (
-        _write("model.safetensors.index.json", b'{"weight_map": {"a": "model-1.safetensors"}}'),
-        "model-1.safetensors cannot be read",
+        _index(b'{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'),
+        r"lacks 1 of its 2 weight files, such as model-2\.safetensors; copy or download the missing",
     ),
     "an index that leads elsewhere": (
-        _write("model.safetensors.index.json", b'{"weight_map": {"a": "../model.safetensors"}}'),
+        _index(b'{"weight_map": {"a": "../model-1.safetensors"}}'),
         "no weight_map of file names",
     ),
     "an index of other names": (
-        _write("model.safetensors.index.json", b'{"weight_map": {"a": "model.safetensors"}}'),
+        _index(b'{"weight_map": {"a": "model-1.safetensors"}}'),
         "lacks a, which",
     ),
     "config is not JSON": (_write("config.json", b"{"), "config.json is not valid JSON"),

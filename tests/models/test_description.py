@@ -112,6 +112,23 @@ def test_a_folder_with_little_to_say(tmp_path: Path) -> None:
     assert describe(folder).num_parameters is None
 
 
+def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf")
+    (folder / "consolidated.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    assert describe(folder).num_parameters == 28
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "it is empty; copy or download"), (b"version https://git-lfs.github.com/spec/v1", "a Git LFS pointer")],
+)
+def test_weight_files_without_weights(content: bytes, words: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf")
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelFileError, match=f"model.safetensors holds no weights: .*{words}"):
+        describe(folder)
+
+
 def test_what_is_no_whole_model_is_said_in_one_line(tmp_path: Path) -> None:
     def refusal(path: Path) -> str:
         with pytest.raises(ModelFileError) as caught:
@@ -125,7 +142,6 @@ def test_what_is_no_whole_model_is_said_in_one_line(tmp_path: Path) -> None:
     whole = write_folder(tmp_path / "hf")
     weights = (whole / "model.safetensors").read_bytes()
     for cut in (
-        b"",
         weights[:6],
         weights[:40],
         weights[:-1],
@@ -136,11 +152,15 @@ def test_what_is_no_whole_model_is_said_in_one_line(tmp_path: Path) -> None:
         assert "model.safetensors is truncated or damaged" in refusal(whole)
     (whole / "model.safetensors").write_bytes(weights)
     index = whole / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "part-2.safetensors"}}))
-    assert "lacks 1 of its weight files, such as part-2.safetensors" in refusal(whole)
+    (whole / "model.safetensors").rename(whole / "part-1.safetensors")
+    index.write_text(json.dumps({"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}))
+    assert "lacks 1 of its 2 weight files, such as part-2.safetensors; copy or download" in refusal(whole)
     index.unlink()
-    (whole / "model.safetensors").unlink()
-    assert "no weights" in refusal(whole)
+    (whole / "part-1.safetensors").unlink()
+    (whole / "training_args.bin").write_bytes(b"no weights either")
+    assert "has no weights; get its *.safetensors files" in refusal(whole)
+    (whole / "model-00001-of-00002.safetensors").write_bytes(weights)
+    assert "neither model.safetensors nor model.safetensors.index.json; get the index" in refusal(whole)
     for text in ("{", "[]", "\xff"):
         (whole / "config.json").write_text(text, encoding="latin-1")
         assert "config.json is damaged" in refusal(whole)

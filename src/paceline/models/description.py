@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from paceline.core.errors import ModelFileError
 from paceline.models.gguf_header import Value
 from paceline.models.gguf_model import GgufModel, read_gguf_model
+from paceline.models.weight_files import weight_files
 
 ModelFormat: TypeAlias = Literal["gguf", "huggingface"]
 
@@ -195,20 +196,11 @@ def _count_safetensors(folder: Path) -> tuple[int | None, str | None]:
     """Return the number of weights and their commonest type, or nothing of weights in pickled files.
 
     Raises:
-        ModelFileError: there are no weights of any kind, one that the index names is missing, or one is damaged.
+        ModelFileError: there are no weights of any kind, or a file of them is missing or damaged.
     """
-    index = folder / "model.safetensors.index.json"
-    shards = {path.name for path in folder.glob("*.safetensors")}
-    if index.is_file():
-        wanted = _read_json(index).get("weight_map")
-        missing = sorted(set(wanted.values()) - shards) if isinstance(wanted, dict) else []
-        if missing:
-            raise ModelFileError(f"{folder} lacks {len(missing)} of its weight files, such as {missing[0]}")
     weights_by_type: Counter[str] = Counter()
-    if not shards and not any(folder.glob("*.bin")):
-        raise ModelFileError(f"{folder} has a config.json but no weights: get the *.safetensors files, too")
-    for name in sorted(shards):
-        weights_by_type.update(_count_weights(folder / name))
+    for path in weight_files(folder):
+        weights_by_type.update(_count_weights(path))
     if not weights_by_type:
         return None, None
     return weights_by_type.total(), weights_by_type.most_common(1)[0][0]

@@ -1,13 +1,26 @@
-"""Files of a model's folder: JSON that says what is wrong with it, and whether a folder may be written."""
+"""Files of models: those without content, JSON that says what is wrong with it, and folders that may be written."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.output import check_parent
+
+_LFS_POINTER: Final = b"version https://git-lfs"
+LONGEST_START: Final = len(_LFS_POINTER)
+"""Bytes that :func:`no_content` judges a file by."""
+
+
+def no_content(start: bytes) -> str | None:
+    """Say why a file that starts like this holds nothing, and the way out; ``None`` if it may hold something."""
+    if not start:
+        return "it is empty; copy or download it again"
+    if start.startswith(_LFS_POINTER):
+        return "it is a Git LFS pointer, which stands for the file; fetch the file itself with git lfs pull"
+    return None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from paceline.core.errors import ModelFileError
+from paceline.models.files import LONGEST_START, no_content
 
 Scalar: TypeAlias = int | float | bool | str
 Value: TypeAlias = Scalar | list[Scalar]
@@ -28,7 +29,6 @@ _MAGIC: Final = b"GGUF"
 _OLDEST_VERSION, _NEWEST_VERSION = 2, 3
 _OLDER_MAGICS: Final = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 """What llama.cpp's formats before GGUF start with (ggml, ggmf, ggjt, ggla), as it lies in the file."""
-_LFS_POINTER: Final = b"version https://git-lfs"
 _SCALARS: Final = {
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),
@@ -101,7 +101,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
         if path.is_dir():
             raise ModelFileError(f"{path} is a directory; give the path of one .gguf file")
         with path.open("rb") as file:
-            start = file.read(len(_LFS_POINTER))
+            start = file.read(LONGEST_START)
             if not start.startswith(_MAGIC):
                 raise ModelFileError(f"{path} is not a GGUF file: {_what_it_is(path, start)}")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -116,11 +116,10 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 def _what_it_is(path: Path, start: bytes) -> str:
     """Say what a file is that does not start as GGUF does, and the way out."""
+    why = no_content(start)
+    if why is not None:
+        return why
     magic = start[: len(_MAGIC)]
-    if not start:
-        return "it is empty; copy or download it again"
-    if start == _LFS_POINTER:
-        return "it is a Git LFS pointer, which stands for the file; fetch the file itself with git lfs pull"
     if magic in _OLDER_MAGICS:
         return "it is of a format from before GGUF; convert the original model again, or get a newer file"
     if path.suffix == ".safetensors":

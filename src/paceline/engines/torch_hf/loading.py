@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import pickle
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.core.errors import CapabilityError, EngineError, ModelFileError
 from paceline.models.gguf_model import read_gguf_model
+from paceline.models.weight_files import weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +54,8 @@ def load(settings: TorchHFConfig) -> LoadedModel:
         raise ModelFileError(
             f"{path} {problem if path.exists() else 'does not exist'}; give a model folder or a GGUF file"
         )
+    elif path.is_dir():
+        weight_files(path)  # says what is missing better than transformers does
 
     device = _device(settings.device)
     with contextlib.nullcontext() if settings.verbose else _quiet():
@@ -160,6 +164,11 @@ def _file_errors(path: Path) -> Iterator[None]:
         raise CapabilityError(f"{path} needs a package that is not installed: {one_line(error)}") from error
     except torch.OutOfMemoryError as error:
         raise EngineError(f"the weights of {path} do not fit in memory; set a smaller dtype") from error
+    except pickle.UnpicklingError as error:
+        # torch would have one load whatever code the file brings.
+        raise ModelFileError(
+            f"{path} has pickled weights that cannot be read; copy or download them again, or get *.safetensors files"
+        ) from error
     except Exception as error:
         # transformers, safetensors, tokenizers and json all raise their own types here, bare Exception included.
         raise ModelFileError(f"{path} cannot be loaded: {one_line(error)}") from error

@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.core.errors import ModelFileError
 from paceline.models.convert.dtypes import WeightType, decode
-from paceline.models.files import read_json
+from paceline.models.weight_files import INDEX, SINGLE, read_weight_map, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from paceline.models.gguf_file import Bytes, Floats
 
-INDEX: Final = "model.safetensors.index.json"
-SINGLE: Final = "model.safetensors"
 SHARD_BYTES: Final = 5_000_000_000
 """Most bytes of weights in one file, as transformers splits them."""
 
@@ -66,25 +64,17 @@ def read_tensors(folder: Path) -> dict[str, StoredTensor]:
     Raises:
         ModelFileError: a file is missing, truncated, or not what the index or its header says.
     """
-    if (folder / INDEX).is_file():
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
-            raise ModelFileError(f"{folder / INDEX} has no weight_map of file names; fetch the folder again")
-        shards = {name: _read_header(folder / name) for name in sorted(set(weight_map.values()))}
-        for name, shard in weight_map.items():
-            if name not in shards[shard]:
-                raise ModelFileError(f"{folder / shard} lacks {name}, which {INDEX} says it has; fetch it again")
-        return {name: shards[shard][name] for name, shard in weight_map.items()}
-    if not (folder / SINGLE).is_file():
-        hint = "it has no weights"
-        if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
-            hint = "its weights are pickled: load it in transformers and save_pretrained it"
-        raise ModelFileError(f"{folder} has neither {SINGLE} nor {INDEX}; {hint}")
-    return _read_header(folder / SINGLE)
-
-
-def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and bool(name) and not set(name) & set("/\\")
+    paths = weight_files(folder)
+    if not paths:
+        raise ModelFileError(f"{folder} has pickled weights; load it in transformers and save_pretrained it")
+    shards = {path.name: _read_header(path) for path in paths}
+    if SINGLE in shards:
+        return shards[SINGLE]
+    weight_map = read_weight_map(folder)
+    for name, shard in weight_map.items():
+        if name not in shards[shard]:
+            raise ModelFileError(f"{folder / shard} lacks {name}, which {INDEX} says it has; fetch it again")
+    return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:

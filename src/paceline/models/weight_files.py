@@ -1,0 +1,70 @@
+"""Which files of a Hugging Face folder hold its weights, and whether all of them are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.core.errors import ModelFileError
+from paceline.models.files import LONGEST_START, no_content, read_json
+
+INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+_PICKLED: Final = ("pytorch_model*.bin", "*.pt", "*.pth")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model folder; none where its weights are pickled.
+
+    As in transformers, a single file wins over an index. Other files of that kind, such as
+    ``consolidated.safetensors``, hold the same weights once more, or others.
+
+    Raises:
+        ModelFileError: there are no weights, or one of the files is missing, empty or a Git LFS pointer.
+    """
+    index, single = folder / INDEX, folder / SINGLE
+    if single.is_file():
+        paths = [single]
+    elif index.is_file():
+        paths = [folder / name for name in sorted(set(read_weight_map(folder).values()))]
+    elif any(any(folder.glob(pattern)) for pattern in _PICKLED):
+        return []
+    elif any(folder.glob("*.safetensors")):
+        raise ModelFileError(f"{folder} has neither {SINGLE} nor {INDEX}; get the index, too")
+    else:
+        raise ModelFileError(f"{folder} has no weights; get its *.safetensors files, too")
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise ModelFileError(
+            f"{folder} lacks {len(missing)} of its {len(paths)} weight files, such as {missing[0]}; copy or download "
+            "the missing ones"
+        )
+    for path in paths:
+        _check_content(path)
+    return paths
+
+
+def read_weight_map(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor by the tensor's name, as the index has it.
+
+    Raises:
+        ModelFileError: the index is damaged, or leads out of the folder.
+    """
+    weight_map: Any = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
+        raise ModelFileError(f"{folder / INDEX} has no weight_map of file names; fetch the folder again")
+    return weight_map
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and not set(name) & set("/\\")
+
+
+def _check_content(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            why = no_content(file.read(LONGEST_START))
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
+    if why is not None:
+        raise ModelFileError(f"{path} holds no weights: {why}")
