@@ -720,6 +720,16 @@ def test_the_vocabulary_of_a_gguf_file_is_whole() -> None:
     assert {vocabulary.token_bytes(token_id) for token_id in vocabulary.end_ids} == {b""}
 
 
+@pytest.mark.usefixtures("gguf_support")
+def test_a_gguf_file_ends_where_it_ends_in_llama_cpp(tmp_path: Path) -> None:
+    from tests.models.helpers import with_last_tokens
+
+    from paceline.engines.llama_cpp.ends import read_end_ids
+
+    path = with_last_tokens(tmp_path / "model.gguf", ["<|im_end|>"])
+    assert load(path).vocabulary.end_ids == read_end_ids(path) == {0, 4095}
+
+
 def test_a_gguf_file_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.utils, "is_accelerate_available", lambda: False)
     with pytest.raises(CapabilityError, match=r"needs (gguf|accelerate).*pip install 'paceline\[torch\]'"):

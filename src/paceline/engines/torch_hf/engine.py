@@ -171,7 +171,8 @@ class TorchHFEngine:
         )
         try:
             vocab_size = self._check_against_plain_forward()
-            self._vocabulary = TokenizerVocabulary(loaded.tokenizer, size=vocab_size, end_ids=_end_ids(model))
+            end_ids = [*_end_ids(model), *loaded.end_ids]
+            self._vocabulary = TokenizerVocabulary(loaded.tokenizer, size=vocab_size, end_ids=end_ids)
             if self._device.type == "cuda":
                 warm_up(self)
         except BaseException:

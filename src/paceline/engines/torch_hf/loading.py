@@ -30,6 +30,8 @@ class LoadedModel(NamedTuple):
     model: Any
     tokenizer: Any
     name: str
+    end_ids: frozenset[int] = frozenset()
+    """End tokens besides those that model and tokenizer name: llama.cpp knows some in a GGUF file by their text."""
 
 
 def load(settings: TorchHFConfig) -> LoadedModel:
@@ -82,7 +84,7 @@ def load(settings: TorchHFConfig) -> LoadedModel:
         raise EngineError(f"the weights of {path} do not fit on {device}; set device or a smaller dtype") from error
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         raise CapabilityError(f"device {settings.device!r} cannot be used: {one_line(error)}") from error
-    return LoadedModel(model, tokenizer, path.name)
+    return LoadedModel(model, tokenizer, path.name, _gguf_end_ids(path) if "gguf_file" in source else frozenset())
 
 
 def refuse_unsupported(config: Any, model: Any = None) -> Any:
@@ -153,6 +155,13 @@ def _check_gguf(path: Path) -> None:
                 f"reading GGUF files with torch needs {package}, which comes with the extra: "
                 "pip install 'paceline[torch]'"
             )
+
+
+def _gguf_end_ids(path: Path) -> frozenset[int]:
+    """Return where llama.cpp ends an answer, as one file should end at the same tokens in both engines."""
+    from paceline.engines.llama_cpp.ends import read_end_ids
+
+    return read_end_ids(path)
 
 
 @contextlib.contextmanager
