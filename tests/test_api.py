@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,13 +135,28 @@ def test_use_after_close_is_a_clear_error() -> None:
         ({"stop": ["a", ""]}, "empty stop"),
         ({"tempratur": 1.0}, "tempratur"),
         ({"order": ("top_k",)}, "order top_k"),
-        ({"max_tokens": 5.5}, "5.5 tokens"),
-        ({"logit_bias": {1.5: 3.0}}, "logit bias for 1.5"),
+        ({"max_tokens": 5.5}, "tokens to predict is 5.5"),
+        ({"logit_bias": {1.5: 3.0}}, "a logit bias is 1.5"),
     ],
 )
 def test_bad_options_are_input_errors(options: dict[str, object], words: str) -> None:
     with scripted_model() as model, pytest.raises(paceline.InputError, match=words):
         model.generate([1], **options)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_none_for_the_default() -> None:
+    with scripted_model() as model:
+        plain = model.generate([1, 2], max_tokens=5, seed=3, logit_bias={4: 2.0}, ignore_end=True)
+        options: dict[str, Any] = {
+            "max_tokens": np.int64(5),
+            "seed": np.int32(3),
+            "logit_bias": {np.int64(4): np.float32(2.0)},
+            "ignore_end": True,
+            **dict.fromkeys(("temperature", "stop", "top_k", "speculate")),
+        }
+        answer = model.generate(np.array([[1, 2]]), **options)
+        assert answer.token_ids == plain.token_ids
+        assert type(answer.seed) is int
 
 
 def test_a_failed_load_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -179,7 +195,7 @@ def test_every_request_of_several_gets_its_branches_and_its_place_at_the_draft()
 def test_a_numpy_prompt_and_a_path_as_text_are_taken() -> None:
     with paceline.load(paceline.ModelOptions(str(embedded_target()))) as model:
         prompt = np.array(model.target.vocabulary.tokenize("def f(x):"))
-        assert len(model.generate(prompt, max_tokens=3, ignore_end=True).token_ids) == 3  # type: ignore[arg-type]
+        assert len(model.generate(prompt, max_tokens=3, ignore_end=True).token_ids) == 3
 
 
 def learned_files(folder: Path) -> list[Path]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, ModelOptions, open_engine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.options import read_options
 from paceline.planning.auto.learned import load_learned, store_learned
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy
@@ -41,27 +41,31 @@ from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.keeping import PairKey
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
+from paceline.prompts import Prompt, read_prompt
 
 
 class GenerateOptions(TypedDict, total=False):
-    """What a call may set; see :class:`SamplingParams` and :class:`StopRules` for meanings and defaults."""
+    """What a call may set; see :class:`SamplingParams` and :class:`StopRules` for meanings and defaults.
 
-    max_tokens: int
-    stop: Sequence[str]
-    ignore_end: bool
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    penalty_last_n: int
-    logit_bias: Mapping[int, float]
+    ``None`` is the default, as if the option were left out. Numbers may be numpy's.
+    """
+
+    max_tokens: int | None
+    stop: Sequence[str] | None
+    ignore_end: bool | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repeat_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    penalty_last_n: int | None
+    logit_bias: Mapping[int, float] | None
     seed: int | None
-    choice: int
-    order: tuple[str, ...]
-    speculate: bool
+    choice: int | None
+    order: Sequence[str] | None
+    speculate: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +230,8 @@ class Model:
     ) -> None:
         self.close()
 
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generation:
-        """Return the answer to a prompt, a text or token ids.
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
+        """Return the answer to a prompt: a text or token ids, ``[num_tokens]`` or ``[1, num_tokens]``, in any sequence.
 
         ``speculate=False`` decodes plainly; under ``coupled`` the text is the same.
 
@@ -238,22 +242,12 @@ class Model:
         with self.stream(prompt, **options) as stream:
             return stream.result()
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
+    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
         """Start an answer and return it for iteration. Raises as :meth:`generate` does."""
         if self._closed:
             raise ClosedError("this model is closed: load it again")
-        given = dict(options)
-        speculate = given.pop("speculate", True)
-        seed = given.pop("seed", None)
-        given["seed"] = secrets.randbits(32) if seed is None else seed
-        if "stop" in given:
-            stop = options["stop"]
-            given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        rules = StopRules(**_pick(StopRules, given))  # type: ignore[arg-type]
-        params = SamplingParams(**_pick(SamplingParams, given))  # type: ignore[arg-type]
-        if given:
-            raise InputError(f"unknown option {next(iter(given))!r}: see SamplingParams and StopRules")
-        prompt_ids = self.target.vocabulary.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        params, rules, speculate = read_options(options)
+        prompt_ids = read_prompt(prompt, self.target.vocabulary)
         loop = self.loop if speculate else self._plain
         return Stream(loop, prompt_ids, params, rules, self.verify)
 
@@ -281,11 +275,6 @@ class Model:
                 stack.callback(drafter.close)
             if closing is not None:
                 stack.callback(closing)
-
-
-def _pick(kind: type, given: dict[str, object]) -> dict[str, object]:
-    """Take the fields of a dataclass out of ``given``."""
-    return {f.name: given.pop(f.name) for f in dataclasses.fields(kind) if f.name in given}
 
 
 def load(

@@ -20,6 +20,7 @@ from paceline.drafters.registry import build_drafters
 from paceline.engines.base import Engine
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.prompts import Prompt, read_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +164,15 @@ class Session(Model):
             generation,
         )
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
+    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
         """Start an answer, forced if there is a reference; the prompt is read, but for its last token.
 
         Raises:
             Stopped: the user wants no more.
         """
-        self._prompts.read(self.target.vocabulary.tokenize(prompt) if isinstance(prompt, str) else prompt)
-        stream = super().stream(prompt, **options)
+        prompt_ids = read_prompt(prompt, self.target.vocabulary)
+        self._prompts.read(prompt_ids)
+        stream = super().stream(prompt_ids, **options)
         request = stream.request
         request.cached = self._prompts.length(request.sequence)
         # What a prompt took the target is what policies hold a draft model's reading against, kept or not.
@@ -192,7 +194,7 @@ class Answered(Session):
         super().__init__(engines, drafters, NO_SPECULATION)
         self._stream = stream
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
+    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
         """Return the finished answer."""
         return self._stream
 

@@ -457,7 +457,7 @@ def _checked_max_tokens(predict: int, options: GenerateOptions) -> int:
     max_tokens = _STOP_DEFAULTS.max_tokens if predict == -1 else predict
     if predict < -1:
         raise InputError(f"-n {predict} is out of range: give 1 or more, or -1 to fill the context")
-    StopRules(max_tokens=max_tokens, stop=tuple(options["stop"]))
+    StopRules(max_tokens=max_tokens, stop=tuple(options["stop"] or ()))
     sampling = {k: v for k, v in options.items() if k in SamplingParams.__dataclass_fields__}
     SamplingParams(**sampling)  # type: ignore[arg-type]
     return max_tokens

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from paceline.core.errors import InputError, SamplingError
+from paceline.core.numbers import real_number, shown, truth_value, whole_number
 
 LLAMA_CPP_ORDER = ("logit_bias", "penalties", "top_k", "top_p", "min_p", "temperature")
 """Processor order of llama.cpp: truncation looks at the untempered distribution, temperature comes last."""
@@ -15,6 +17,9 @@ TRANSFORMERS_ORDER = ("logit_bias", "penalties", "temperature", "top_k", "top_p"
 """Processor order of transformers: temperature first, so it widens what truncation keeps."""
 
 MAX_SEED = 2**64 - 1
+
+_WHOLE: Final = ("top_k", "penalty_last_n", "seed", "choice")
+_REAL: Final = ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class SamplingParams:
     order: tuple[str, ...] = LLAMA_CPP_ORDER
 
     def __post_init__(self) -> None:
+        self._take_numbers()
         _check_range("temperature", self.temperature, 0.0, 100.0, "0 decodes greedily")
         _check_range("top-k", self.top_k, 0, 2**31 - 1, "0 keeps all tokens")
         _check_range("top-p", self.top_p, 0.0, 1.0, "1 keeps all tokens", low_excluded=True)
@@ -63,12 +69,7 @@ class SamplingParams:
         _check_range("penalty last-n", self.penalty_last_n, -1, 2**31 - 1, "-1 counts all tokens")
         _check_range("seed", self.seed, 0, MAX_SEED, "leave it out for a random one")
         _check_range("choice", self.choice, 0, 2**31 - 1, "0 is the first answer")
-        for name, value in (("top-k", self.top_k), ("penalty last-n", self.penalty_last_n), ("seed", self.seed)):
-            if not isinstance(value, int):
-                raise SamplingError(f"{name} {value!r} is not a whole number")
         for token_id, bias in self.logit_bias.items():
-            if not isinstance(token_id, int):
-                raise SamplingError(f"logit bias for {token_id!r}: give the token's id, a whole number")
             if token_id < 0 or math.isnan(bias) or bias == math.inf:
                 raise SamplingError(
                     f"logit bias {bias} for token {token_id}: give a token id of 0 or more and a number below inf"
@@ -77,6 +78,22 @@ class SamplingParams:
             raise SamplingError(
                 f"processor order {','.join(self.order)}: name each of {', '.join(LLAMA_CPP_ORDER)} once"
             )
+
+    def _take_numbers(self) -> None:
+        """Replace numbers of other libraries by Python's, which hash and print as everything else expects."""
+        for name in _WHOLE:
+            object.__setattr__(self, name, whole_number(getattr(self, name), _named(name), SamplingError))
+        for name in _REAL:
+            object.__setattr__(self, name, real_number(getattr(self, name), _named(name), SamplingError))
+        if not isinstance(self.logit_bias, Mapping):
+            raise SamplingError(f"logit bias is {shown(self.logit_bias)}: give a mapping of token ids to numbers")
+        biases = {
+            whole_number(token_id, "the token id of a logit bias", SamplingError): real_number(
+                bias, f"logit bias for token {token_id}", SamplingError
+            )
+            for token_id, bias in self.logit_bias.items()
+        }
+        object.__setattr__(self, "logit_bias", biases)
 
     @property
     def greedy(self) -> bool:
@@ -107,12 +124,18 @@ class StopRules:
     ignore_end: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_tokens, int):
-            raise InputError(f"{self.max_tokens!r} tokens to predict is not a whole number")
+        object.__setattr__(self, "max_tokens", whole_number(self.max_tokens, "the number of tokens to predict"))
+        object.__setattr__(self, "ignore_end", truth_value(self.ignore_end, "ignore_end"))
         if self.max_tokens < 1:
             raise InputError(f"{self.max_tokens} tokens to predict: the least is 1")
         if any(not text for text in self.stop):
             raise InputError("an empty stop text would stop before the first token: leave it out")
+
+
+def _named(field_name: str) -> str:
+    """Return a field's name as messages have it, such as ``top-k`` and ``repeat penalty``."""
+    words = field_name.replace("_", " ")
+    return {"top k": "top-k", "top p": "top-p", "min p": "min-p", "penalty last n": "penalty last-n"}.get(words, words)
 
 
 def _check_range(name: str, value: float, low: float, high: float, way_out: str, *, low_excluded: bool = False) -> None:

@@ -1,0 +1,71 @@
+"""Numbers as callers have them, made Python's own: numpy's and torch's are taken, texts and truth values are not."""
+
+from __future__ import annotations
+
+import operator
+from typing import Final
+
+from paceline.core.errors import InputError
+
+_LONGEST_SHOWN: Final = 60
+
+
+def whole_number(value: object, name: str, error: type[InputError] = InputError) -> int:
+    """Return a whole number as ``int``: an ``int``, or what says of itself that it is one, such as ``numpy.int64``.
+
+    Args:
+        value: what was given.
+        name: what it is, for the message.
+        error: what to raise.
+
+    Raises:
+        InputError: the value is something else; a float is refused even where it is whole.
+    """
+    if not _is_truth_value(value):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise error(f"{name} is {shown(value)}, which is not a whole number")
+
+
+def real_number(value: object, name: str, error: type[InputError] = InputError) -> float:
+    """Return a number as ``float``: a ``float``, an ``int``, or what can be taken for one, such as ``numpy.float32``.
+
+    Args:
+        value: what was given.
+        name: what it is, for the message.
+        error: what to raise.
+
+    Raises:
+        InputError: the value is something else, or an ``int`` beyond every ``float``.
+    """
+    # Strings have no such method: float() reads them, too.
+    if not _is_truth_value(value) and (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays and tensors of several numbers, 10**400
+            pass
+    raise error(f"{name} is {shown(value)}, which is not a number")
+
+
+def truth_value(value: object, name: str, error: type[InputError] = InputError) -> bool:
+    """Return a truth value as ``bool``: a ``bool`` or numpy's.
+
+    Raises:
+        InputError: the value is something else, such as the text "false", which Python takes for true.
+    """
+    if _is_truth_value(value):
+        return bool(value)
+    raise error(f"{name} is {shown(value)}; give True or False")
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: spelled out where that is short, else its type."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN and "\n" not in text else f"of type {type(value).__name__}"
+
+
+def _is_truth_value(value: object) -> bool:
+    # By name, as numpy's bool is no bool, and core does not ask which numpy there is.
+    return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")

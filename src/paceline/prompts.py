@@ -1,0 +1,77 @@
+"""What callers give for a prompt, a text or token ids in one of many forms, as a list of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from paceline.core.errors import InputError
+from paceline.core.numbers import shown, whole_number
+
+
+class Array(Protocol):
+    """A numpy array, a torch tensor, or what else turns into nested lists of Python's numbers."""
+
+    def tolist(self) -> Any:
+        """Return the values as nested lists, or one number where there are no dimensions."""
+        ...
+
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Sequence[int]] | Array
+"""A text, token ids, or one row of token ids, ``[1, num_tokens]``, as the tokenizers of transformers return them."""
+
+
+class Tokenizer(Protocol):
+    """The part of a vocabulary that reads texts."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Turn a text into token ids."""
+        ...
+
+
+def read_prompt(prompt: Prompt, vocabulary: Tokenizer) -> list[int]:
+    """Return the token ids of a prompt.
+
+    Args:
+        prompt: a text; or token ids in a sequence, an array or a tensor, ``[num_tokens]`` or ``[1, num_tokens]``.
+        vocabulary: reads the text.
+
+    Raises:
+        InputError: the prompt is something else, such as several rows, floats, texts in a list or bytes.
+    """
+    if isinstance(prompt, str):
+        return vocabulary.tokenize(prompt)
+    row = _only_row(_items(prompt))
+    if any(map(_is_row, row)):
+        raise InputError("the prompt has rows within rows; give token ids as [num_tokens] or [1, num_tokens]")
+    return [whole_number(item, f"item {place} of the prompt") for place, item in enumerate(row)]
+
+
+def _items(prompt: object) -> list[Any]:
+    if isinstance(prompt, (bytes, bytearray, memoryview)):
+        raise InputError("the prompt is bytes; decode them into a text, or give token ids")
+    if isinstance(prompt, Mapping):
+        keys = ", ".join(map(str, list(prompt)[:3]))
+        raise InputError(f"the prompt is a mapping of {keys}; give a text or token ids, such as its 'input_ids'")
+    items = _plain(prompt)
+    if isinstance(items, str) or not isinstance(items, Iterable):
+        raise InputError(f"the prompt is {shown(prompt)}; give a text or a sequence of token ids")
+    return [_plain(item) for item in items]
+
+
+def _only_row(items: list[Any]) -> list[Any]:
+    """Return the row of token ids, which may be the only one in a batch."""
+    if not items or not _is_row(items[0]):
+        return items
+    if len(items) > 1:
+        raise InputError(f"the prompt has {len(items)} rows; give one row of token ids for each call")
+    return [_plain(item) for item in items[0]]
+
+
+def _is_row(item: object) -> bool:
+    return isinstance(item, (list, tuple))
+
+
+def _plain(value: Any) -> Any:
+    """Return an array, a tensor or a number of either as Python's lists and numbers."""
+    return value.tolist() if hasattr(value, "tolist") else value

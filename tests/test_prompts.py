@@ -1,0 +1,83 @@
+"""Prompts in every form that callers have them in."""
+
+from __future__ import annotations
+
+import array
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import InputError
+from paceline.engines.scripted import ScriptedVocabulary
+from paceline.prompts import read_prompt
+
+VOCABULARY = ScriptedVocabulary.of_size(40)
+FORMS: dict[str, Any] = {
+    "list": [3, 1, 2],
+    "tuple": (3, 1, 2),
+    "array": array.array("i", [3, 1, 2]),
+    "generator": (token_id for token_id in (3, 1, 2)),
+    "numpy's numbers": [np.int64(3), np.int32(1), np.uint8(2)],
+    "numpy's row": np.array([3, 1, 2]),
+    "numpy's batch": np.array([[3, 1, 2]], np.int32),
+    "nested list": [[3, 1, 2]],
+    "list of a numpy row": [np.array([3, 1, 2])],
+    "list of a list of numpy's numbers": [[np.int64(3), np.int64(1), np.int64(2)]],
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_one_row_of_token_ids(name: str) -> None:
+    token_ids = read_prompt(FORMS[name], VOCABULARY)
+    assert token_ids == [3, 1, 2]
+    assert {type(token_id) for token_id in token_ids} == {int}
+
+
+def test_one_row_of_a_tensor() -> None:
+    torch = pytest.importorskip("torch")
+    row = torch.tensor([3, 1, 2])
+    for form in (row, row[None], list(row), [row], row[None].to(torch.int32)):
+        assert read_prompt(form, VOCABULARY) == [3, 1, 2]
+    with pytest.raises(InputError, match="item 0 of the prompt is True"):
+        read_prompt(row > 1, VOCABULARY)
+
+
+def test_a_text_is_read_by_the_vocabulary() -> None:
+    text = (VOCABULARY.token_bytes(3) + VOCABULARY.token_bytes(5)).decode()
+    assert read_prompt(text, VOCABULARY) == VOCABULARY.tokenize(text) == [3, 5]
+
+
+def test_no_tokens_are_for_the_loop_to_refuse() -> None:
+    forms: list[Any] = [[], [[]], np.zeros(0, int), np.zeros((1, 0), int)]
+    for empty in forms:
+        assert read_prompt(empty, VOCABULARY) == []
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "rows": ([[1, 2], [3]], "has 2 rows; give one row of token ids for each call"),
+    "rows of an array": (np.ones((3, 4), int), "has 3 rows"),
+    "three dimensions": (np.ones((1, 1, 4), int), "rows within rows; give token ids as"),
+    "a row among numbers": ([1, [2]], "rows within rows"),
+    "floats": ([1, 2.0], "item 1 of the prompt is 2.0, which is not a whole number"),
+    "an array of floats": (np.array([1.0]), "item 0 of the prompt is 1.0"),
+    "texts": (["a text"], "item 0 of the prompt is 'a text'"),
+    "truth values": ([True], "item 0 of the prompt is True"),
+    "nothing": ([None], "item 0 of the prompt is None"),
+    "none": (None, "the prompt is None; give a text or a sequence of token ids"),
+    "a number": (5, "the prompt is 5; give a text"),
+    "an array without dimensions": (np.array(5), r"the prompt is array\(5\); give a text"),
+    "bytes": (b"abc", "is bytes; decode them"),
+    "a mapping": (
+        {"input_ids": [1], "attention_mask": [1]},
+        "mapping of input_ids, attention_mask; give .* 'input_ids'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_things_are_one_clear_line(name: str) -> None:
+    prompt, words = REFUSED[name]
+    with pytest.raises(InputError, match=words) as caught:
+        read_prompt(prompt, VOCABULARY)
+    assert "\n" not in str(caught.value)
