@@ -142,7 +142,7 @@ def test_show_prints_path_and_card_or_else_metadata(invoke: Invoke, folder: Path
     [
         (("show", "nobody"), "a name among target, draft, big, cut, hf"),
         (("show", "cut"), "truncated or damaged"),
-        (("show", "."), "without config.json"),
+        (("show", "."), "is a folder that has no config.json"),
         (("--json", "show", "target"), "--json before show has no effect"),
         (("remove", "nobody", "--yes"), "choose from big, cut, hf"),
         (("remove", "target", "--yes"), "part of paceline"),

@@ -138,7 +138,7 @@ def test_what_is_no_whole_model_is_said_in_one_line(tmp_path: Path) -> None:
 
     assert f"there is no file {tmp_path / 'nowhere.gguf'}" in refusal(tmp_path / "nowhere.gguf")
     (tmp_path / "empty").mkdir()
-    assert "empty is a folder without config.json" in refusal(tmp_path / "empty")
+    assert "empty is a folder that has no config.json; give a GGUF file or a" in refusal(tmp_path / "empty")
     whole = write_folder(tmp_path / "hf")
     weights = (whole / "model.safetensors").read_bytes()
     for cut in (

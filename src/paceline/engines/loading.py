@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, get_args
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
 from paceline.engines.base import Engine
 from paceline.engines.exactness import check_exact
+from paceline.models.weight_files import check_model_folder
 
 DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 EngineName: TypeAlias = Literal["llama_cpp", "torch_hf"]
@@ -84,9 +85,8 @@ def engine_for(path: Path) -> EngineName:
         ModelFileError: there is nothing at ``path``, or it is neither kind of model.
     """
     if path.is_dir():
-        if (path / "config.json").is_file():
-            return "torch_hf"
-        raise ModelFileError(f"{path} is a folder without config.json: give a GGUF file or a Hugging Face model folder")
+        check_model_folder(path)
+        return "torch_hf"
     if not path.exists():
         raise ModelFileError(f"{path} does not exist: give the path of a GGUF file or a Hugging Face model folder")
     return "llama_cpp"

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from paceline.core.errors import ModelFileError
 from paceline.models.gguf_header import Value
 from paceline.models.gguf_model import GgufModel, read_gguf_model
-from paceline.models.weight_files import weight_files
+from paceline.models.weight_files import check_model_folder, weight_files
 
 ModelFormat: TypeAlias = Literal["gguf", "huggingface"]
 
@@ -150,6 +150,7 @@ def _file_type(model: GgufModel) -> str | None:
 
 
 def _describe_folder(folder: Path) -> ModelDescription:
+    check_model_folder(folder)
     config = _read_json(folder / "config.json")
     config = config.get("text_config", config)
     parameters, dtype = _count_safetensors(folder)
@@ -183,8 +184,6 @@ def _describe_folder(folder: Path) -> ModelDescription:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelFileError(f"{path.parent} is a folder without {path.name}, so it holds no model") from None
     except ValueError as error:  # of UnicodeDecodeError and JSONDecodeError
         raise ModelFileError(f"{path} is damaged: {error}") from None
     if not isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""Which files of a Hugging Face folder hold its weights, and whether all of them are there."""
+"""Which files of a Hugging Face folder make it a model: its configuration, its weights, and whether all are there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,29 @@ from typing import Any, Final
 
 from paceline.core.errors import ModelFileError
 from paceline.models.files import LONGEST_START, no_content, read_json
+from paceline.models.gguf_model import is_later_part
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 _PICKLED: Final = ("pytorch_model*.bin", "*.pt", "*.pth")
+
+
+def check_model_folder(folder: Path) -> None:
+    """Check that a folder has the configuration of a Hugging Face model.
+
+    Raises:
+        ModelFileError: it has none; the message says what the folder is, where that can be told.
+    """
+    if (folder / "config.json").is_file():
+        return
+    gguf_files = sorted(path.name for path in folder.glob("*.gguf") if not is_later_part(path))
+    if (folder / "adapter_config.json").is_file():
+        way_out = "it is a LoRA adapter, which changes a model: merge it into that model and give the merged folder"
+    elif gguf_files:
+        way_out = f"give a GGUF file in it, such as {folder / gguf_files[0]}"
+    else:
+        way_out = "give a GGUF file or a Hugging Face model folder"
+    raise ModelFileError(f"{folder} is a folder that has no config.json; {way_out}")
 
 
 def weight_files(folder: Path) -> list[Path]:

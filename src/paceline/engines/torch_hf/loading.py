@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.core.errors import CapabilityError, EngineError, ModelFileError
 from paceline.models.gguf_model import read_gguf_model
-from paceline.models.weight_files import weight_files
+from paceline.models.weight_files import check_model_folder, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,13 +51,13 @@ def load(settings: TorchHFConfig) -> LoadedModel:
     if path.is_file() and path.suffix == ".gguf":
         _check_gguf(path)
         source |= {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    elif not (path / "config.json").is_file() and (path.exists() or settings.local_files_only):
-        problem = "has no config.json" if path.is_dir() else "is neither a folder nor a .gguf file"
-        raise ModelFileError(
-            f"{path} {problem if path.exists() else 'does not exist'}; give a model folder or a GGUF file"
-        )
     elif path.is_dir():
-        weight_files(path)  # says what is missing better than transformers does
+        # Both say what is missing better than transformers does.
+        check_model_folder(path)
+        weight_files(path)
+    elif path.exists() or settings.local_files_only:
+        problem = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
+        raise ModelFileError(f"{path} {problem}; give a model folder or a GGUF file")
 
     device = _device(settings.device)
     with contextlib.nullcontext() if settings.verbose else _quiet():

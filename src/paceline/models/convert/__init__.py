@@ -36,6 +36,7 @@ from paceline.models.convert.tokenizer_json import vocabulary_of_folder, write_t
 from paceline.models.convert.vocabulary import Vocabulary, add_vocabulary_to_gguf, vocabulary_of_gguf
 from paceline.models.files import check_new_folder, read_json, write_json
 from paceline.models.llama import ARCHITECTURE, ROPE_DIVISORS, LlamaFile, check_tensors
+from paceline.models.weight_files import check_model_folder
 from paceline.output import check_parent, check_room, whole_file, whole_folder
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ def folder_to_gguf(
     if destination.is_dir():
         raise InputError(f"{destination} is a folder; give the path of a .gguf file to write")
     check_parent(destination)
+    check_model_folder(folder)
     config = read_json(folder / "config.json")
     settings = settings_of_config(config, str(folder))
     vocabulary = vocabulary_of_folder(folder, config, settings.shape.vocab_size)
