@@ -79,3 +79,31 @@ def test_what_models_are_warned_of_is_one_plain_line(tmp_path: Path) -> None:
     assert len(warned) == 1, "both models are the same file"
     assert warned[0].startswith(f"paceline: warning: {tmp_path}/a\\x1b[31m.gguf may write other text")
     assert "missing pre-tokenizer type" in warned[0]
+
+
+@pytest.mark.parametrize(
+    "words", [["models"], ["models", "path"], ["models", "show", "target"], ["--help"], ["--version"]]
+)
+def test_a_full_output_is_one_line(words: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        outcome = subprocess.run(
+            [sys.executable, "-m", "paceline", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (outcome.returncode, outcome.stderr) == (1, "paceline: [Errno 28] No space left on device\n")
+
+
+def test_where_no_error_can_be_written_the_status_says_it() -> None:
+    command = [sys.executable, "-m", "paceline", "models", "show", "nowhere"]
+    closed = [sys.executable, "-c", "import os, sys; os.close(2); os.execv(sys.executable, sys.argv[1:])", *command]
+    outcome = subprocess.run(closed, capture_output=True, check=False)
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (2, b"", b"")
+    with Path("/dev/full").open("wb") as full:
+        assert subprocess.run(command, stderr=full, check=False).returncode == 2
+
+
+def test_an_error_cannot_write_to_the_terminal() -> None:
+    outcome = subprocess.run(
+        [sys.executable, "-m", "paceline", "models", "show", "\x1b[2J\nno\udcff"], capture_output=True, check=False
+    )
+    assert outcome.returncode == 2
+    assert outcome.stderr.startswith(b"paceline: \\x1b[2J\\nno\\udcff does not exist")

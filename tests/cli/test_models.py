@@ -286,3 +286,35 @@ def test_the_shell_completes_names(words: str, offered: list[str], folder: Path)
         check=False,
     )
     assert outcome.stdout.split() == offered
+
+
+def test_a_model_cannot_write_to_the_terminal(invoke: Invoke, folder: Path) -> None:
+    hostile = "\x1b[2J\x9b31m\nforged\x07"
+    write_gguf(folder / "m.gguf", f"llama{hostile}", general__description=hostile, general__license=hostile)
+    (folder / "m.md").write_text(f"# {hostile} card\n", encoding="utf-8")
+    write_gguf(folder / "without-card.gguf", **{f"x{hostile}": hostile})
+    for words in (["models"], ["models", "show", "m"], ["models", "show", "without-card"]):
+        status, out, _ = invoke(*words)
+        assert status == 0
+        assert not {"\x1b", "\x9b", "\x07"} & set(out)
+        assert "\\x1b[2J\\x9b31m" in out
+    listed = invoke("models").out
+    assert "licence \\x1b[2J\\x9b31m\\nforged\\x07" in listed
+    assert json.loads(invoke("models", "show", "without-card", "--json").out)["metadata"][f"x{hostile}"] == hostile
+
+
+def test_names_that_are_no_text_are_listed(folder: Path) -> None:
+    write_gguf(folder / "plain.gguf").rename(folder / os.fsdecode(b"\xff\xe2\x82\xac.gguf"))
+    for words in (["models"], ["models", "--json"]):
+        for encoding in ("utf-8", "cp1252", "ascii"):
+            outcome = subprocess.run(
+                [sys.executable, "-m", "paceline", *words],
+                env={**os.environ, "PYTHONIOENCODING": encoding},
+                capture_output=True,
+                check=False,
+            )
+            assert (outcome.returncode, outcome.stderr) == (0, b"")
+            shown = outcome.stdout.decode(encoding)
+            assert "\\udcff" in shown
+            if "--json" in words:
+                assert json.loads(shown)["models"][-1]["name"] == "\udcff€"

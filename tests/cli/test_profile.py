@@ -211,7 +211,7 @@ def test_settings_reach_the_engines(
 def test_an_encoding_without_blocks_gets_plain_characters(
     invoke: Invoke, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cli.profile._can_print", lambda text: False)
+    monkeypatch.setattr("paceline.cli.profile.can_encode", lambda text, encoding: False)
     out = invoke("profile").out
     assert out.isascii()
     assert rows_of(out)[4][-1] == "<"

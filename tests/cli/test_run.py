@@ -439,6 +439,26 @@ def test_a_full_or_closed_output_is_one_line() -> None:
     assert ended.stderr.startswith(b"paceline: standard output is closed")
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_an_answer_reaches_a_stream_that_lacks_its_characters(encoding: str) -> None:
+    """The stop text is what the model cannot help saying, so that the answer has a known character."""
+    shown = []
+    for extra in (["--json"], []):
+        outcome = subprocess.run(
+            [sys.executable, "-m", "paceline", "run", "-p", "€€€€€€€€€€€€", *FAST, "--no-speculation", *extra],
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        assert outcome.returncode == 0
+        assert b"Traceback" not in outcome.stderr
+        shown.append(outcome.stdout.decode(encoding))
+    text = json.loads(shown[0])["text"]
+    assert shown[1] == text.encode(encoding, "backslashreplace").decode(encoding)
+    assert shown[1] != text
+
+
 def test_a_prompt_from_a_closed_input_is_one_line() -> None:
     closed = [sys.executable, "-c", "import os, sys; os.close(0); os.execv(sys.executable, sys.argv[1:])"]
     command = [*closed, sys.executable, "-m", "paceline", "run", "-f", "-", *FAST]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from paceline.bench.llama_server import LlamaServers, check_llama_server
@@ -25,7 +23,7 @@ from paceline.bench.table import print_result
 from paceline.bench.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_names
 from paceline.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, check_workload_names
 from paceline.cli import exits
-from paceline.cli.display import error_console
+from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
@@ -64,6 +62,7 @@ from paceline.output import whole_file
 from paceline.planning.auto.learned import Learned, load_learned
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
+from paceline.terminal_text import json_text, printable
 from paceline.vocabularies.relation import check_vocabularies
 
 EPILOG = """[bold]Examples[/bold]
@@ -307,8 +306,8 @@ def _write(result: BenchResult, *, as_text: bool, json_file: Path | None, html: 
     """Write the files, and print the report or the JSON: a reader that leaves early takes nothing but its own."""
     facts = result.to_json()
     files: tuple[tuple[str, Path | None, Callable[[], str]], ...] = (
-        ("all figures", json_file, lambda: json.dumps(facts, ensure_ascii=False, indent=1) + "\n"),
-        ("to look at", html, lambda: render(result)),
+        ("all figures", json_file, lambda: json_text(facts, indent=1) + "\n"),
+        ("to look at", html, lambda: printable(render(result))),
     )
     written: list[str] = []
     errors: list[InputError] = []
@@ -323,12 +322,12 @@ def _write(result: BenchResult, *, as_text: bool, json_file: Path | None, html: 
             # What took an hour to measure is said all the same.
             errors.append(error)
     if as_text:
-        console = Console(file=sys.stdout, highlight=False, emoji=False)
+        console = output_console(soft_wrap=False)
         if not sys.stdout.isatty():
             console.width = _PIPE_WIDTH
         print_result(console, result)
     else:
-        print(json.dumps(facts, ensure_ascii=False))
+        print_json(facts)
     for line in written:
         error_console().print(line, markup=False)
     if errors:

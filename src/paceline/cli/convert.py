@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.cli.display import error_console
+from paceline.cli.display import error_console, print_json
 from paceline.cli.progress import stage_progress
 from paceline.core.errors import InputError
 from paceline.models.cache import complete_model, resolve
@@ -88,7 +87,7 @@ def convert(
             "bytes": num_bytes,
             "seconds": round(seconds, 3),
         }
-        print(json.dumps(outcome, ensure_ascii=False))
+        print_json(outcome)
     else:
         error_console().print(
             f"wrote {destination}: {num_bytes / 1e6:,.1f} MB, {file_type}, in {seconds:.1f} s", markup=False

@@ -1,16 +1,22 @@
-"""The answer on the screen: plain text into pipes, tokens coloured by their drafter on a terminal."""
+"""What is printed: the answer, reports, JSON and paths, on any stream, and safe on a terminal."""
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
+from rich.text import Text
 
 from paceline.core.request import SOURCE_TARGET
 from paceline.core.text import TextSegment
+from paceline.terminal_text import json_text, printable
 
 SOURCE_STYLES = {
     "draft": Style(color="green"),
@@ -28,16 +34,58 @@ _COLOUR_SYSTEMS = {
 }
 
 
+def escape_what_streams_lack() -> None:
+    r"""Let standard output and error write what their encoding lacks as ``\xHH`` or ``\uXXXX``, instead of failing.
+
+    To be called once, before anything is printed. Windows writes redirected output in the system's own code page, and
+    a name of a file may hold bytes that are no text.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class _PrintableConsole(Console):
+    """A console that spells out control characters in the texts it is given; its own colours are not theirs."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+def output_console(*, soft_wrap: bool = True) -> Console:
+    """Return a console on standard output, for reports.
+
+    Args:
+        soft_wrap: leave lines as long as they are, for the terminal to wrap.
+    """
+    return _PrintableConsole(file=sys.stdout, highlight=False, soft_wrap=soft_wrap, emoji=False)
+
+
 def error_console() -> Console:
     """Return a console on standard error, where everything but the answer goes."""
-    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    return _PrintableConsole(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def print_json(facts: Any) -> None:
+    """Print plain data on standard output, as one line of JSON."""
+    print(json_text(facts, encoding=sys.stdout.encoding or "ascii"))
+
+
+def print_path(path: Path) -> None:
+    """Print a path on standard output: into a pipe its exact bytes, for other programs to open."""
+    if sys.stdout.isatty() or os.name != "posix":
+        print(printable(str(path)))
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(os.fsencode(path) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 class AnswerWriter:
     """Writes an answer to standard output as it arrives.
 
     On a terminal the prompt comes first, dimmed, and accepted tokens have their drafter's colour; colour respects
-    ``NO_COLOR``. Into a pipe goes the answer alone.
+    ``NO_COLOR``. Control characters of both are spelled out there. Into a pipe goes the answer alone, as it is.
 
     Args:
         prompt: shown on a terminal.
@@ -76,9 +124,10 @@ class AnswerWriter:
         return f"tokens accepted from: {', '.join(names)}; the rest are the {SOURCE_TARGET}'s own"
 
     def _render(self, text: str, style: Style | None) -> str:
-        if style is None or not self._terminal or self._colours is None:
+        if not self._terminal:
             return text
-        return style.render(text, color_system=self._colours)
+        shown = printable(text)
+        return shown if style is None or self._colours is None else style.render(shown, color_system=self._colours)
 
     def _put(self, text: str) -> None:
         sys.stdout.write(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.display import error_console
+from paceline.cli.display import error_console, print_json, print_path
 from paceline.cli.progress import stage_progress
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.cache import complete_model, models_folder, resolve
@@ -173,9 +172,9 @@ class _Made:
                 "shape": asdict(self.shape),
                 "source_shape": asdict(self.source_shape),
             }
-            print(json.dumps(facts, ensure_ascii=False))
+            print_json(facts)
             return
-        print(self.path)
+        print_path(self.path)
         when = "already there" if seconds is None else f"made in {seconds:.1f} s"
         shape = self.shape
         size = f"{shape.num_parameters / 1e9:.2f} billion parameters, {num_bytes / 1e6:,.0f} MB of {self.file_type}"

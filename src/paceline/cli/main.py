@@ -17,6 +17,7 @@ from paceline.cli.bench import EPILOG as BENCH_EPILOG
 from paceline.cli.bench import bench
 from paceline.cli.convert import EPILOG as CONVERT_EPILOG
 from paceline.cli.convert import convert
+from paceline.cli.display import escape_what_streams_lack
 from paceline.cli.inflate import EPILOG as INFLATE_EPILOG
 from paceline.cli.inflate import inflate_command
 from paceline.cli.profile import EPILOG as PROFILE_EPILOG
@@ -24,6 +25,7 @@ from paceline.cli.profile import profile_command
 from paceline.cli.run import EPILOG as RUN_EPILOG
 from paceline.cli.run import run
 from paceline.core.errors import InputError, ModelWarning, PacelineError
+from paceline.terminal_text import printable_line
 
 app = typer.Typer(
     name="paceline",
@@ -71,8 +73,14 @@ def main() -> None:
     try:
         if sys.stdout is None:
             raise InputError("standard output is closed: there is nowhere to write the answer to")
-        with _warnings_in_one_line():
-            app()
+        escape_what_streams_lack()
+        try:
+            with _warnings_in_one_line():
+                app()
+        except SystemExit:
+            # The interpreter flushes too, but has nobody to tell that it failed.
+            sys.stdout.flush()
+            raise
     except InputError as error:
         _fail(error, exits.BAD_INPUT)
     except PacelineError as error:
@@ -101,9 +109,7 @@ def _warnings_in_one_line() -> Iterator[None]:
             otherwise(message, category, filename, lineno, file, line)
         elif str(message) not in shown:
             shown.add(str(message))
-            # Paths and what a file says of itself may hold anything, such as the escape codes of a terminal.
-            plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(message))
-            print(f"paceline: warning: {plain}", file=sys.stderr)
+            print(f"paceline: warning: {printable_line(str(message))}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", ModelWarning)
@@ -112,7 +118,10 @@ def _warnings_in_one_line() -> Iterator[None]:
 
 
 def _fail(error: Exception, status: int) -> None:
-    print(f"paceline: {error}", file=sys.stderr)
+    # Where standard error is closed or full, the status says what there is left to say.
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(f"paceline: {printable_line(str(error))}", file=sys.stderr, flush=True)
     sys.exit(status)
 
 

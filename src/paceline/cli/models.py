@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,12 +14,13 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from paceline.cli.display import error_console
+from paceline.cli.display import error_console, output_console, print_json, print_path
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.cache import NamedModel, complete_model, models_folder, named_models, removable, remove, resolve
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_target
 from paceline.models.gguf_model import part_paths
+from paceline.terminal_text import printable, printable_line
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -63,9 +63,9 @@ def list_models(
             {"name": model.name, "embedded": model.embedded, "path": str(model.path), **_json(what)}
             for model, what in models
         ]
-        print(json.dumps({"folder": str(folder), "models": listed}, ensure_ascii=False))
+        print_json({"folder": str(folder), "models": listed})
         return
-    console = _console()
+    console = output_console()
     console.print(f"embedded in paceline, {embedded_target().parent}", style="bold", markup=False)
     _print_models(console, {model.name: what for model, what in models if model.embedded})
     cached = {model.name: what for model, what in models if not model.embedded}
@@ -94,21 +94,20 @@ def show(
     path = _card(what)
     card = None if path is None else path.read_text(encoding="utf-8", errors="replace")
     if as_json:
-        metadata = {"card_text": card, "metadata": what.metadata}
-        print(json.dumps({**_json(what), **metadata}, ensure_ascii=False))
+        print_json({**_json(what), "card_text": card, "metadata": what.metadata})
         return
-    console = _console()
+    console = output_console()
     for line in (*_lines(what), str(what.path)):
         console.print(line, markup=False)
     if card is None or what.card is None:
         console.print(f"card: {path or 'none'}; metadata:\n", style="dim", markup=False)
         for key, value in what.metadata.items():
-            console.print(f"{key} = {value}", markup=False)
+            console.print(f"{printable_line(key)} = {value}", markup=False)
     elif sys.stdout.isatty():
         console.print(f"card: {path}\n", style="dim", markup=False)
-        Console(file=sys.stdout).print(Markdown(card))
+        output_console(soft_wrap=False).print(Markdown(printable(card)))
     else:
-        print(f"card: {path}\n\n{card}", end="")
+        print(printable(f"card: {path}\n\n{card}"), end="")
 
 
 @app.command("remove", epilog=EPILOG)
@@ -135,7 +134,7 @@ def remove_model(
 @app.command("path", epilog=EPILOG)
 def path() -> None:
     """Print the folder of the local cache; the environment variable PACELINE_CACHE moves it."""
-    print(models_folder())
+    print_path(models_folder())
 
 
 def _described(path: Path) -> ModelDescription | ModelFileError:
@@ -180,7 +179,8 @@ def _lines(what: ModelDescription) -> list[str]:
     if digest is not None:
         origin = _origin(what)
         lines.append(f"made by paceline inflate from {origin.name if origin else f'a file with SHA-256 {digest}'}")
-    return lines
+    # What a model says of itself must not look like further lines of paceline's own.
+    return [printable_line(line) for line in lines]
 
 
 def _origin(what: ModelDescription) -> NamedModel | None:
@@ -249,7 +249,3 @@ def _json(what: ModelDescription | ModelFileError) -> dict[str, Any]:
         "made_from": None if origin is None else origin.name,
         "fault": None,
     }
-
-
-def _console() -> Console:
-    return Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)

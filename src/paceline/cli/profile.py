@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from paceline.cli.display import error_console
+from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
@@ -54,6 +53,7 @@ from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile, PassCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.planning.costs.profiling import usable_widths
+from paceline.terminal_text import can_encode, json_text
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -193,14 +193,14 @@ def _write(
     }
     if json_file is not None:
         with whole_file(json_file) as partial:
-            partial.write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            partial.write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
     if png is not None and figure_of is not None:
         with whole_file(png) as partial:
             _draw_figure(figure_of, kept.profile, names).savefig(partial, format="png", dpi=150)
     if as_text:
         _print_report(kept.profile, names)
     else:
-        print(json.dumps(facts, ensure_ascii=False))
+        print_json(facts)
     console = error_console()
     if not kept.measured:
         console.print(f"measured before, and kept at {kept.path}: measure again with --force", markup=False)
@@ -214,10 +214,10 @@ def _write(
 
 
 def _print_report(profile: CostProfile, names: _Names) -> None:
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
+    console = output_console()
     # Not rich's word for it, which FORCE_COLOR changes.
     width = console.width if sys.stdout.isatty() else _PIPE_WIDTH
-    blocks = _can_print(_CHARACTERS)
+    blocks = can_encode(_CHARACTERS, sys.stdout.encoding or "ascii")
     console.print(f"target: {names.target}", style="bold", markup=False)
     _print_table(console, profile.target, width, of_target=True, blocks=blocks)
     if profile.draft is not None:
@@ -289,14 +289,6 @@ def _ms(seconds: float) -> str:
     ms = seconds * 1e3
     digits = 0 if ms >= 99.95 else 1 if ms >= 9.995 else 2 if ms >= 0.9995 else 3
     return f"{ms:.{digits}f}"
-
-
-def _can_print(text: str) -> bool:
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 # --- the image --------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from rich.status import Status
 
 from paceline.api import GenerateOptions, Generation, Model, load
 from paceline.cli import exits
-from paceline.cli.display import AnswerWriter, error_console
+from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
     OF_THE_DRAFT_MODEL,
@@ -356,7 +355,7 @@ def _generate(model: Model, prompt: str, options: GenerateOptions, as_json: bool
     writer.finish()
     generation = stream.so_far()
     if as_json:
-        print(json.dumps(generation_json(model, generation), ensure_ascii=False))
+        print_json(generation_json(model, generation))
     else:
         generation_report(error_console(), model, generation)
     if interrupted.is_set():
@@ -388,7 +387,7 @@ def _compare(
             model, prompt, options, runs, open_reader=open_reader, stopped=interrupted.is_set
         )
     if as_json:
-        print(json.dumps(comparison_json(model, comparison), ensure_ascii=False))
+        print_json(comparison_json(model, comparison))
     else:
         comparison_report(console, model, comparison)
     if interrupted.is_set():

@@ -18,6 +18,7 @@ from llama_cpp._ctypes_extensions import load_shared_library
 
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
 from paceline.models.gguf_model import read_gguf_model
+from paceline.terminal_text import printable
 
 MAX_SEQUENCE_IDS: Final = 256
 """``LLAMA_MAX_SEQ``: most sequence ids a context can have."""
@@ -51,8 +52,9 @@ class NativeLog:
         decoded = text.decode("utf-8", errors="replace")
         if self._line_is_trouble and decoded.strip():
             self._trouble.append(decoded.strip())
-        if self.verbose:
-            sys.stderr.write(decoded)
+        if self.verbose and sys.stderr is not None:
+            # llama.cpp prints the file's metadata as it is.
+            sys.stderr.write(printable(decoded))
 
     @contextmanager
     def watch(self) -> Iterator[deque[str]]:
