@@ -459,6 +459,17 @@ def test_an_answer_reaches_a_stream_that_lacks_its_characters(encoding: str) -> 
     assert shown[1] != text
 
 
+@pytest.mark.parametrize(
+    ("option", "words"), [("-p", "-p is not UTF-8: byte 0 is 0xe9"), ("--stop", "--stop is not UTF-8: byte 0 is 0xe9")]
+)
+def test_bytes_that_are_no_text_are_refused(option: str, words: str, invoke: Invoke) -> None:
+    given = {"-p": "x", "--stop": "y"} | {option: r"\xE9"}
+    status, out, err = invoke("run", *(word for pair in given.items() for word in pair))
+    assert (status, out) == (2, "")
+    assert err.startswith(f"paceline: {words}")
+    assert err.count("\n") == 1
+
+
 def test_a_prompt_from_a_closed_input_is_one_line() -> None:
     closed = [sys.executable, "-c", "import os, sys; os.close(0); os.execv(sys.executable, sys.argv[1:])"]
     command = [*closed, sys.executable, "-m", "paceline", "run", "-f", "-", *FAST]

@@ -30,7 +30,7 @@ def read_prompt(prompt: str | None, file: Path | None, sample: str | None, escap
     if len(given) > 1:
         raise InputError(f"{' and '.join(given)} both give a prompt: leave out one of them")
     if prompt is not None:
-        text = unescape(prompt) if escape else prompt
+        text = typed_text(prompt, "-p", escape=escape)
     elif file is not None:
         text = _read_file(file)
     elif sample is not None or embedded:
@@ -72,10 +72,37 @@ def _read_file(file: Path) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-_ESCAPE = re.compile(r"""\\(?:([nrt'"\\])|x([0-9a-fA-F]{2}))""")
-_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+_ESCAPE = re.compile(rb"""\\(?:([nrt'"\\])|x([0-9a-fA-F]{2}))""")
+_ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
 
 
-def unescape(text: str) -> str:
-    r"""Replace ``\n``, ``\t``, ``\xHH`` and the like; unknown escapes stay as they are."""
-    return _ESCAPE.sub(lambda m: _ESCAPED[m[1]] if m[1] else chr(int(m[2], 16)), text)
+def typed_text(text: str, option: str, *, escape: bool) -> str:
+    r"""Return a text of the command line.
+
+    Args:
+        text: the value of the option.
+        option: its name, for the message.
+        escape: replace ``\n``, ``\t``, ``\xHH`` and the like; unknown escapes stay as they are. As in llama.cpp,
+            ``\xHH`` is a byte and not a character: ``\xE2\x82\xAC`` is the euro sign.
+
+    Raises:
+        InputError: the bytes are not UTF-8. llama.cpp takes any bytes; the tokenizers here take text.
+    """
+    try:
+        # Bytes of the command line that were no text to Python are in it as lone surrogates.
+        data = text.encode("utf-8", "surrogateescape")
+        return (_ESCAPE.sub(_unescape, data) if escape else data).decode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{option} has half a surrogate pair, {ord(text[error.start]):#06x}, at character {error.start}: "
+            "give whole characters"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{option} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}; "
+            + r"give all bytes of a character, such as \xE2\x82\xAC for the euro sign, or the character itself"
+        ) from None
+
+
+def _unescape(found: re.Match[bytes]) -> bytes:
+    return _ESCAPED[found[1]] if found[1] else bytes.fromhex(found[2].decode("ascii"))

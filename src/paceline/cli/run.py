@@ -41,7 +41,7 @@ from paceline.cli.options import (
     options_for_target,
     refuse_given,
 )
-from paceline.cli.prompt import read_prompt, unescape
+from paceline.cli.prompt import read_prompt, typed_text
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
 from paceline.comparison import Comparison, OpenReader, Stopped, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
@@ -127,7 +127,9 @@ def run(
     escape: Annotated[
         bool,
         typer.Option(
-            "--escape/--no-escape", help="Read \\n, \\t and the like in -p and --stop.", rich_help_panel=_OUTPUT
+            "--escape/--no-escape",
+            help="Read \\n, \\t and the like in -p and --stop; \\xHH is a byte.",
+            rich_help_panel=_OUTPUT,
         ),
     ] = True,
     predict: Annotated[
@@ -305,7 +307,7 @@ def run(
         "logit_bias": _parse_biases(logit_bias or []),
         "order": LLAMA_CPP_ORDER if sampler_order == "llama.cpp" else TRANSFORMERS_ORDER,
         "seed": int.from_bytes(os.urandom(4), "little") if seed == -1 else seed,
-        "stop": tuple(unescape(text) if escape else text for text in stop or ()),
+        "stop": tuple(typed_text(text, "--stop", escape=escape) for text in stop or ()),
         "ignore_end": ignore_eos,
     }
     chosen = _policy(context, policy, plain, FixedPolicy(draft_max, draft_min, draft_p_min, draft_siblings))
