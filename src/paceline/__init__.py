@@ -2,30 +2,20 @@
 
 :func:`load` gives a :class:`Model` with ``generate`` and ``stream``. The parts it is made of are public too: engines
 (``paceline.engines``), drafters, policies (``paceline.planning``) and the loop (``paceline.core.loop``).
+
+A name is imported when it is first used (PEP 562): the command line comes through here, and has to hear Ctrl-C before
+numpy is there.
 """
 
-from paceline.api import Generation, Model, Stream, load
-from paceline.core.errors import (
-    CapabilityError,
-    ClosedError,
-    ContextLengthError,
-    EngineError,
-    InputError,
-    ModelFileError,
-    ModelWarning,
-    NoRoomError,
-    PacelineError,
-    SamplingError,
-    VocabularyMismatchError,
-)
-from paceline.core.params import SamplingParams, StopRules
-from paceline.engines.loading import ModelOptions
-from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
 __all__ = [
     "NO_SPECULATION",
+    "BusyError",
     "CapabilityError",
     "ClosedError",
     "ContextLengthError",
@@ -46,3 +36,59 @@ __all__ = [
     "VocabularyMismatchError",
     "load",
 ]
+
+if TYPE_CHECKING:
+    from paceline.api import Generation, Model, Stream, load
+    from paceline.core.errors import (
+        BusyError,
+        CapabilityError,
+        ClosedError,
+        ContextLengthError,
+        EngineError,
+        InputError,
+        ModelFileError,
+        ModelWarning,
+        NoRoomError,
+        PacelineError,
+        SamplingError,
+        VocabularyMismatchError,
+    )
+    from paceline.core.params import SamplingParams, StopRules
+    from paceline.engines.loading import ModelOptions
+    from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+else:
+    # Hidden from type checkers, which would take any name for one of this module's.
+    _MODULES = {
+        "paceline.api": ("Generation", "Model", "Stream", "load"),
+        "paceline.core.errors": (
+            "BusyError",
+            "CapabilityError",
+            "ClosedError",
+            "ContextLengthError",
+            "EngineError",
+            "InputError",
+            "ModelFileError",
+            "ModelWarning",
+            "NoRoomError",
+            "PacelineError",
+            "SamplingError",
+            "VocabularyMismatchError",
+        ),
+        "paceline.core.params": ("SamplingParams", "StopRules"),
+        "paceline.engines.loading": ("ModelOptions",),
+        "paceline.planning.policies.fixed": ("NO_SPECULATION", "FixedPolicy"),
+    }
+
+    def __getattr__(name: str) -> object:
+        """Import a public name from the module that defines it."""
+        import importlib
+
+        for module, names in _MODULES.items():
+            if name in names:
+                value = globals()[name] = getattr(importlib.import_module(module), name)
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        """List the public names, imported or not."""
+        return sorted({*globals(), *__all__})

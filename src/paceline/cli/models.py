@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 
 from paceline.cli.display import error_console, output_console, print_json, print_path
 from paceline.core.errors import InputError, ModelFileError
@@ -104,6 +103,8 @@ def show(
         for key, value in what.metadata.items():
             console.print(f"{printable_line(key)} = {value}", markup=False)
     elif sys.stdout.isatty():
+        from rich.markdown import Markdown  # takes as long to import as the rest of rich
+
         console.print(f"card: {path}\n", style="dim", markup=False)
         output_console(soft_wrap=False).print(Markdown(printable(card)))
     else:
