@@ -10,11 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.api import GenerateOptions, Model
-from paceline.comparison import OpenReader, Stop, Stopped, answer, explain, measure_rounding, run_trials
+from paceline.api import GenerateOptions, Generation, Model
+from paceline.comparison import (
+    Comparison,
+    OpenReader,
+    Stop,
+    Stopped,
+    Trial,
+    answer,
+    explain,
+    measure_rounding,
+    run_trials,
+    summarise,
+)
 from paceline.core.divergence import Divergence
 from paceline.core.errors import ClosedError
 from paceline.core.noise import Float64Array
+from paceline.core.stats import RequestStats
 from paceline.engines.base import Engine, Step
 from paceline.engines.loading import EngineName, ModelOptions, open_engine
 from paceline.engines.scripted import (
@@ -299,3 +311,30 @@ def test_real_engines_are_measured_and_left_as_they_were(name: EngineName) -> No
             engine.open()
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("speed", "num_drafted", "verdict"),
+    [
+        (150.0, 9, "speculation is faster"),
+        (50.0, 9, "plain is faster"),
+        (100.0, 9, "no difference beyond the noise"),
+        (150.0, 0, "nothing was drafted"),
+        (50.0, 0, "nothing was drafted"),
+    ],
+)
+def test_a_winner_is_named_only_where_something_was_drafted(speed: float, num_drafted: int, verdict: str) -> None:
+    """Two ways that do the same are never equally fast: one of them is ahead by a little, every time or not."""
+    generation = Generation("", [], [], "length", 0, RequestStats())
+    trials = [Trial(100.0, speed, 100.0)] * 3
+    assert Comparison(trials, generation, generation, None, True, num_drafted).verdict == verdict
+
+
+@pytest.mark.parametrize(("drafts", "num_drafted"), [([], 0), ([[8]], 2), ([[9]], 2)])
+def test_a_comparison_counts_the_drafts_of_all_its_runs(drafts: list[list[int]], num_drafted: int) -> None:
+    engine = ScriptedEngine(counting_model, ScriptedVocabulary.of_size(SIZE))
+    drafter = ForcedDrafter(lambda request: drafts if request.token_ids[-1] == 7 else [])
+    with Model(engine, [drafter], FixedPolicy(2)) as model:
+        options: GenerateOptions = {"max_tokens": 5, "temperature": 0.0, "seed": 0}
+        runs = list(run_trials(model, [4], options, 2))
+        assert summarise(model, [4], options, runs).num_drafted == num_drafted

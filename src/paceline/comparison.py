@@ -93,6 +93,7 @@ class Comparison:
         speculative: the answer of that speculative run.
         divergence: where and why the two differ; ``None`` if they are equal.
         repeatable: whether all plain runs gave one text, and all speculative runs gave one text.
+        num_drafted: draft tokens that were verified, in all speculative runs.
     """
 
     trials: Sequence[Trial]
@@ -100,6 +101,7 @@ class Comparison:
     speculative: Generation
     divergence: Divergence | None
     repeatable: bool
+    num_drafted: int
 
     @property
     def speedup(self) -> float:
@@ -113,7 +115,13 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """One of ``"speculation is faster"``, ``"plain is faster"`` and ``"no difference beyond the noise"``."""
+        """Which way is faster.
+
+        One of ``"speculation is faster"``, ``"plain is faster"``, ``"no difference beyond the noise"``, and, where both
+        ways were plain decoding, ``"nothing was drafted"``.
+        """
+        if self.num_drafted == 0:
+            return "nothing was drafted"
         spread = max(abs(trial.noise - 1.0) for trial in self.trials)
         slowest = min(trial.speedup for trial in self.trials)
         fastest = max(trial.speedup for trial in self.trials)
@@ -169,6 +177,7 @@ def summarise(
         speculative=speculative,
         divergence=explain(model, prompt, options, plain, speculative, open_reader=open_reader, stopped=stopped),
         repeatable=repeatable,
+        num_drafted=sum(speculative.stats.num_drafted for _, _, speculative in runs),
     )
 
 

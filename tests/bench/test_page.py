@@ -118,6 +118,30 @@ def test_a_machine_that_was_not_quiet_is_told_of() -> None:
     assert f"note: {words}" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def printed(found: BenchResult, *, colour: bool = False) -> str:
+    screen = StringIO()
+    print_result(Console(file=screen, width=500, force_terminal=colour, color_system="standard"), found)
+    return screen.getvalue()
+
+
+def test_what_drafted_nothing_is_not_marked_as_faster() -> None:
+    found = result(variants=("static",))
+    variants = found.workloads[0].variants
+    assert "nothing drafted" not in render(found) + printed(found)
+    for each in variants[1:]:
+        each.pairs = [
+            dataclasses.replace(pair, num_drafted=0, trial=dataclasses.replace(pair.trial, speculative=9.0))
+            for pair in each.pairs
+        ]
+    for row in (line for line in printed(found, colour=True).splitlines() if "nothing drafted" in line):
+        assert "\x1b[32m" not in row
+    workload, *_ = printed(found).split(found.workloads[1].name)
+    assert workload.count("nothing drafted") == len(variants) - 1
+    assert f"{found.workloads[0].name}, nothing drafted" not in render(found)  # it gains least in the other one
+    found.workloads = found.workloads[:1]
+    assert f"best static setting of each workload: {found.workloads[0].name}, nothing drafted" in render(found)
+
+
 def test_a_single_pair_has_no_interval_to_draw() -> None:
     page = render(result(laps=1))
     assert "nan" not in page

@@ -132,7 +132,7 @@ def test_p_min_of_one_verifies_nothing(invoke: Invoke) -> None:
 
 
 def test_compare_says_which_is_faster_and_whether_texts_are_equal(invoke: Invoke) -> None:
-    outcome = invoke("run", "-p", "def f(x):", *FAST, "--compare", "--repeats", "2")
+    outcome = invoke("run", "-p", "def f(x):", *FAST, "--compare", "--repeats", "2", "--draft-max", "3")
     assert outcome.status == 0
     assert outcome.out == ""
     assert re.search(
@@ -141,10 +141,22 @@ def test_compare_says_which_is_faster_and_whether_texts_are_equal(invoke: Invoke
     )
     assert "plain against plain" in outcome.err
     assert "texts                   = equal, 24 tokens" in outcome.err
-    as_json = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--compare", "--repeats", "2", "--json").out)
+    as_json = json.loads(
+        invoke("run", "-p", "def f(x):", *FAST, "--compare", "--repeats", "2", "--draft-max", "3", "--json").out
+    )
     assert as_json["equal"] is True
     assert len(as_json["trials"]) == 2
     assert as_json["divergence"] is None
+
+
+def test_compare_names_no_winner_where_nothing_was_drafted(invoke: Invoke) -> None:
+    arguments = ("run", "-p", "def f(x):", *FAST, "--compare", "--repeats", "2", "--draft-p-min", "1")
+    outcome = invoke(*arguments)
+    assert outcome.status == 0
+    assert re.search(r"\nnothing was drafted: both ways are plain decoding, so their ratio of \d", outcome.err)
+    assert "faster" not in outcome.err
+    as_json = json.loads(invoke(*arguments, "--json").out)
+    assert (as_json["verdict"], as_json["draft_n"]) == ("nothing was drafted", 0)
 
 
 def test_compare_can_load_again_what_a_name_stands_for(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

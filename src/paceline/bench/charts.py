@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
 from paceline.bench.svg import Plot, Scale, diamond, label, path, picture, short, tag, ticks, tip
-from paceline.bench.table import interval, title
+from paceline.bench.table import NOTHING_DRAFTED, drafted_nothing, interval, title
 from paceline.bench.variants import Replayed
 from paceline.bench.workloads import MIXED
 from paceline.planning.costs.profile import PassCost
@@ -88,6 +88,8 @@ def _speed_row(each: VariantResult, scale: Scale, y: float) -> str:
     words = f"{name}: {ratio.median:.3f} times plain, 95% {interval(ratio)}, {speed.median:.1f} tokens/s"
     if each.replayed is not None:
         words += f"; by replay {each.replayed.ratio:.3f}"
+    if drafted_nothing(each):
+        words += f"; {NOTHING_DRAFTED}"
     parts = [tip(words), tag("rect", x=0, y=y - _ROW / 2, width=_WIDTH, height=_ROW, class_="row")]
     parts.append(label(14, y + 4, name, class_=f"name {kind}"))
     x = scale(ratio.median)

@@ -9,7 +9,16 @@ from string import Template
 
 from paceline.bench import charts
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
-from paceline.bench.table import FIGURES, caption, figures, texts, title, unrest_words
+from paceline.bench.table import (
+    FIGURES,
+    NOTHING_DRAFTED,
+    caption,
+    drafted_nothing,
+    figures,
+    texts,
+    title,
+    unrest_words,
+)
 
 _COLUMNS = (*FIGURES, "texts")
 
@@ -43,18 +52,20 @@ def _tiles(result: BenchResult) -> list[str]:
     tiles = []
     measured = [workload for workload in result.workloads if workload.measured]
     for kind, words in (("auto", "auto"), ("static", "best static setting of each workload")):
-        ratios = []
+        ratios, drafted = [], False
         for workload in measured:
             fastest = workload.best(kind)
-            ratio = None if fastest is None else fastest.ratio()
-            if ratio is not None:
-                ratios.append((ratio.median, workload.name))
+            if fastest is not None and (ratio := fastest.ratio()) is not None:
+                nothing = drafted_nothing(fastest)
+                ratios.append((ratio.median, f"{workload.name}, {NOTHING_DRAFTED}" if nothing else workload.name))
+                drafted = drafted or not nothing
         if len(ratios) == 1:
             tiles.append(_tile(f"{ratios[0][0]:.2f}×", f"{words}: {ratios[0][1]}", kind))
         elif ratios:
             middle = statistics.median(value for value, _ in ratios)
             lowest = min(ratios)
-            tiles.append(_tile(f"{middle:.2f}×", f"{words}, median over {len(ratios)} workloads", kind))
+            over = f"median over {len(ratios)} workloads{'' if drafted else f', {NOTHING_DRAFTED}'}"
+            tiles.append(_tile(f"{middle:.2f}×", f"{words}, {over}", kind))
             tiles.append(_tile(f"{lowest[0]:.2f}×", f"{words} where it gains least: {lowest[1]}", kind))
     # A server's texts are its own: it samples by other noise. Plain's and forced ones could not be others.
     ours = [each for workload in measured for each in workload.variants if each.variant.kind not in ("server", "plain")]

@@ -156,9 +156,14 @@ class VariantResult:
         return estimate(quotients) if quotients else None
 
     @property
+    def num_drafted(self) -> int:
+        """Draft tokens that were verified; 0 says that the variant was plain decoding by another name."""
+        return sum(pair.num_drafted for pair in self.pairs)
+
+    @property
     def accept_share(self) -> float | None:
         """Accepted / drafted; ``None`` if nothing was drafted."""
-        drafted = sum(pair.num_drafted for pair in self.pairs)
+        drafted = self.num_drafted
         return sum(pair.num_accepted for pair in self.pairs) / drafted if drafted else None
 
     @property
@@ -338,6 +343,7 @@ def _variant_json(result: VariantResult, best_static: VariantResult | None) -> d
         "per_second": _estimate_json(result.per_second()),
         "against_best_static": None if best_static is None else _estimate_json(result.against(best_static)),
         "ratio_by_prompt": result.by_task(),
+        "drafted": result.num_drafted,
         "accept_share": result.accept_share,
         "own_share": result.own_share,
         "acceptance_length": result.acceptance_length,

@@ -16,6 +16,9 @@ _RESTLESS = 0.15
 
 _NONE = "-"
 
+NOTHING_DRAFTED = "nothing drafted"
+"""Said where a ratio would pass for a gain."""
+
 FIGURES = (
     "t/s",
     "of plain",
@@ -93,6 +96,11 @@ def title(each: VariantResult) -> str:
     return "plain against plain" if each.variant.kind == "plain" else each.variant.name
 
 
+def drafted_nothing(each: VariantResult) -> bool:
+    """Return whether a variant that was to draft did not: what its speed differs by from plain's is no gain."""
+    return bool(each.variant.drafters) and each.num_drafted == 0
+
+
 def figures(each: VariantResult) -> list[str]:
     """Write the figures of a variant that finished a lap, in the order of :data:`FIGURES`."""
     ratio, speed = each.ratio(), each.per_second()
@@ -105,7 +113,7 @@ def figures(each: VariantResult) -> list[str]:
         interval(ratio),
         f"{min(each.by_task().values()):.2f}",
         _NONE if each.replayed is None else f"{each.replayed.ratio:.2f}",
-        _NONE if share is None else f"{share:.0%}",
+        NOTHING_DRAFTED if drafted_nothing(each) else _NONE if share is None else f"{share:.0%}",
         _NONE if length is None else f"{length:.2f}",
         _NONE if each.own_share is None else f"{each.own_share:.1%}",
         str(ratio.count),
@@ -145,13 +153,11 @@ def _print_workload(console: Console, workload: WorkloadResult) -> None:
     for column in FIGURES:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("texts", overflow="fold")
-    ratios = {id(each): each.ratio() for each in workload.variants}
-    fastest = max((ratio.median for ratio in ratios.values() if ratio is not None), default=0.0)
-    for each in workload.variants:
-        ratio = ratios[id(each)]
-        if ratio is not None:
-            style = "green" if ratio.median == fastest and each.variant.kind != "plain" else None
-            table.add_row(title(each), *figures(each), texts(each), style=style)
+    ran = [(each, ratio.median) for each in workload.variants if (ratio := each.ratio()) is not None]
+    fastest = max((speed for each, speed in ran if not drafted_nothing(each)), default=0.0)
+    for each, speed in ran:
+        wins = speed == fastest and each.variant.kind != "plain" and not drafted_nothing(each)
+        table.add_row(title(each), *figures(each), texts(each), style="green" if wins else None)
     console.print(table)
 
 
@@ -186,8 +192,9 @@ def _summary(workloads: Sequence[WorkloadResult]) -> Table:
 
 
 def _ratio(each: VariantResult | None) -> str:
-    ratio = None if each is None else each.ratio()
-    return _NONE if ratio is None else f"{ratio.median:.2f}"
+    if each is None or (ratio := each.ratio()) is None:
+        return _NONE
+    return f"{ratio.median:.2f}" + (f" ({NOTHING_DRAFTED})" if drafted_nothing(each) else "")
 
 
 def _progress_words(result: BenchResult) -> str:

@@ -15,6 +15,7 @@ from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import FixedPolicy
 
 PERCENTILES = (0.5, 0.9, 0.99)
+_VERDICT_STYLES = {"speculation is faster": "green", "plain is faster": "yellow"}
 
 
 def generation_report(console: Console, model: Model, generation: Generation) -> None:
@@ -142,10 +143,11 @@ def comparison_report(console: Console, model: Model, comparison: Comparison) ->
     speculative = [trial.speculative for trial in trials]
     verdict = comparison.verdict
     spread = f"({min(speedups):.2f} to {max(speedups):.2f} in {len(trials)} pairs)"
-    console.print(
-        f"\n{verdict}: speculative decoding runs at {comparison.speedup:.2f} times the speed of plain {spread}",
-        style="green" if verdict.startswith("spec") else "yellow" if verdict.startswith("plain") else None,
-    )
+    if comparison.num_drafted == 0:
+        words = f"both ways are plain decoding, so their ratio of {comparison.speedup:.2f} {spread} names no winner"
+    else:
+        words = f"speculative decoding runs at {comparison.speedup:.2f} times the speed of plain {spread}"
+    console.print(f"\n{verdict}: {words}", style=_VERDICT_STYLES.get(verdict))
     console.print(
         f"speculative             = {_speeds(speculative)}\n"
         f"plain                   = {_speeds(plain)}\n"
@@ -162,6 +164,7 @@ def comparison_json(model: Model, comparison: Comparison) -> dict[str, Any]:
     return {
         "verdict": comparison.verdict,
         "speedup": comparison.speedup,
+        "draft_n": comparison.num_drafted,
         "trials": [
             {
                 "plain_per_second": [trial.plain_before, trial.plain_after],

@@ -379,7 +379,9 @@ def _compare(
         answer(model, prompt, options, speculate=True, stopped=interrupted.is_set)
         for run in run_trials(model, prompt, options, repeats, stopped=interrupted.is_set):
             runs.append(run)
-            status.update(f"{len(runs)} of {repeats} pairs: speculative is {run[0].speedup:.2f} times plain")
+            trial, _, speculative = run
+            found = f"speculative is {trial.speedup:.2f} times plain" if speculative.stats.num_drafted else "no drafts"
+            status.update(f"{len(runs)} of {repeats} pairs: {found}")
     if interrupted.is_set():
         console.print(f"interrupted after {len(runs)} of {repeats} pairs of runs")
     if not runs:
