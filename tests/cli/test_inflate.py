@@ -124,7 +124,7 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "unknown preset of a source": (("target", "2b"), "there is no preset '2b'"),
     "three words": (("target", "1b", "8b"), "at most a source and a preset"),
     "unknown type": (("1b", "--type", "Q9"), "file type 'Q9'"),
-    "vocabulary": (("1b", "--vocab", "lots"), "vocabulary 'lots'"),
+    "vocabulary": (("1b", "--vocab", "lots"), "--vocab 'lots'"),
     "small vocabulary": (("1b", "--vocab", "100"), "vocabulary 100 is less than the source's"),
     "shape without a name": (("1b", "--layers", "20"), "-o"),
     "few layers": (("1b", "--layers", "1", "-o", "x.gguf"), "layers 1 is less than the source's"),

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from paceline.cli.options import OF_THE_DRAFT_MODEL, options_for_draft, options_for_target
+from paceline.core.errors import InputError
 from paceline.engines.loading import ModelOptions
-from paceline.models.embedded import embedded_target
+from paceline.models.description import describe
+from paceline.models.embedded import embedded_draft, embedded_target
 
 NOTHING_GIVEN: dict[str, Any] = {
     "engine": None,
@@ -55,3 +59,19 @@ def test_what_only_some_commands_have_counts_where_it_is_given() -> None:
     target = options_for_target("m.gguf", given)
     assert target.override_tensors == (("exps", "CPU"), ("a", "B"))
     assert (target.max_sequences, target.verbose) == (3, True)
+
+
+def test_a_context_of_0_is_all_that_the_model_was_trained_for() -> None:
+    trained = describe(embedded_target()).context_length
+    target = options_for_target(embedded_target(), {**NOTHING_GIVEN, "ctx_size": 0})
+    assert target.context_length == trained
+    draft = options_for_draft(target, embedded_draft(), {**NOTHING_GIVEN, "ctx_size_draft": 0})
+    assert draft.context_length == describe(embedded_draft()).context_length
+    assert not draft.context_may_shrink
+
+
+@pytest.mark.parametrize("size", [1, -1])
+def test_a_draft_needs_room_for_what_was_said_and_for_what_it_drafts(size: int) -> None:
+    target = options_for_target(embedded_target(), NOTHING_GIVEN)
+    with pytest.raises(InputError, match=f"^-cd {size}: the least is 2"):
+        options_for_draft(target, embedded_draft(), {**NOTHING_GIVEN, "ctx_size_draft": size})

@@ -318,7 +318,7 @@ def test_an_image_that_cannot_be_written_leaves_the_old_one(
         (("--widths", ""), "'' is neither a number nor a range"),
         (("--widths", "-3"), "neither a number nor a range"),
         (("--widths", "1-99999999999"), "1 to 1024"),
-        (("--widths", "17"), "17 rows cannot be measured: this target takes 16 rows"),
+        (("--widths", "17"), "17 rows (--widths) cannot be measured: this target takes 16 rows"),
         (("--budget-s", "0"), "more than 0"),
         (("--budget-s", "nan"), "more than 0"),
         (("--json", "no/such/folder/file"), "there is no directory no/such/folder"),

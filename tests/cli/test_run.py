@@ -18,7 +18,9 @@ import pytest
 import paceline.comparison
 from paceline.cli.main import main
 from paceline.comparison import Comparison, OpenReader
+from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from tests.models.helpers import write_gguf
 from tests.planning.helpers import allow_drafts
 
 FAST = ("-n", "24", "-t", "1", "--temp", "0", "--seed", "1")
@@ -186,6 +188,22 @@ def test_stop_texts_escapes_and_prompt_files(invoke: Invoke, tmp_path: Path) -> 
     assert stopped["finish_reason"] == "stop"
 
 
+def test_a_context_of_0_is_all_of_the_models_own(invoke: Invoke, tmp_path: Path) -> None:
+    trained = describe(embedded_target()).context_length
+    assert trained is not None
+    answer = json.loads(invoke("run", "-p", "x", *FAST, "-c", "0", "-cd", "0", "--json").out)
+    assert answer["finish_reason"] == "length"
+    # One token more than there is room for.
+    whole = invoke("run", "-p", "x y " * trained, *FAST, "-c", "0")
+    assert f"the context holds {trained}" in whole.err
+    write_gguf(tmp_path / "silent.gguf")
+    for option in ("-c", "-cd"):
+        which = "-m" if option == "-c" else "-md"
+        status, out, err = invoke("run", "-p", "x", which, str(tmp_path / "silent.gguf"), option, "0")
+        assert (status, out) == (2, "")
+        assert f"{option} 0 is the model's own context" in err
+
+
 def damaged(tmp_path: Path, name: str, data: bytes) -> str:
     (tmp_path / name).write_bytes(data)
     return str(tmp_path / name)
@@ -206,7 +224,10 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "long prompt": (("-p", "x y " * 400, "-c", "64"), "64"),
     "nothing to predict": (("-p", "x", "-n", "0"), "0 tokens"),
     "negative length": (("-p", "x", "-n", "-2"), "-2"),
-    "temperature": (("-p", "x", "--temp", "-1"), "temperature -1"),
+    "temperature": (
+        ("-p", "x", "--temp", "-1"),
+        "temperature -1.0 is out of range: give a value from 0.0 to 100.0 (--temp,",
+    ),
     "top-p": (("-p", "x", "--top-p", "0"), "top-p 0"),
     "min-p": (("-p", "x", "--min-p", "1.5"), "min-p 1.5"),
     "top-k": (("-p", "x", "--top-k", "-3"), "top-k -3"),
@@ -230,7 +251,7 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "draft flags without model": (("-p", "x", "--drafters", "suffix", "-cd", "64"), "-cd"),
     "draft flags without speculation": (("-p", "x", "--no-speculation", "-ngld", "3"), "no effect"),
     "draft threads without model": (("-p", "x", "--drafters", "suffix", "-tbd", "1"), "-tbd has no effect"),
-    "no draft threads": (("-p", "x", "-td", "0"), "threads is 0"),
+    "no draft threads": (("-p", "x", "-td", "0"), "threads (-t, or -td for a draft model) is 0, but must be from 1"),
     "draft threads of torch": (("-p", "x", "--engine", "torch_hf", "-td", "1"), "give those of both with -t"),
     "draft length without speculation": (("-p", "x", "--no-speculation", "--draft-max", "5"), "--draft-max has no"),
     "remembering of another policy": (
@@ -240,17 +261,20 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "compare plain with plain": (("-p", "x", "--draft-max", "0", "--compare"), "no effect"),
     "repeats without compare": (("-p", "x", "--repeats", "9"), "--compare"),
     "compare one token": (("-p", "x", "--compare", "-n", "1"), "1 token"),
-    "draft context": (("-p", "x", "-cd", "1"), "draft context of 1"),
-    "no draft context": (("-p", "x", "-cd", "0"), "0"),
+    "draft context": (("-p", "x", "-cd", "1"), "-cd 1: the least is 2"),
+    "negative draft context": (("-p", "x", "-cd", "-3"), "-cd -3: the least is 2"),
     "compare without speculation": (("-p", "x", "--compare", "--no-speculation"), "--compare"),
-    "repeats": (("-p", "x", "--compare", "--repeats", "0"), "0 repeats"),
-    "context": (("-p", "x", "-c", "0"), "0"),
+    "repeats": (("-p", "x", "--compare", "--repeats", "0"), "--repeats 0: the least is 1"),
+    "context": (("-p", "x", "-c", "-5"), "context_length (-c, or -cd for a draft model) is -5, but must be from 1"),
     "long context": (("-p", "x", "-c", "1000000"), "1000000 tokens is more than the"),
     "long context of the draft": (("-p", "x", "-cd", "1000000"), "(-c, or -cd for a draft model)"),
     "long context under torch": (("-p", "x", "-c", "1000000", "--engine", "torch_hf"), "1000000 tokens is more"),
-    "threads": (("-p", "x", "-t", "0"), "0"),
-    "device": (("-p", "x", "-dev", "abacus"), "abacus"),
-    "tensor override": (("-p", "x", "-ot", "nonsense"), "nonsense"),
+    "threads": (("-p", "x", "-t", "0"), "threads (-t, or -td for a draft model) is 0, but must be from 1 to 512"),
+    "threads of torch": (("-p", "x", "-t", "99999", "--engine", "torch_hf"), "threads (-t, or -td for a draft model)"),
+    "wide threads": (("-p", "x", "-tb", "-1"), "threads_batch (-tb, or -tbd for a draft model) is -1"),
+    "GPU layers": (("-p", "x", "-ngl", "-2"), "n_gpu_layers (-ngl, or -ngld for a draft model) is -2"),
+    "device": (("-p", "x", "-dev", "abacus"), "device 'abacus' is not available; choose from none (-dev)"),
+    "tensor override": (("-p", "x", "-ot", "nonsense"), "-ot 'nonsense' is not PATTERN=BUFFER"),
     "dtype": (("-p", "x", "--dtype", "float16"), "float16"),
     "a prompt without its option": (
         ("Say", "hello", "-t", "1"),

@@ -955,14 +955,17 @@ def test_encoder_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"context_length": 0}, "context_length is 0"),
+        ({"context_length": 0}, r"context_length \(-c.*\) is 0"),
         ({"batch_rows": -1}, "batch_rows is -1"),
-        ({"threads": 0}, "threads is 0"),
-        ({"n_gpu_layers": -2}, "n_gpu_layers is -2"),
+        ({"threads": 0}, r"threads \(-t.*\) is 0"),
+        ({"n_gpu_layers": -2}, r"n_gpu_layers \(-ngl.*\) is -2"),
         ({"cache_cells": 100}, "cache_cells is 100, but one context is 256"),
         ({"max_sequences": 250, "branches": 20}, "270 sequence ids"),
         ({"devices": ("CUDA7",)}, "device 'CUDA7' is not available; choose from "),
-        ({"override_tensors": (("ffn", "CUDA7"),)}, "buffer type 'CUDA7' of ffn=CUDA7 is unknown; choose from .*CPU"),
+        (
+            {"override_tensors": (("ffn", "CUDA7"),)},
+            "buffer type 'CUDA7' of ffn=CUDA7 .-ot. is unknown; choose from .*CPU",
+        ),
         ({"context_length": 2**31 - 1}, "2147483647 tokens is more than the "),
         ({"cache_cells": 2**31 - 1}, "GiB are free"),
     ],
@@ -971,6 +974,20 @@ def test_a_bad_setting_gives_one_line(settings: dict[str, Any], says: str) -> No
     with pytest.raises(InputError, match=says) as caught:
         load(DRAFT, **settings)
     assert "\n" not in str(caught.value)
+
+
+def test_a_cache_that_does_not_fit_is_refused_before_the_system_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path / "model.gguf", "llama")
+    # Two layers of two heads, 16 numbers each, twice, of four bytes; and what llama.cpp notes about a cell.
+    cell_bytes = 2 * 2 * 16 * 2 * 4 + 52
+    monkeypatch.setattr(native, "available_memory", lambda: 256 * cell_bytes)
+    load(path, context_length=256).close()
+    monkeypatch.setattr(native, "available_memory", lambda: 100 * cell_bytes)
+    with pytest.raises(InputError, match=r"take at most 100 tokens \(-c, or -cd for a draft model\)"):
+        load(path, context_length=256)
+    load(path, context_length=100).close()
 
 
 def test_the_default_context_is_the_trained_one_up_to_a_cap(tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ def _to_folder(source: Path, destination: Path, file_type: str, *, force: bool) 
     from paceline.models.convert import gguf_to_folder
 
     if file_type not in _WEIGHT_TYPES:
-        raise InputError(f"a folder cannot hold weights of type {file_type}; choose from {', '.join(_WEIGHT_TYPES)}")
+        raise InputError(
+            f"a folder cannot hold weights of type {file_type} (--type); choose from {', '.join(_WEIGHT_TYPES)}"
+        )
     if destination.suffix == ".gguf":
         raise InputError(f"{source} becomes a folder, and {destination} is the name of a file; give it another name")
     with stage_progress() as report:
@@ -110,7 +112,7 @@ def _check_gguf_destination(destination: Path, file_type: str, *, force: bool) -
     from paceline.engines.llama_cpp.quantize import file_types
 
     if file_type not in (*_WEIGHT_TYPES, *file_types()):
-        raise InputError(f"file type {file_type!r} is unknown; choose from {', '.join(file_types())}")
+        raise InputError(f"file type {file_type!r} (--type) is unknown; choose from {', '.join(file_types())}")
     if destination.suffix != ".gguf" or destination.is_dir():
         raise InputError(f"a folder becomes a .gguf file, and {destination} is none; give it such a name")
     if destination.exists() and not force:

@@ -213,7 +213,7 @@ def _parse_vocab(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"vocabulary {text!r} is neither a number nor keep, {_vocabularies()}") from None
+        raise InputError(f"--vocab {text!r} is neither a number nor keep, {_vocabularies()}") from None
 
 
 def _cache_name(source: str, preset: str, vocab_size: int | None, file_type: str) -> str:

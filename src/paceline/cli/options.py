@@ -18,6 +18,7 @@ import typer
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.loading import DType, EngineName, ModelOptions, engine_for
 from paceline.models.cache import complete_model
+from paceline.models.description import describe
 from paceline.output import check_parent
 
 MODELS_PANEL = "Models"
@@ -60,7 +61,7 @@ ContextSize: TypeAlias = Annotated[
     typer.Option(
         "-c",
         "--ctx-size",
-        help="Context of the target, in tokens. [dim]\\[its own, at most 4096][/dim]",
+        help="Context of the target, in tokens; 0 is all of its own. [dim]\\[its own, at most 4096][/dim]",
         rich_help_panel=MODELS_PANEL,
     ),
 ]
@@ -70,7 +71,7 @@ DraftContextSize: TypeAlias = Annotated[
         "-cd",
         "--ctx-size-draft",
         "--spec-draft-ctx-size",
-        help="Context of the draft. [dim]\\[as -c, or its own if that is less][/dim]",
+        help="Context of the draft; 0 is all of its own. [dim]\\[as -c, or its own if that is less][/dim]",
         rich_help_panel=MODELS_PANEL,
     ),
 ]
@@ -202,6 +203,8 @@ OF_THE_DRAFT_MODEL: Final = (
 )
 """Parameters that say how a draft model runs."""
 
+_LEAST_DRAFT_CONTEXT: Final = 2
+
 WITHOUT_DRAFT_MODEL: Final = "has no effect without a draft model: name one with -md"
 """Why these are refused where there is none."""
 
@@ -215,11 +218,12 @@ def options_for_target(path: str | Path, given: Mapping[str, Any]) -> ModelOptio
 
     Raises:
         InputError: a tensor override is not ``PATTERN=BUFFER``, or a value is out of range.
+        ModelFileError: all of the model's own context is asked for, and the model cannot be read.
     """
     return ModelOptions(
         path,
         engine=given["engine"],
-        context_length=given["ctx_size"],
+        context_length=_context_length("-c", given["ctx_size"], path),
         gpu_layers=given["gpu_layers"],
         devices=_split_devices(given["device"]),
         override_tensors=_parse_overrides(given.get("override_tensor") or []),
@@ -245,9 +249,15 @@ def options_for_draft(target: ModelOptions, path: str | Path, given: Mapping[str
 
     Raises:
         CapabilityError: the draft's threads are given, and its engine has none of its own.
+        InputError: the draft's context is too short to draft in.
         ModelFileError: there is no such model.
     """
-    context_size = given["ctx_size_draft"]
+    context_size = _context_length("-cd", given["ctx_size_draft"], path)
+    if context_size is not None and context_size < _LEAST_DRAFT_CONTEXT:
+        raise InputError(
+            f"-cd {context_size}: the least is {_LEAST_DRAFT_CONTEXT}, a token that was said and one that is drafted "
+            "after it; 0 takes the draft model's own context"
+        )
     threads, threads_batch = given["threads_draft"], given["threads_batch_draft"]
     engine = target.engine or engine_for(Path(path))
     if (threads, threads_batch) != (None, None) and engine == "torch_hf":
@@ -271,6 +281,21 @@ def options_for_draft(target: ModelOptions, path: str | Path, given: Mapping[str
     )
 
 
+def _context_length(option: str, size: int | None, path: str | Path) -> int | None:
+    """Return a context in tokens: of 0, as in llama.cpp, all that the model was trained for.
+
+    Raises:
+        InputError: the model does not say what it was trained for.
+        ModelFileError: the model cannot be read.
+    """
+    if size != 0:
+        return size
+    trained = describe(Path(path)).context_length
+    if trained is None:
+        raise InputError(f"{option} 0 is the model's own context, and {path} names none: give a number of tokens")
+    return trained
+
+
 def _split_devices(devices: str) -> tuple[str, ...]:
     """Return the names in the value of :data:`Devices` or :data:`DraftDevices`."""
     return tuple(name.strip() for name in devices.split(",") if name.strip())
@@ -286,7 +311,7 @@ def _parse_overrides(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
     for value in (part for text in values for part in text.split(",")):
         pattern, equals, buffer = value.rpartition("=")
         if not (pattern and equals and buffer):
-            raise InputError(f"tensor override {value!r} is not PATTERN=BUFFER, such as exps=CPU")
+            raise InputError(f"-ot {value!r} is not PATTERN=BUFFER, such as exps=CPU")
         overrides.append((pattern, buffer))
     return tuple(overrides)
 

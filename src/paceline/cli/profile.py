@@ -134,6 +134,8 @@ def profile_command(
     on this machine, for these models and settings, and is what planning uses; it is measured again with --force.
     """
     wanted = None if widths is None else _parse_widths(widths)
+    if not budget_s > 0:
+        raise InputError(f"--budget-s {budget_s:g}: give more than 0 seconds")
     budget = ProfilingBudget(budget_s, max_passes=None)
     figure_of = None if png is None else _matplotlib_figure()
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
@@ -349,9 +351,13 @@ def _parse_widths(text: str) -> list[int]:
         try:
             low, high = int(first), int(last if dash else first)
         except ValueError:
-            raise InputError(f"widths {text!r}: {part.strip()!r} is neither a number nor a range such as 1-8") from None
+            raise InputError(
+                f"--widths {text!r}: {part.strip()!r} is neither a number nor a range such as 1-8"
+            ) from None
         if not 1 <= low <= high <= _MOST_ROWS:
-            raise InputError(f"widths {text!r}: {part.strip()!r} is not within 1 to {_MOST_ROWS}, the lower end first")
+            raise InputError(
+                f"--widths {text!r}: {part.strip()!r} is not within 1 to {_MOST_ROWS}, the lower end first"
+            )
         widths += range(low, high + 1)
     return widths
 
@@ -363,8 +369,8 @@ def _check_widths(target: Engine, wanted: list[int]) -> None:
         if rows not in usable:
             capabilities = target.capabilities
             raise InputError(
-                f"a round of {rows} rows cannot be measured: this target takes {capabilities.max_outputs} rows in a "
-                f"round, and half its context of {capabilities.context_length} tokens at most"
+                f"a round of {rows} rows (--widths) cannot be measured: this target takes {capabilities.max_outputs} "
+                f"rows in a round, and half its context of {capabilities.context_length} tokens at most"
             )
 
 

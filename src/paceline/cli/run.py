@@ -288,7 +288,7 @@ def run(
     if context.args:
         raise InputError(f"{' '.join(context.args)!r} belongs to no option: give the prompt with -p, in quotes")
     if repeats < 1:
-        raise InputError(f"{repeats} repeats: the least is 1")
+        raise InputError(f"--repeats {repeats}: the least is 1")
     names = None if drafters is None else [name.strip() for name in drafters.split(",") if name.strip()]
     if names == []:
         raise InputError(f"no drafter is named: choose from {', '.join(DRAFTER_NAMES)}, or use --no-speculation")
@@ -473,5 +473,5 @@ def _parse_biases(values: list[str]) -> dict[int, float]:
         try:
             biases[int(token_id)] = float(bias)
         except ValueError:
-            raise InputError(f"logit bias {value!r} is not TOKEN_ID=BIAS, such as 13=-2.5 or 13=-inf") from None
+            raise InputError(f"--logit-bias {value!r} is not TOKEN_ID=BIAS, such as 13=-2.5 or 13=-inf") from None
     return biases

@@ -59,20 +59,24 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._take_numbers()
-        _check_range("temperature", self.temperature, 0.0, 100.0, "0 decodes greedily")
-        _check_range("top-k", self.top_k, 0, 2**31 - 1, "0 keeps all tokens")
-        _check_range("top-p", self.top_p, 0.0, 1.0, "1 keeps all tokens", low_excluded=True)
-        _check_range("min-p", self.min_p, 0.0, 1.0, "0 keeps all tokens")
-        _check_range("repeat penalty", self.repeat_penalty, 0.0, 100.0, "1 switches it off", low_excluded=True)
-        _check_range("presence penalty", self.presence_penalty, -100.0, 100.0, "0 switches it off")
-        _check_range("frequency penalty", self.frequency_penalty, -100.0, 100.0, "0 switches it off")
-        _check_range("penalty last-n", self.penalty_last_n, -1, 2**31 - 1, "-1 counts all tokens")
-        _check_range("seed", self.seed, 0, MAX_SEED, "leave it out for a random one")
+        _check_range("temperature", self.temperature, 0.0, 100.0, "--temp, 0 decodes greedily")
+        _check_range("top-k", self.top_k, 0, 2**31 - 1, "--top-k, 0 keeps all tokens")
+        _check_range("top-p", self.top_p, 0.0, 1.0, "--top-p, 1 keeps all tokens", low_excluded=True)
+        _check_range("min-p", self.min_p, 0.0, 1.0, "--min-p, 0 keeps all tokens")
+        penalty = "repeat penalty"
+        _check_range(penalty, self.repeat_penalty, 0.0, 100.0, "--repeat-penalty, 1 switches it off", low_excluded=True)
+        way_out = "--presence-penalty, 0 switches it off"
+        _check_range("presence penalty", self.presence_penalty, -100.0, 100.0, way_out)
+        way_out = "--frequency-penalty, 0 switches it off"
+        _check_range("frequency penalty", self.frequency_penalty, -100.0, 100.0, way_out)
+        _check_range("penalty last-n", self.penalty_last_n, -1, 2**31 - 1, "--repeat-last-n, -1 counts all tokens")
+        _check_range("seed", self.seed, 0, MAX_SEED, "--seed, leave it out for a random one")
         _check_range("choice", self.choice, 0, 2**31 - 1, "0 is the first answer")
         for token_id, bias in self.logit_bias.items():
             if token_id < 0 or math.isnan(bias) or bias == math.inf:
                 raise SamplingError(
-                    f"logit bias {bias} for token {token_id}: give a token id of 0 or more and a number below inf"
+                    f"logit bias {bias} for token {token_id}: give a token id of 0 or more and a number below inf "
+                    "(--logit-bias)"
                 )
         if sorted(self.order) != sorted(LLAMA_CPP_ORDER):
             raise SamplingError(
@@ -127,9 +131,9 @@ class StopRules:
         object.__setattr__(self, "max_tokens", whole_number(self.max_tokens, "the number of tokens to predict"))
         object.__setattr__(self, "ignore_end", truth_value(self.ignore_end, "ignore_end"))
         if self.max_tokens < 1:
-            raise InputError(f"{self.max_tokens} tokens to predict: the least is 1")
+            raise InputError(f"{self.max_tokens} tokens to predict: the least is 1 (-n)")
         if any(not text for text in self.stop):
-            raise InputError("an empty stop text would stop before the first token: leave it out")
+            raise InputError("an empty stop text would stop before the first token: leave it out (--stop)")
 
 
 def _named(field_name: str) -> str:

@@ -87,7 +87,7 @@ def _logit_bias(params: SamplingParams) -> Processor | None:
         for index, token_id in _locate(candidates, biases):
             candidates.writable()[index] += biases[token_id]
         if bans and candidates.logits.max() == -math.inf:
-            raise SamplingError("logit biases of -inf ban every token that could be emitted: lift one")
+            raise SamplingError("logit biases of -inf ban every token that could be emitted: lift one (--logit-bias)")
         return candidates
 
     return apply

@@ -72,7 +72,7 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         if self.max_sequences < 1:
-            raise InputError(f"{self.max_sequences} sequences: the least is 1")
+            raise InputError(f"{self.max_sequences} sequences: the least is 1 (-np)")
         if self.flash_attention not in (None, True, False):
             # "off", as the command line has it, would be taken for true.
             raise InputError(f"flash_attention is {self.flash_attention!r}: give True, False, or None for either")
@@ -130,7 +130,8 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
 
     if options.dtype is not None:
         raise CapabilityError(
-            f"dtype {options.dtype} means nothing to llama_cpp, which runs a GGUF file in the types it was written in"
+            f"dtype {options.dtype} (--dtype) means nothing to llama_cpp, which runs a GGUF file in the types it was "
+            "written in: leave it out"
         )
     return LlamaCppEngine(
         LlamaCppConfig(
@@ -186,5 +187,7 @@ def _torch_device(devices: tuple[str, ...]) -> str:
         return "auto"
     device = "cpu" if devices[0] == "none" else devices[0]
     if device.partition(":")[0] not in TORCH_DEVICES:
-        raise InputError(f"device {device!r} cannot run models under torch: choose from {', '.join(TORCH_DEVICES)}")
+        raise InputError(
+            f"device {device!r} cannot run models under torch: choose from {', '.join(TORCH_DEVICES)} (-dev)"
+        )
     return device

@@ -13,6 +13,7 @@ import llama_cpp.llama_cpp as api
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import EngineCapabilities
 from paceline.engines.context import choose_context_length
+from paceline.engines.limits import check_range
 from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
 from paceline.engines.threads import PassThreads
@@ -24,11 +25,17 @@ _RECURRENT_SNAPSHOTS: Final = 16
 _BYTES_OF_BOOKKEEPING: Final = 52
 """What llama.cpp notes about each cache cell, at least. It touches all of it at once, so that no allocation fails."""
 
+_UNIFORM: Final = frozenset(
+    ("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi2", "phi3")
+)
+"""Architectures in which every layer keeps keys and values of one shape for every cell."""
+
 _UNFUSED_ATTENTION_BYTES: Final = 512 << 20
 """Most scratch memory that attention without the fused kernel may take by default."""
 
 CacheType: TypeAlias = Literal["f16", "f32"]
 _CACHE_TYPES: Final[dict[CacheType, int]] = {"f32": 0, "f16": 1}  # ggml's numbers for them
+_CACHE_TYPE_BYTES: Final[dict[CacheType, int]] = {"f32": 4, "f16": 2}
 _BF16: Final = 30
 
 # Largest logit difference between two ways to the same row, measured over random trees, forks and rejections. Quantised
@@ -114,11 +121,7 @@ class LlamaCppConfig:
             ("threads", 1, 512),
             ("threads_batch", 1, 512),
         ):
-            value = getattr(self, name)
-            if value is not None and not lowest <= value <= highest:
-                raise InputError(
-                    f"{name} is {value}, but must be from {lowest} to {highest}; choose a value in between"
-                )
+            check_range(name, getattr(self, name), lowest, highest)
         if self.exact and self.flash_attention is False:
             raise InputError("exact texts (--exact) need fused attention: leave out -fa off")
 
@@ -279,11 +282,14 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         )
     if cells > _INT32_MAX:
         raise InputError(f"{cells} cache cells are over {_INT32_MAX}; take a shorter context or fewer sequences")
+    devices = _devices(config)
+    cell_bytes = _BYTES_OF_BOOKKEEPING + (0 if devices else _key_value_bytes(model, config))
     available = native.available_memory()
-    if available is not None and cells * _BYTES_OF_BOOKKEEPING > available:
+    if available is not None and cells * cell_bytes > available:
         raise InputError(
-            f"a context of {cells} tokens needs {cells * _BYTES_OF_BOOKKEEPING >> 30} GiB before any key or value, but "
-            f"{available >> 30} GiB are free; take a shorter context or fewer sequences"
+            f"a context of {cells} tokens needs {cells * cell_bytes / 2**30:.1f} GiB or more, but "
+            f"{available / 2**30:.1f} GiB are free; take at most {available // cell_bytes} tokens (-c, or -cd for a "
+            "draft model), over all sequences (-np)"
         )
     recurrent = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
     # A single sequence never meets old cells of another one, nor of its own unless a tree is deeper than the window.
@@ -296,7 +302,6 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
             f"but llama.cpp has {native.MAX_SEQUENCE_IDS}; lower one of them"
         )
     batch_rows = min(config.batch_rows, context_length)
-    devices = _devices(config)
     if config.exact:
         flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
     elif config.flash_attention is not None:
@@ -318,6 +323,35 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         devices=devices,
         flash_attention=int(flash),
     )
+
+
+def _key_value_bytes(model: Any, config: LlamaCppConfig) -> int:
+    """Return what a cell's keys and values take at least, in bytes.
+
+    llama.cpp writes zeros to all of them when it makes the cache, and the system ends a process that writes to more
+    memory than there is. Of other architectures than :data:`_UNIFORM`, and where layers differ, the size is not
+    foreseen: 0.
+    """
+    architecture = _metadata(model, "general.architecture")
+    heads = int(api.llama_model_n_head(model))
+    varied = not (_metadata(model, f"{architecture}.attention.head_count_kv") or "0").isdecimal()
+    if architecture not in _UNIFORM or heads == 0 or varied:
+        return 0
+    head_size = int(api.llama_model_n_embd(model)) // heads
+
+    def length(of: str) -> int:
+        told = _metadata(model, f"{architecture}.attention.{of}_length")
+        return int(told) if told is not None and told.isdecimal() else head_size
+
+    width = int(api.llama_model_n_head_kv(model)) * (length("key") + length("value"))
+    return int(api.llama_model_n_layer(model)) * width * _CACHE_TYPE_BYTES[config.cache_type]
+
+
+def _metadata(model: Any, key: str) -> str | None:
+    """Return a value of the file's metadata as text; of a list, llama.cpp's spelling."""
+    buffer = ctypes.create_string_buffer(128)
+    length = api.llama_model_meta_val_str(model, key.encode("utf-8", "surrogateescape"), buffer, len(buffer))
+    return buffer.value.decode("utf-8", errors="replace") if length >= 0 else None
 
 
 def _tolerance(file_type: int, cache_type: CacheType) -> float:
@@ -357,9 +391,7 @@ def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> 
 
 
 def _describe(model: Any, config: LlamaCppConfig, settings: _Settings) -> str:
-    buffer = ctypes.create_string_buffer(128)
-    api.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer))
-    architecture = buffer.value.decode("utf-8", errors="replace")
+    architecture = _metadata(model, "general.architecture") or ""
     weights = api.llama_ftype_name(_file_type(model)).decode("utf-8", errors="replace")
     parameters = float(api.llama_model_n_params(model))
     for unit in ("", "K", "M", "B", "T"):  # noqa: B007

@@ -251,7 +251,7 @@ def device_array(names: Sequence[str]) -> Any:
         names = ()
     for name in names:
         if name not in available:
-            raise InputError(f"device {name!r} is not available; choose from {', '.join(available) or 'none'}")
+            raise InputError(f"device {name!r} is not available; choose from {', '.join(available) or 'none'} (-dev)")
     return (ctypes.c_void_p * (len(names) + 1))(*(available[name] for name in names), None)
 
 
@@ -271,7 +271,7 @@ def tensor_override_array(overrides: Sequence[tuple[str, str]]) -> Any:
     """
     limit = int(api.llama_max_tensor_buft_overrides())
     if len(overrides) >= limit:
-        raise InputError(f"{len(overrides)} tensor overrides are too many; llama.cpp takes {limit - 1}")
+        raise InputError(f"{len(overrides)} tensor overrides (-ot) are too many; llama.cpp takes {limit - 1}")
     available: dict[str, int] = {}
     for device in _all_devices():
         buffer_type = _device_buffer_type(device)
@@ -280,7 +280,8 @@ def tensor_override_array(overrides: Sequence[tuple[str, str]]) -> Any:
     entries = []
     for pattern, name in overrides:
         if name not in available:
-            raise InputError(f"buffer type {name!r} of {pattern}={name} is unknown; choose from {', '.join(available)}")
+            known = ", ".join(available)
+            raise InputError(f"buffer type {name!r} of {pattern}={name} (-ot) is unknown; choose from {known}")
         entries.append(_TensorOverride(pattern.encode(), available[name]))
     return (_TensorOverride * (len(entries) + 1))(*entries)
 

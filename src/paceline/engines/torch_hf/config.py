@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from paceline.core.errors import InputError
+from paceline.engines.limits import check_range
 
 DType: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 Attention: TypeAlias = Literal["auto", "sdpa", "eager"]
 
 SMALLEST_CONTEXT = 4
 """Cells and context that the check made at load needs (see ``TorchHFEngine``)."""
+
+_INT32_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class TorchHFConfig:
         verbose: let transformers print what it has to say while loading.
 
     Raises:
-        InputError: a number is below its smallest sensible value.
+        InputError: a number is out of range.
     """
 
     path: str | Path
@@ -55,14 +57,11 @@ class TorchHFConfig:
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        smallest = {
-            "context_length": SMALLEST_CONTEXT,
-            "max_rows": 1,
-            "max_sequences": 1,
-            "cells": SMALLEST_CONTEXT,
-            "threads": 1,
-        }
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in smallest and value is not None and value < smallest[field.name]:
-                raise InputError(f"{field.name} is {value}, it must be at least {smallest[field.name]}")
+        for name, lowest, highest in (
+            ("context_length", SMALLEST_CONTEXT, _INT32_MAX),
+            ("max_rows", 1, 1 << 16),
+            ("max_sequences", 1, _INT32_MAX),
+            ("cells", SMALLEST_CONTEXT, _INT32_MAX),
+            ("threads", 1, 512),
+        ):
+            check_range(name, getattr(self, name), lowest, highest)

@@ -105,7 +105,7 @@ class TorchHFEngine:
 
         Raises:
             CapabilityError: the model cannot run this way.
-            InputError: a number is below its smallest sensible value, or more context than the model was made for.
+            InputError: a number is out of range, or more context than the model was made for.
         """
         name = model.config.name_or_path or type(model).__name__
         limits: dict[str, Any] = {

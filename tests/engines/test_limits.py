@@ -1,0 +1,50 @@
+"""Ranges of the engines' settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import InputError
+from paceline.engines.limits import check_range
+from paceline.engines.llama_cpp import LlamaCppConfig
+from paceline.engines.torch_hf import TorchHFConfig
+
+
+@pytest.mark.parametrize("value", [None, 1, 5])
+def test_what_is_in_range_passes(value: int | None) -> None:
+    check_range("threads", value, 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "threads",
+            6,
+            "threads (-t, or -td for a draft model) is 6, but must be from 1 to 5; choose a value in between",
+        ),
+        ("max_rows", 0, "max_rows is 0, but must be from 1 to 5; choose a value in between"),
+        (
+            "context_length",
+            0,
+            "context_length (-c, or -cd for a draft model) is 0, but must be from 1 to 5; give a number of tokens, or "
+            "None for the model's own up to 4096 (-c 0 for all of it)",
+        ),
+    ],
+)
+def test_what_is_not_is_refused_by_the_names_it_has(name: str, value: int, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_range(name, value, 1, 5)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("config", [LlamaCppConfig, TorchHFConfig])
+@pytest.mark.parametrize("settings", [{"context_length": 0}, {"threads": 0}, {"threads": 2**40}, {"max_sequences": -1}])
+def test_all_engines_refuse_alike(config: Callable[..., object], settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(InputError, match=rf"{name} \(-.*\) is {settings[name]}, but must be from"):
+        config(Path("m"), **settings)
