@@ -159,6 +159,15 @@ def test_numbers_of_numpy_and_none_for_the_default() -> None:
         assert type(answer.seed) is int
 
 
+def test_a_context_of_0_is_refused_with_what_to_give_instead() -> None:
+    for call in (
+        lambda: paceline.load(embedded_target(), context_length=0),
+        lambda: paceline.ModelOptions(embedded_target(), context_length=0),
+    ):
+        with pytest.raises(paceline.InputError, match=r"give a number of tokens, or None for the model's own"):
+            call()
+
+
 def test_a_failed_load_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     with pytest.raises(paceline.ModelFileError, match=r"bad\.gguf"):

@@ -21,6 +21,7 @@ from paceline.planning.auto.learned import DrafterState, Learned, store_learned
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from tests.bench.helpers import scripted_pair
 from tests.cli.test_run import Invoke, spawn
+from tests.models.helpers import write_gguf
 
 SMALL = ("--repeats", "2", "--tokens", "16", "--prompts", "1")
 
@@ -176,8 +177,7 @@ def test_json_alone(invoke: Invoke, scripted: list[ModelOptions]) -> None:
 
 
 def test_without_a_draft_model_the_others_draft(invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path) -> None:
-    model = tmp_path / "model.gguf"
-    model.write_bytes(b"GGUF")
+    model = write_gguf(tmp_path / "model.gguf")
     outcome = invoke(
         "bench", "-m", str(model), *SMALL, "--workloads", "editing-forced", "--variants", "static", "--json", "-"
     )
@@ -209,6 +209,9 @@ def test_quick_chooses_its_workloads_and_fewer_variants(invoke: Invoke, scripted
         (("--tokens", "3"), "--tokens 3: the least is 16"),
         (("--temp", "-1"), "temperature -1.0 is out of range"),
         (("--time-limit", "0"), "more than 0 seconds"),
+        (("-c", "100"), "answers of 256 tokens leave 0 for prompts in a context of 100: ask for fewer (--tokens)"),
+        (("-c", "64", "--tokens", "60", "--workloads", "hard", "--quick"), "leave 4 for prompts in a context of 64"),
+        (("-c", "99999999"), "99999999 tokens is more than the"),
         (("--quick", "--time-limit", "60"), "give one of them"),
         (("--against", "vllm=x"), "write --against llama-server=PATH"),
         # Not a program of that name among the system's.

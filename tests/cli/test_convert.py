@@ -99,7 +99,10 @@ def test_replacing_needs_force(run: Run, folder: Path, tmp_path: Path) -> None:
     [
         (("none.gguf", "out"), "none.gguf does not exist: give the path of a GGUF file"),
         (("{draft}", "out.gguf"), "becomes a folder"),
-        (("{draft}", "out", "--type", "Q8_0"), "a folder cannot hold weights of type Q8_0 (--type); choose from F32, F16, BF16"),
+        (
+            ("{draft}", "out", "--type", "Q8_0"),
+            "a folder cannot hold weights of type Q8_0 (--type); choose from F32, F16, BF16",
+        ),
         (("{draft}", "out", "--name", "x"), "--name has no effect on a folder"),
         (("{folder}", "out"), "a folder becomes a .gguf file"),
         (("{folder}", "out.gguf", "--type", "Q9"), "file type 'Q9' (--type) is unknown; choose from"),

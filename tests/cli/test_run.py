@@ -204,6 +204,20 @@ def test_a_context_of_0_is_all_of_the_models_own(invoke: Invoke, tmp_path: Path)
         assert f"{option} 0 is the model's own context" in err
 
 
+def test_a_prompt_that_is_too_long_is_refused_before_the_model_is_loaded(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*arguments: object, **options: object) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr("paceline.cli.run.load", load)
+    status, out, err = invoke("run", "-p", "x y " * 400, "-c", "64")
+    assert (status, out) == (2, "")
+    assert re.fullmatch(
+        r"paceline: the prompt has \d+ tokens and the context holds 64, answer included: .*\(-c\)\n", err
+    )
+
+
 def damaged(tmp_path: Path, name: str, data: bytes) -> str:
     (tmp_path / name).write_bytes(data)
     return str(tmp_path / name)

@@ -281,6 +281,17 @@ def check_workload_names(names: Sequence[str]) -> None:
             raise InputError(f"workload {name!r} is named twice: name each once")
 
 
+def check_room(names: Sequence[str], sizes: Sizes) -> None:
+    """Refuse answers beside which hardly any prompt fits into the context.
+
+    Raises:
+        InputError: with the lengths, and what to change.
+    """
+    for name in names:
+        answer = min(LONG_PROMPT_ANSWER, sizes.tokens) if name == "long-prompt" else sizes.tokens
+        sizes.prompt_room(_LEAST_PROMPT, answer)
+
+
 def edit(text: str, rng: random.Random) -> str:
     """Return ``text`` with small changes, as a programmer asks for them.
 

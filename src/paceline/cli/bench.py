@@ -21,7 +21,7 @@ from paceline.bench.sessions import Engines, wall_engines
 from paceline.bench.settings import BenchSettings
 from paceline.bench.table import print_result
 from paceline.bench.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_names
-from paceline.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, check_workload_names
+from paceline.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, Sizes, check_room, check_workload_names
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.engines import opened
@@ -54,7 +54,7 @@ from paceline.cli.options import (
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
-from paceline.engines.loading import ModelOptions, reader_of
+from paceline.engines.loading import ModelOptions, foreseen_context_length, reader_of
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
@@ -249,6 +249,9 @@ def bench(
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     check_outputs({"--json": json_file, "--html": html})
     target_options = options_for_target(embedded_target() if model is None else resolve(model), context.params)
+    if limit_s is None or "tokens" in given:
+        # Before the models are loaded and passes are measured; within a time limit answers may become shorter.
+        check_room(settings.workloads, Sizes(settings.tokens, foreseen_context_length(target_options)))
     draft_options = None
     if "draft" in settings.drafters:
         draft_path = embedded_draft() if model_draft is None else resolve(model_draft)

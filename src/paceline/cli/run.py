@@ -48,7 +48,7 @@ from paceline.core.errors import InputError
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, StopRules
 from paceline.core.verify import VerifierName
 from paceline.drafters.registry import DRAFTER_NAMES
-from paceline.engines.loading import reader_of
+from paceline.engines.loading import check_prompt, reader_of
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target
 from paceline.planning.base import Policy
@@ -322,6 +322,7 @@ def run(
     draft_options = None if draft is None else options_for_draft(target_options, resolve(draft), context.params)
     # Values are checked before the models are loaded, which may take long.
     options["max_tokens"] = _checked_max_tokens(predict, options)
+    check_prompt(target_options, text)
     with (
         # Loading calls back from native code, where an interrupt would be lost: it waits for the next safe moment.
         interrupts_held() as interrupted,

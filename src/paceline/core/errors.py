@@ -43,6 +43,14 @@ class VocabularyMismatchError(InputError):
 class ContextLengthError(InputError):
     """More tokens than the context holds."""
 
+    @classmethod
+    def of_prompt(cls, num_tokens: int, context_length: int) -> ContextLengthError:
+        """Return the error of a prompt that leaves no room in the context for a token of answer."""
+        return cls(
+            f"the prompt has {num_tokens} tokens and the context holds {context_length}, answer included: "
+            "shorten the prompt or raise the context length (-c)"
+        )
+
 
 class SamplingError(InputError):
     """A sampling value outside its range, or a combination that would not be lossless."""

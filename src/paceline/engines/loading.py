@@ -1,16 +1,23 @@
-"""Opening an engine by name, or by what the model file looks like. Engines are imported only here, and only then."""
+"""Opening an engine by name, or by what the model file looks like. Engines are imported only here, and only then.
+
+What can be refused before a model is loaded, which may take minutes, is refused by its header and vocabulary alone.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from paceline.core.errors import CapabilityError, InputError, ModelFileError
-from paceline.engines.base import Engine
+from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError
+from paceline.engines.base import Engine, Vocabulary
+from paceline.engines.context import choose_context_length
 from paceline.engines.exactness import check_exact
+from paceline.engines.limits import check_range
+from paceline.models.description import describe
 from paceline.models.weight_files import check_model_folder
 
 DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
@@ -21,6 +28,9 @@ DEFAULT_BRANCHES = 8
 """Tree branches of an engine whose policy does not say how many it may want."""
 
 TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+_MOST_SPECIAL_TOKENS = 8
+"""Tokens that a tokenizer may put around a text, or take for the space that it puts before it."""
 
 MAX_BRANCHES = 192
 """Most tree branches asked of an engine by default; llama.cpp has 256 sequence ids in all."""
@@ -71,6 +81,7 @@ class ModelOptions:
     verbose: bool = False
 
     def __post_init__(self) -> None:
+        check_range("context_length", self.context_length, 1, 2**31 - 1)
         if self.max_sequences < 1:
             raise InputError(f"{self.max_sequences} sequences: the least is 1 (-np)")
         if self.flash_attention not in (None, True, False):
@@ -114,6 +125,66 @@ def open_engine(options: ModelOptions) -> Engine:
     if name == "torch_hf":
         return _open_torch_hf(options)
     raise InputError(f"unknown engine {name}: choose one of {', '.join(ENGINE_NAMES)}")
+
+
+def foreseen_context_length(options: ModelOptions) -> int:
+    """Return the context that a model will be given, by its header alone.
+
+    Raises:
+        ContextLengthError: more is asked for than the model was made for.
+        ModelFileError: the header cannot be read.
+    """
+    path = Path(options.path)
+    return choose_context_length(
+        options.context_length,
+        describe(path).context_length,
+        model=path.name,
+        may_shrink=options.context_may_shrink,
+    )
+
+
+def check_prompt(options: ModelOptions, prompt: str) -> None:
+    """Refuse a prompt that is too long for a model, before the model is loaded.
+
+    No token but special ones is less than a byte, so only a prompt of about as many bytes as the context has tokens
+    must be counted.
+
+    Raises:
+        ContextLengthError: the prompt leaves no room in the context for a token of answer; or more context is asked for
+            than the model was made for.
+        ModelFileError: the header or the vocabulary cannot be read.
+        CapabilityError: the engine's package is not installed.
+    """
+    most_tokens = len(prompt.encode("utf-8", "surrogatepass")) + _MOST_SPECIAL_TOKENS
+    if options.context_length is not None and most_tokens < options.context_length:
+        return
+    context_length = foreseen_context_length(options)
+    if most_tokens < context_length:
+        return
+    with open_vocabulary(options) as vocabulary:
+        num_tokens = len(vocabulary.tokenize(prompt))
+    if num_tokens >= context_length:
+        raise ContextLengthError.of_prompt(num_tokens, context_length)
+
+
+@contextmanager
+def open_vocabulary(options: ModelOptions) -> Iterator[Vocabulary]:
+    """Load a model's vocabulary without its weights, for as long as the block runs.
+
+    Raises:
+        ModelFileError: the file is missing, damaged, or not a model the engine knows.
+        CapabilityError: the engine's package is not installed, or does not know the vocabulary.
+    """
+    path = Path(options.path)
+    if (options.engine or engine_for(path)) == "torch_hf":
+        from paceline.engines.torch_hf import TorchHFConfig, load_vocabulary
+
+        yield load_vocabulary(TorchHFConfig(path=path, verbose=options.verbose))
+        return
+    from paceline.engines.llama_cpp.loading import vocabulary_of
+
+    with vocabulary_of(path) as vocabulary:
+        yield vocabulary
 
 
 def reader_of(options: ModelOptions) -> Callable[[int], Engine]:

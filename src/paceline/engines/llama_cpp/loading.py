@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -16,6 +18,7 @@ from paceline.engines.context import choose_context_length
 from paceline.engines.limits import check_range
 from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
+from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.threads import PassThreads
 
 _INT32_MAX: Final = 2**31 - 1
@@ -221,6 +224,29 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         threads=settings.threads,
         keep_alive=keep_alive,
     )
+
+
+@contextmanager
+def vocabulary_of(path: Path) -> Iterator[GgufVocabulary]:
+    """Load a file's vocabulary without its weights, for as long as the block runs.
+
+    Raises:
+        ModelFileError: the file is missing, damaged, of another format, or refused by llama.cpp.
+    """
+    native.check_model_file(path)
+    native.initialize()
+    parameters = api.llama_model_default_params()
+    parameters.vocab_only = True
+    with native.log.watch() as lines:
+        model = api.llama_model_load_from_file(os.fsencode(path), parameters)
+        if not model:
+            raise native.model_file_error(path, lines)
+    vocabulary = GgufVocabulary(api.llama_model_get_vocab(model))
+    try:
+        yield vocabulary
+    finally:
+        vocabulary.invalidate()
+        api.llama_model_free(model)
 
 
 @dataclass(frozen=True, slots=True)

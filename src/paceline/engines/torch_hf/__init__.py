@@ -12,6 +12,7 @@ One forward pass, file by file::
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import CapabilityError
@@ -19,24 +20,26 @@ from paceline.engines.torch_hf.config import TorchHFConfig
 
 if TYPE_CHECKING:
     from paceline.engines.torch_hf.engine import TorchHFEngine
+    from paceline.engines.torch_hf.loading import load_vocabulary
 
-__all__ = ["TorchHFConfig", "TorchHFEngine"]
+__all__ = ["TorchHFConfig", "TorchHFEngine", "load_vocabulary"]
+
+_NEEDS_TORCH = {"TorchHFEngine": "engine", "load_vocabulary": "loading"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine when it is first asked for, so that its configuration is readable without torch.
+    """Import what needs torch when it is first asked for, so that the configuration is readable without.
 
     Raises:
         CapabilityError: torch or transformers is not installed.
     """
-    if name != "TorchHFEngine":
+    if name not in _NEEDS_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from paceline.engines.torch_hf.engine import TorchHFEngine
+        return getattr(importlib.import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name not in {"torch", "transformers", "tokenizers"}:
             raise
         raise CapabilityError(
             f"the torch engine needs {error.name}, which comes with the extra: pip install 'paceline[torch]'"
         ) from error
-    return TorchHFEngine

@@ -15,6 +15,7 @@ import transformers
 from transformers.utils import logging as transformers_logging
 
 from paceline.core.errors import CapabilityError, EngineError, ModelFileError
+from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
 from paceline.models.gguf_model import read_gguf_model
 from paceline.models.weight_files import check_model_folder, weight_files
 
@@ -43,22 +44,7 @@ def load(settings: TorchHFConfig) -> LoadedModel:
         EngineError: the weights do not fit on the device.
     """
     path = Path(settings.path)
-    source: dict[str, Any] = {
-        "pretrained_model_name_or_path": str(path),
-        "local_files_only": settings.local_files_only,
-        "trust_remote_code": False,  # without it, a folder with code of its own asks on the terminal
-    }
-    if path.is_file() and path.suffix == ".gguf":
-        _check_gguf(path)
-        source |= {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    elif path.is_dir():
-        # Both say what is missing better than transformers does.
-        check_model_folder(path)
-        weight_files(path)
-    elif path.exists() or settings.local_files_only:
-        problem = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
-        raise ModelFileError(f"{path} {problem}; give a model folder or a GGUF file")
-
+    source = _source(settings)
     device = _device(settings.device)
     with contextlib.nullcontext() if settings.verbose else _quiet():
         with _file_errors(path):
@@ -85,6 +71,46 @@ def load(settings: TorchHFConfig) -> LoadedModel:
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         raise CapabilityError(f"device {settings.device!r} cannot be used: {one_line(error)}") from error
     return LoadedModel(model, tokenizer, path.name, _gguf_end_ids(path) if "gguf_file" in source else frozenset())
+
+
+def load_vocabulary(settings: TorchHFConfig) -> TokenizerVocabulary:
+    """Load the tokenizer that ``settings`` name, and no weights.
+
+    Raises:
+        ModelFileError: missing, incomplete, corrupt, or of a kind transformers does not know.
+        CapabilityError: a package is missing, or how the tokenizer turns tokens into text is unknown.
+    """
+    source = _source(settings)
+    with contextlib.nullcontext() if settings.verbose else _quiet(), _file_errors(Path(settings.path)):
+        config = transformers.AutoConfig.from_pretrained(**source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**source, config=config)
+    return TokenizerVocabulary(tokenizer, size=len(tokenizer))
+
+
+def _source(settings: TorchHFConfig) -> dict[str, Any]:
+    """Return what transformers calls a folder or a GGUF file.
+
+    Raises:
+        ModelFileError: there is neither.
+        CapabilityError: a package that reads GGUF is missing.
+    """
+    path = Path(settings.path)
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(path),
+        "local_files_only": settings.local_files_only,
+        "trust_remote_code": False,  # without it, a folder with code of its own asks on the terminal
+    }
+    if path.is_file() and path.suffix == ".gguf":
+        _check_gguf(path)
+        source |= {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    elif path.is_dir():
+        # Both say what is missing better than transformers does.
+        check_model_folder(path)
+        weight_files(path)
+    elif path.exists() or settings.local_files_only:
+        problem = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
+        raise ModelFileError(f"{path} {problem}; give a model folder or a GGUF file")
+    return source
 
 
 def refuse_unsupported(config: Any, model: Any = None) -> Any:

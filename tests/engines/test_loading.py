@@ -1,0 +1,90 @@
+"""What is refused before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.models.helpers import write_gguf
+
+import paceline.engines.loading as loading
+from paceline.core.errors import ContextLengthError, ModelFileError
+from paceline.engines.base import Vocabulary
+from paceline.engines.loading import (
+    EngineName,
+    ModelOptions,
+    check_prompt,
+    foreseen_context_length,
+    open_engine,
+    open_vocabulary,
+)
+from paceline.models.convert import gguf_to_folder
+from paceline.models.description import describe
+from paceline.models.embedded import embedded_draft
+
+TEXTS = ("", "def f(x):\n", "größer 日本 \x00")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "folder"
+    gguf_to_folder(embedded_draft(), path, dtype="F16")
+    return path
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "torch_hf"])
+def test_a_vocabulary_alone_is_that_of_the_engine(engine: EngineName, folder: Path) -> None:
+    if engine == "torch_hf":
+        pytest.importorskip("torch", reason="needs paceline[torch]")
+    options = ModelOptions(folder if engine == "torch_hf" else embedded_draft(), context_length=64, threads=1)
+    opened = open_engine(options)
+    try:
+        with open_vocabulary(options) as vocabulary:
+            for text in TEXTS:
+                assert vocabulary.tokenize(text) == opened.vocabulary.tokenize(text)
+    finally:
+        opened.close()
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the paths whose vocabularies were loaded."""
+    paths: list[str] = []
+
+    @contextmanager
+    def counting(options: ModelOptions) -> Iterator[Vocabulary]:
+        paths.append(str(options.path))
+        with open_vocabulary(options) as vocabulary:
+            yield vocabulary
+
+    monkeypatch.setattr(loading, "open_vocabulary", counting)
+    return paths
+
+
+@pytest.mark.parametrize("context_length", [64, None])
+def test_only_a_prompt_of_many_bytes_is_counted(context_length: int | None, counted: list[str]) -> None:
+    options = ModelOptions(embedded_draft(), context_length=context_length)
+    longest = foreseen_context_length(options)
+    check_prompt(options, "x" * (longest - 9))
+    assert counted == []
+    # Its bytes are more than the context has room for, its tokens are not.
+    check_prompt(options, " " * longest)
+    assert counted == [str(embedded_draft())]
+    with pytest.raises(ContextLengthError, match=rf"tokens and the context holds {longest}, answer included: .*\(-c\)"):
+        check_prompt(options, "€" * longest)
+
+
+def test_the_context_is_foreseen_as_the_engine_will_give_it(tmp_path: Path) -> None:
+    trained = describe(embedded_draft()).context_length
+    assert trained is not None
+    with pytest.raises(ContextLengthError, match=f"{trained + 1} tokens is more than the {trained}"):
+        foreseen_context_length(ModelOptions(embedded_draft(), context_length=trained + 1))
+    shrinking = ModelOptions(embedded_draft(), context_length=trained + 1, context_may_shrink=True)
+    assert foreseen_context_length(shrinking) == trained
+    short = write_gguf(tmp_path / "short.gguf", llama__context_length=100)
+    assert foreseen_context_length(ModelOptions(short)) == 100
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match=r"bad\.gguf"):
+        check_prompt(ModelOptions(tmp_path / "bad.gguf"), "x")
