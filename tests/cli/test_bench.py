@@ -217,6 +217,7 @@ def test_quick_chooses_its_workloads_and_fewer_variants(invoke: Invoke, scripted
         # Not a program of that name among the system's.
         (("--against", "llama-server=./true"), "/true does not exist"),
         (("--against", "llama-server=x", "--workloads", "mixed,editing-forced"), "--against has no effect on forced"),
+        (("--against", "llama-server=/"), "/ is a folder: give the path of llama-server"),
         (("--against", "llama-server=/nowhere/llama-server"), "does not exist: give the path of llama-server"),
         (("--json", "/nowhere/at/all.json"), "there is no directory"),
         (("--html", "/nowhere/at/all.html"), "there is no directory"),

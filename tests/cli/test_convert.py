@@ -97,6 +97,8 @@ def test_replacing_needs_force(run: Run, folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("{draft}", ""), "the destination is empty: give the path"),
+        (("", "out"), "the name of the model is empty"),
         (("none.gguf", "out"), "none.gguf does not exist: give the path of a GGUF file"),
         (("{draft}", "out.gguf"), "becomes a folder"),
         (

@@ -329,6 +329,7 @@ def test_an_image_that_cannot_be_written_leaves_the_old_one(
         (("-m", "target", "-td", "1"), "-td has no effect without a draft model"),
         (("--engine", "torch_hf", "-td", "1"), "(-td, -tbd) mean nothing to torch_hf"),
         (("-np", "0"), "the least is 1"),
+        (("--budget-s", "inf"), "--budget-s inf: give a finite number of seconds, more than 0"),
     ],
 )
 def test_bad_input_is_one_clear_line(

@@ -288,6 +288,10 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "wide threads": (("-p", "x", "-tb", "-1"), "threads_batch (-tb, or -tbd for a draft model) is -1"),
     "GPU layers": (("-p", "x", "-ngl", "-2"), "n_gpu_layers (-ngl, or -ngld for a draft model) is -2"),
     "device": (("-p", "x", "-dev", "abacus"), "device 'abacus' is not available; choose from none (-dev)"),
+    "empty model": (("-p", "x", "-m", ""), "the name of the model is empty"),
+    "empty draft": (("-p", "x", "-md", ""), "the name of the model is empty"),
+    "pattern of a tensor override": (("-p", "x", "-ot", "[=CPU"), "among [ (-ot) is no regular expression"),
+    "bytes of a tensor override": (("-p", "x", "-ot", "\udcff=ABACUS"), "buffer type 'ABACUS' of \\udcff=ABACUS (-ot)"),
     "tensor override": (("-p", "x", "-ot", "nonsense"), "-ot 'nonsense' is not PATTERN=BUFFER"),
     "dtype": (("-p", "x", "--dtype", "float16"), "float16"),
     "a prompt without its option": (

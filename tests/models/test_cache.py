@@ -167,3 +167,11 @@ def test_completion_offers_names_and_leaves_paths_to_the_shell(folder: Path, mon
     assert complete_model("./") == []
     monkeypatch.setenv("PACELINE_CACHE", str(folder / "target-1b-q4_0.gguf"))
     assert complete_model("d") == ["draft"]
+
+
+def test_a_cache_in_the_home_of_nobody_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", "~no-such-user/models")
+    with pytest.raises(ModelFileError, match="PACELINE_CACHE is ~no-such-user/models, and there is no home folder"):
+        models_folder()
+    assert resolve(embedded_target()) == embedded_target()
+    assert complete_model("d") == []

@@ -428,6 +428,11 @@ def test_a_file_knows_what_it_was_made_from(tmp_path: Path, small: Path, untied:
 BAD_SHAPES: dict[str, tuple[LlamaShape | str, dict[str, Any], str]] = {
     "preset": ("2b", {}, "no preset '2b': choose from 0.3b"),
     "type": (LARGE, {"file_type": "Q9"}, "file type 'Q9'"),
+    "layers beyond all": (
+        replace(LARGE, layers=10**11),
+        {},
+        "layers 100000000000 is out of range: the least is 1, the most 512",
+    ),
     "no layers": (replace(LARGE, layers=0), {}, "layers 0 is out of range"),
     "fewer layers": (replace(LARGE, layers=1), {}, "layers 1 is less than the source's 2"),
     "narrower": (replace(SMALL, feed_forward=256), {}, "feed-forward 256 is less than the source's 512"),

@@ -54,7 +54,8 @@ def check_llama_server(executable: Path, target: ModelOptions, draft: ModelOptio
         if options is not None and engine_for(Path(options.path)) != "llama_cpp":
             raise InputError(f"--against runs GGUF files only, and {options.path} is none: leave it out")
     if not executable.is_file():
-        raise InputError(f"{executable} does not exist: give the path of llama-server")
+        problem = "is a folder" if executable.is_dir() else "does not exist"
+        raise InputError(f"{executable} {problem}: give the path of llama-server")
     said = _said(executable, "--version")
     version = next((line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("version:")), "")
     if not version:

@@ -39,7 +39,7 @@ def convert(
             autocompletion=complete_model,
         ),
     ],
-    destination: Annotated[Path, typer.Argument(metavar="DESTINATION", help="The folder, or the .gguf file, to make.")],
+    to: Annotated[str, typer.Argument(metavar="DESTINATION", help="The folder, or the .gguf file, to make.")],
     file_type: Annotated[
         str,
         typer.Option(
@@ -67,6 +67,10 @@ def convert(
     """
     file_type = file_type.upper()
     started = time.monotonic()
+    if not to:
+        # A Path of it would be the folder one is in, which would be replaced.
+        raise InputError("the destination is empty: give the path of a folder, or of a .gguf file")
+    destination = Path(to)
     source = resolve(model)
     if source.is_dir():
         _check_gguf_destination(destination, file_type, force=force)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -134,8 +135,8 @@ def profile_command(
     on this machine, for these models and settings, and is what planning uses; it is measured again with --force.
     """
     wanted = None if widths is None else _parse_widths(widths)
-    if not budget_s > 0:
-        raise InputError(f"--budget-s {budget_s:g}: give more than 0 seconds")
+    if not 0 < budget_s < math.inf:
+        raise InputError(f"--budget-s {budget_s:g}: give a finite number of seconds, more than 0")
     budget = ProfilingBudget(budget_s, max_passes=None)
     figure_of = None if png is None else _matplotlib_figure()
     json_file = None if json_to is None or json_to == "-" else Path(json_to)

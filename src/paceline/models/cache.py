@@ -28,10 +28,19 @@ def models_folder() -> Path:
     """Return the folder of the models made on this machine, whether or not it exists yet.
 
     It is ``models`` in the user's cache folder, or in the folder that ``PACELINE_CACHE`` names.
+
+    Raises:
+        ModelFileError: ``PACELINE_CACHE`` begins with the home of a user who is not there.
     """
     override = os.environ.get(CACHE_VARIABLE)
-    root = Path(override).expanduser() if override else user_cache_path("paceline", appauthor=False)
-    return root / "models"
+    if not override:
+        return user_cache_path("paceline", appauthor=False) / "models"
+    try:
+        return Path(override).expanduser() / "models"
+    except RuntimeError:
+        raise ModelFileError(
+            f"{CACHE_VARIABLE} is {override}, and there is no home folder of that user: give another folder"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,9 @@ def resolve(model: str | Path) -> Path:
     Raises:
         ModelFileError: it is neither; the message lists the names there are.
     """
+    if not str(model):
+        # A Path of it would be the folder one is in.
+        raise ModelFileError("the name of the model is empty: give a path, or a name that paceline models lists")
     path = Path(model)
     try:
         if path.is_file() or (path / "config.json").is_file():

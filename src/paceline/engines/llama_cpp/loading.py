@@ -282,6 +282,10 @@ def _load_model(config: LlamaCppConfig) -> tuple[Any, list[Any], list[str]]:
     with native.log.watch() as lines:
         model = api.llama_model_load_from_file(os.fsencode(config.path), parameters)
         if not model:
+            why = native.reason(lines)
+            if config.override_tensors and "regular expression" in why:
+                patterns = ", ".join(pattern for pattern, _ in config.override_tensors)
+                raise InputError(f"a tensor override among {patterns} (-ot) is no regular expression: {why}")
             raise native.model_file_error(config.path, lines)
         return model, keep_alive, of_model(lines)
 

@@ -157,7 +157,7 @@ def _device(name: str) -> torch.device:
     except RuntimeError as error:
         raise CapabilityError(f"device {name!r}: {one_line(error)}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise CapabilityError(f"device {name!r} is not there: this torch sees no CUDA; use device='cpu'")
+        raise CapabilityError(f"device {name!r} is not there: this torch sees no CUDA; use 'cpu' (-dev)")
     return device
 
 
