@@ -9,8 +9,6 @@ numpy is there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 __version__ = "0.1.0"
 
 __all__ = [
@@ -37,6 +35,7 @@ __all__ = [
     "load",
 ]
 
+TYPE_CHECKING = False  # to type checkers it is true by its name; importing typing would take as long as all the rest
 if TYPE_CHECKING:
     from paceline.api import Generation, Model, Stream, load
     from paceline.core.errors import (
