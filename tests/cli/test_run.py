@@ -291,7 +291,7 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "empty model": (("-p", "x", "-m", ""), "the name of the model is empty"),
     "empty draft": (("-p", "x", "-md", ""), "the name of the model is empty"),
     "pattern of a tensor override": (("-p", "x", "-ot", "[=CPU"), "among [ (-ot) is no regular expression"),
-    "bytes of a tensor override": (("-p", "x", "-ot", "\udcff=ABACUS"), "buffer type 'ABACUS' of \\udcff=ABACUS (-ot)"),
+    "bytes of a tensor override": (("-p", "x", "-ot", "a\udcff=CPU"), "-ot is not UTF-8: byte 1 is 0xff"),
     "tensor override": (("-p", "x", "-ot", "nonsense"), "-ot 'nonsense' is not PATTERN=BUFFER"),
     "dtype": (("-p", "x", "--dtype", "float16"), "float16"),
     "a prompt without its option": (

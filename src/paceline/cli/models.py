@@ -126,7 +126,7 @@ def remove_model(
     if not yes:
         if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
             raise InputError(f"{what} would be deleted, and nobody is here to say yes: add --yes")
-        if not typer.confirm(f"Delete {what}?", err=True):
+        if not typer.confirm(printable_line(f"Delete {what}?"), err=True):
             return
     remove(name)
     error_console().print(f"deleted {what}", markup=False)

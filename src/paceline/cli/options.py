@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
+from paceline.cli.prompt import typed_text
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.loading import DType, EngineName, ModelOptions, engine_for
 from paceline.models.cache import complete_model
@@ -305,10 +306,11 @@ def _parse_overrides(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the patterns and buffers in the value of :data:`TensorOverrides`.
 
     Raises:
-        InputError: one of them is not ``PATTERN=BUFFER``.
+        InputError: one of them is not ``PATTERN=BUFFER``, or not UTF-8.
     """
     overrides = []
-    for value in (part for text in values for part in text.split(",")):
+    texts = (typed_text(value, "-ot", escape=False) for value in values)
+    for value in (part for text in texts for part in text.split(",")):
         pattern, equals, buffer = value.rpartition("=")
         if not (pattern and equals and buffer):
             raise InputError(f"-ot {value!r} is not PATTERN=BUFFER, such as exps=CPU")

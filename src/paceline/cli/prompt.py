@@ -63,10 +63,11 @@ def _read_file(file: Path) -> str:
             raise InputError("standard input is closed: give a file with -f, or the prompt with -p")
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise InputError(f"cannot read the prompt file {file}: {error.strerror}") from error
+        raise InputError(f"cannot read the prompt file {file} (-f): {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(
-            f"the prompt file {file} is not UTF-8: byte {error.start} is {data[error.start]:#04x}"
+            f"the prompt file {file} (-f) is not UTF-8: byte {error.start} is {data[error.start]:#04x}; "
+            "save it as UTF-8"
         ) from None
     # As llama.cpp does: the newline that ends a text file is not part of the prompt.
     return text.removesuffix("\n").removesuffix("\r")

@@ -282,7 +282,7 @@ def tensor_override_array(overrides: Sequence[tuple[str, str]]) -> Any:
         if name not in available:
             known = ", ".join(available)
             raise InputError(f"buffer type {name!r} of {pattern}={name} (-ot) is unknown; choose from {known}")
-        entries.append(_TensorOverride(os.fsencode(pattern), available[name]))
+        entries.append(_TensorOverride(pattern.encode(), available[name]))
     return (_TensorOverride * (len(entries) + 1))(*entries)
 
 
