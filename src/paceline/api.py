@@ -36,7 +36,9 @@ from paceline.options import read_options
 from paceline.planning.auto.learned import load_learned, store_learned
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy
-from paceline.planning.costs.meter import Report
+from paceline.planning.costs.attention import MAX_S as ATTENTION_S
+from paceline.planning.costs.attention import like_target, open_model
+from paceline.planning.costs.meter import FIRST_LOAD, Report
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.keeping import PairKey
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
@@ -192,10 +194,12 @@ class Model:
     Args:
         target: see below; and so ``drafters``, ``policy`` and ``verify``.
         clock: where times come from.
+        target_options: see below.
         closing: called once, before anything is freed.
 
     Attributes:
         target: the engine that runs the target.
+        target_options: what it was opened with, with all that was found out at load; ``None`` where it is not said.
         drafters: in the order they are asked.
         policy: what decides how much is drafted.
         verify: how drafts are judged.
@@ -210,9 +214,11 @@ class Model:
         *,
         verify: VerifierName = "coupled",
         clock: Clock | None = None,
+        target_options: ModelOptions | None = None,
         closing: Callable[[], object] | None = None,
     ) -> None:
         self.target = target
+        self.target_options = target_options
         self.drafters = list(drafters)
         self.policy = policy
         self.verify: VerifierName = verify
@@ -338,7 +344,8 @@ def load(
     if target_options.branches is None and isinstance(policy, FixedPolicy):
         branches = min(policy.most_branches(len(names)) * target_options.max_sequences, MAX_BRANCHES)
         target_options = dataclasses.replace(target_options, branches=branches)
-    target_engine = open_engine(dataclasses.replace(target_options, rollback=speculates))
+    opened = open_model(dataclasses.replace(target_options, rollback=speculates), report=report)
+    target_engine, target_options = opened.engine, opened.options
     draft_engine: Engine | None = None
     closing: Callable[[], object] | None = None
     try:
@@ -348,11 +355,15 @@ def load(
                 "decode it without speculation (--no-speculation)"
             )
         if draft_options is not None:
+            draft_options = like_target(draft_options, target_options)
             # The draft's own pending tree is a chain: siblings are proposed but never fed.
             draft_engine = open_engine(dataclasses.replace(draft_options, branches=0))
         built = build_drafters(names, target=target_engine, draft=draft_engine)
         if isinstance(policy, str):
-            kept = find_or_measure(target_engine, target_options, draft_engine, draft_options, report=report)
+            budget = FIRST_LOAD.less(ATTENTION_S) if opened.measured else FIRST_LOAD
+            kept = find_or_measure(
+                target_engine, target_options, draft_engine, draft_options, budget=budget, report=report
+            )
             branches = DEFAULT_BRANCHES if target_options.branches is None else target_options.branches
             key = kept.key if remember else None
             learned = load_learned(key) if key is not None else None
@@ -364,7 +375,7 @@ def load(
             draft_engine.close()
         target_engine.close()
         raise
-    return Model(target_engine, built, policy, verify=verify, closing=closing)
+    return Model(target_engine, built, policy, verify=verify, target_options=target_options, closing=closing)
 
 
 def _keep_learned(key: PairKey, policy: AutoPolicy) -> None:

@@ -266,13 +266,13 @@ def bench(
     with (
         # Loading calls back from native code, where an interrupt would be lost; rounds are not torn either.
         interrupts_held() as interrupted,
-        opened(target_options, draft_options) as (target_engine, draft_engine),
+        opened(target_options, draft_options) as pair,
         _Progress(remaining_s) as progress,
     ):
-        if draft_engine is not None:
-            check_vocabularies(target_engine.vocabulary, draft_engine.vocabulary)
-        engines = wall_engines(target_engine, draft_engine, reader_of(target_options), stopped=interrupted.is_set)
-        kept = _kept_profile(engines, target_options, draft_options, limit_s, interrupted, progress)
+        if pair.draft is not None:
+            check_vocabularies(pair.target.vocabulary, pair.draft.vocabulary)
+        engines = wall_engines(pair.target, pair.draft, reader_of(pair.target_options), stopped=interrupted.is_set)
+        kept = _kept_profile(engines, pair.target_options, pair.draft_options, limit_s, interrupted, progress)
         profile, learned = kept.profile, _learned(kept) if remember else None
         if limit_s is not None:
             length = engines.target.capabilities.context_length
@@ -280,6 +280,7 @@ def bench(
         servers = None
         if server is not None:
             context_length = engines.target.capabilities.context_length
+            # As the user asked: what was found out here is not llama-server's choice.
             servers = LlamaServers(server, target_options, draft_options, context_length)
         runner = Runner(
             engines,

@@ -152,15 +152,22 @@ def profile_command(
     with (
         # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
         interrupts_held() as interrupted,
-        opened(target_options, draft_options) as (target, draft),
         _progress(interrupted) as report,
+        opened(target_options, draft_options, force=force) as pair,
     ):
         report(0.0)
-        _check_widths(target, wanted or [])
+        _check_widths(pair.target, wanted or [])
         kept = find_or_measure(
-            target, target_options, draft, draft_options, budget=budget, widths=wanted, force=force, report=report
+            pair.target,
+            pair.target_options,
+            pair.draft,
+            pair.draft_options,
+            budget=budget,
+            widths=wanted,
+            force=force,
+            report=report,
         )
-        names = _Names(target.description, None if draft is None else draft.description)
+        names = _Names(pair.target.description, None if pair.draft is None else pair.draft.description)
     missing = [rows for rows in wanted or [] if not kept.profile.target.is_measured(rows)]
     if missing:
         error_console().print(

@@ -342,7 +342,9 @@ def run(
         if predict == -1:
             options["max_tokens"] = loaded.target.capabilities.context_length
         if compare:
-            _compare(loaded, text, options, repeats, as_json, interrupted, reader_of(target_options))
+            _compare(
+                loaded, text, options, repeats, as_json, interrupted, reader_of(loaded.target_options or target_options)
+            )
         else:
             _generate(loaded, text, options, as_json, interrupted)
 
@@ -436,7 +438,9 @@ def _measuring(interrupted: threading.Event) -> Iterator[Report]:
                 status = stack.enter_context(error_console().status(""))
             status.update(f"measuring what passes cost here, once for this model: {share:.0%}")
             if share >= 1:
+                # Attention is measured first, and then all else.
                 stack.close()
+                status = None
 
         yield report
 

@@ -25,7 +25,7 @@ from paceline.models.cache import models_folder
 from paceline.models.gguf_model import part_paths
 from paceline.output import whole_file
 
-Shelf: TypeAlias = Literal["profiles", "learned"]
+Shelf: TypeAlias = Literal["profiles", "learned", "attention"]
 """What kind of entry, and the folder they lie in."""
 
 _HEAD_BYTES: Final = 1 << 20
@@ -77,6 +77,19 @@ def pair_key(
             "draft": None if draft is None or draft_options is None else _model_facts(draft, draft_options),
         }
     )
+
+
+def model_key(options: ModelOptions) -> PairKey:
+    """Return the key of a model that is not open yet, with these options, on this machine.
+
+    Args:
+        options: with the path of its file.
+
+    Raises:
+        ModelFileError: the model's file cannot be read.
+    """
+    room = {"context_length": options.context_length, "max_sequences": options.max_sequences}
+    return PairKey({"machine": _machine(), "model": {**_option_facts(options), **room}})
 
 
 def entry_path(shelf: Shelf, key: PairKey) -> Path:
@@ -157,18 +170,25 @@ def _hash_samples(path: Path, digest: hashlib._Hash) -> None:
 
 
 def _model_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
-    path = Path(options.path)
-    name = options.engine or engine_for(path)
     capabilities = dataclasses.asdict(engine.capabilities)
     # These come with other settings and cost nothing.
     for irrelevant in ("trees", "logit_tolerance", "hidden_states"):
         del capabilities[irrelevant]
     return {
+        **_option_facts(options),
+        # It says the device and the threads that an engine chose by itself.
+        "description": engine.description.removeprefix(Path(options.path).name),
+        "capabilities": capabilities,
+    }
+
+
+def _option_facts(options: ModelOptions) -> dict[str, Any]:
+    path = Path(options.path)
+    name = options.engine or engine_for(path)
+    return {
         "file": fingerprint(path),
         "engine": name,
         "build": _build(name),
-        # It says the device and the threads that an engine chose by itself.
-        "description": engine.description.removeprefix(path.name),
         "threads": options.threads,
         "threads_batch": options.threads_batch,
         "flash_attention": options.flash_attention,
@@ -178,7 +198,6 @@ def _model_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
         "gpu_layers": options.gpu_layers,
         "override_tensors": [list(pair) for pair in options.override_tensors],
         "dtype": options.dtype,
-        "capabilities": capabilities,
     }
 
 

@@ -188,6 +188,7 @@ class LlamaCppEngine:
         self._vocabulary = GgufVocabulary(api.llama_model_get_vocab(loaded.model))
         self._vocabulary_size = self._vocabulary.size
         self._finalizer = weakref.finalize(self, _release, loaded, self._vocabulary)
+        self._loaded = loaded
         self._path = config.path
         self._context: Any = loaded.context
         self._memory: Any = api.llama_get_memory(loaded.context)
@@ -229,6 +230,34 @@ class LlamaCppEngine:
         """What this engine can do."""
         self._check_open()
         return self._capabilities
+
+    @property
+    def fused_attention(self) -> bool | None:
+        """Whether attention is one fused kernel; ``None`` where that is not open: set, or llama.cpp's to choose."""
+        self._check_open()
+        return self._loaded.fused_attention
+
+    def fuse_attention(self, fused: bool) -> None:
+        """Fuse attention or not. Only where that is open, and while no sequence is.
+
+        Raises:
+            InputError: there is no memory for another context; the engine is closed.
+        """
+        assert self.fused_attention is not None
+        assert not self._sequences
+        if fused == self.fused_attention:
+            return
+        self._context = self._memory = self._logits_view = None
+        self._generation += 1
+        try:
+            self._loaded.fuse_attention(fused)
+        except BaseException:
+            self.close()
+            raise
+        self._context = self._loaded.context
+        self._memory = api.llama_get_memory(self._context)
+        self._capabilities = self._loaded.capabilities
+        self._threads_in_use = self._threads.most
 
     # --- sequences ----------------------------------------------------------------------------------------------------
 

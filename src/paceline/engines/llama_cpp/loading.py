@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ _BF16: Final = 30
 # 0.019, Q4_K_M 0.020.]
 _EXACT: Final = 1e-4
 _TIGHT: Final = 0.002
+_FUSED: Final = 0.01
 _LOOSE: Final = 0.06
 _TIGHT_FILE_TYPES: Final = frozenset({api.LLAMA_FTYPE_ALL_F32, api.LLAMA_FTYPE_MOSTLY_F16, api.LLAMA_FTYPE_MOSTLY_BF16})
 
@@ -75,12 +77,14 @@ class LlamaCppConfig:
         threads: CPU threads of a pass of one row. ``None`` means one for each physical core the process may use, and
             fewer while other processes use the cores (:mod:`paceline.engines.threads`).
         threads_batch: CPU threads of wider passes. ``None`` means the same as ``threads``.
-        flash_attention: ``None`` means llama.cpp's choice on devices, and off on the CPU unless the context is so long
-            that doing without takes more than 512 MiB. On the CPU the fused kernel makes the passes that verify drafts
-            slower over long contexts, and it sums in half precision in the order of the cells, which trees permute.
-            Over short contexts and in reading prompts it is faster. [A 1b in Q4_0 on 2 cores, time with it over time
-            without: 1 to 4 rows 0.94 after 64 tokens, 0.89 to 0.97 after 700, 1.05 to 1.25 after 1,400; 8 to 16 rows
-            0.92 to 0.99, 1.04 to 1.08, 1.15 to 1.37; 256 rows of a prompt 0.82 to 0.88.]
+        flash_attention: ``None`` means llama.cpp's choice on devices. On the CPU it is off, unless the context is so
+            long that doing without takes more than 512 MiB, and may be changed once the model is loaded
+            (:meth:`LoadedModel.fuse_attention`), by what passes cost. There the fused kernel makes passes of one row
+            faster, and passes that verify drafts slower over long contexts. It sums in half precision in the order of
+            the cells, which trees permute. [Two cores, time with it over time without, after 120, 400 and 1,400
+            tokens: SmolLM2-135M in Q4_1 0.95, 0.96, 0.85 for one row and 0.98, 1.08, 1.02 for eight; a 1b in Q4_0 0.94,
+            0.92, 0.97 for one row and 1.19 for eight after 1,400; in Q8_0 0.95 and 0.93 for one row and 1.16 and 1.21
+            for eight after 400 and 1,400.]
         exact: attention sums over the cache in the same order and precision however many rows a pass has: the fused
             kernel, row by row, which llama.cpp takes on the CPU where keys and values are of different types, so that
             values are BF16. There are no branches, as they permute the cells. Whether the weights' kernels are like
@@ -129,13 +133,15 @@ class LlamaCppConfig:
             raise InputError("exact texts (--exact) need fused attention: leave out -fa off")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadedModel:
     """A model and its context in native memory, which :meth:`free` gives back.
 
     Attributes:
+        config: what was asked for.
+        settings: what of that the model can have.
         model: ``llama_model *``.
-        context: ``llama_context *``.
+        context: ``llama_context *``; ``None`` if another one could not be made in its place.
         capabilities: what the two can do.
         description: the model, its quantisation and where it runs, in a few words for people.
         sequence_ids: how many native sequence ids there are.
@@ -147,6 +153,8 @@ class LoadedModel:
         keep_alive: memory that the model points into.
     """
 
+    config: LlamaCppConfig
+    settings: _Settings
     model: Any
     context: Any
     capabilities: EngineCapabilities
@@ -159,9 +167,32 @@ class LoadedModel:
     threads: PassThreads
     keep_alive: list[Any]
 
+    @property
+    def fused_attention(self) -> bool | None:
+        """Whether attention is one fused kernel; ``None`` where that is not open: set, or llama.cpp's to choose."""
+        if not self.settings.attention_is_open:
+            return None
+        return bool(self.settings.flash_attention == api.LLAMA_FLASH_ATTN_TYPE_ENABLED)
+
+    def fuse_attention(self, fused: bool) -> None:
+        """Make another context in place of this one, with attention fused or not. All that is cached is lost.
+
+        Raises:
+            InputError: there is no memory for it; the model can only be freed then.
+        """
+        kind = api.LLAMA_FLASH_ATTN_TYPE_ENABLED if fused else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self.settings = dataclasses.replace(self.settings, flash_attention=int(kind))
+        # Before the other is made, as there may be no memory for both.
+        context, self.context = self.context, None
+        api.llama_free(context)
+        self.context, _ = _create_context(self.model, self.config, self.settings)
+        tolerance = _tolerance(self.model, self.config, self.settings)
+        self.capabilities = dataclasses.replace(self.capabilities, logit_tolerance=tolerance)
+
     def free(self) -> None:
         """Free the native memory. To be called once."""
-        api.llama_free(self.context)
+        if self.context is not None:
+            api.llama_free(self.context)
         api.llama_model_free(self.model)
 
 
@@ -200,9 +231,10 @@ def load(config: LlamaCppConfig) -> LoadedModel:
             api.llama_free(context)
         api.llama_model_free(model)
         raise
-    plain_kernels = not settings.devices and settings.flash_attention == api.LLAMA_FLASH_ATTN_TYPE_DISABLED
     branches = 0 if recurrent else settings.branches
     return LoadedModel(
+        config=config,
+        settings=settings,
         model=model,
         context=context,
         capabilities=EngineCapabilities(
@@ -213,7 +245,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
             trees=branches > 0,
             max_rollback=snapshots if recurrent else None,
             hidden_states=False,
-            logit_tolerance=_tolerance(_file_type(model), config.cache_type) if plain_kernels else _LOOSE,
+            logit_tolerance=_tolerance(model, config, settings),
         ),
         description=_describe(model, config, settings),
         sequence_ids=settings.max_ids,
@@ -264,6 +296,7 @@ class _Settings:
     keepers: bool
     devices: tuple[str, ...]
     flash_attention: int
+    attention_is_open: bool
 
 
 def _load_model(config: LlamaCppConfig) -> tuple[Any, list[Any], list[str]]:
@@ -352,6 +385,7 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         keepers=keepers,
         devices=devices,
         flash_attention=int(flash),
+        attention_is_open=config.flash_attention is None and flash == api.LLAMA_FLASH_ATTN_TYPE_DISABLED,
     )
 
 
@@ -384,11 +418,16 @@ def _metadata(model: Any, key: str) -> str | None:
     return buffer.value.decode("utf-8", errors="replace") if length >= 0 else None
 
 
-def _tolerance(file_type: int, cache_type: CacheType) -> float:
-    """Return what rounding explains without flash attention and on the CPU."""
-    if file_type == api.LLAMA_FTYPE_ALL_F32 and cache_type == "f32":
+def _tolerance(model: Any, config: LlamaCppConfig, settings: _Settings) -> float:
+    """Return the difference between two ways to the same row that rounding explains."""
+    file_type = _file_type(model)
+    if settings.devices or file_type not in _TIGHT_FILE_TYPES:
+        return _LOOSE
+    if settings.flash_attention != api.LLAMA_FLASH_ATTN_TYPE_DISABLED:
+        return _FUSED
+    if file_type == api.LLAMA_FTYPE_ALL_F32 and config.cache_type == "f32":
         return _EXACT
-    return _TIGHT if file_type in _TIGHT_FILE_TYPES else _LOOSE
+    return _TIGHT
 
 
 def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> tuple[Any, list[str]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from paceline.core.clock import Clock
 from paceline.core.errors import InputError
@@ -37,6 +38,14 @@ class ProfilingBudget:
             raise InputError(f"{self.max_passes} passes to measure by: give at least 1")
         if not 0 <= self.least_s < math.inf:
             raise InputError(f"{self.least_s} seconds to measure in whatever the passes: give 0 or more")
+
+    def less(self, seconds: float) -> ProfilingBudget:
+        """Return what is left of it when so many seconds, fewer than there are, went to something else."""
+        return dataclasses.replace(self, max_s=self.max_s - seconds)
+
+
+FIRST_LOAD: Final = ProfilingBudget()
+"""What measuring may take when a model is first loaded."""
 
 
 class Meter:
