@@ -10,6 +10,8 @@ from typing import Any
 import typer
 
 from benchmarks import acceptance, lossless, overhead, plain_speed, planning, soak, speed
+from benchmarks.beside_server import EPILOG as BESIDE_SERVER_EPILOG
+from benchmarks.beside_server import beside_server
 from benchmarks.cores import EPILOG as CORES_EPILOG
 from benchmarks.cores import cores
 from benchmarks.inflation import EPILOG as INFLATION_EPILOG
@@ -59,8 +61,9 @@ for _name, _module in MEASUREMENTS.items():
     app.command(_name, help=(_module.__doc__ or "").partition("\n")[0])(_command(_name))
 app.command("pair", epilog=EPILOG)(pair)
 app.command("inflation", epilog=INFLATION_EPILOG)(inflation)
-# This needs a program that is not there everywhere.
+# These need a program that is not there everywhere.
 app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
+app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)
 # This looks for what makes the others scatter.
 app.command("cores", epilog=CORES_EPILOG)(cores)
 # These measure policies on what was recorded before, so they are not among all that runs by itself.

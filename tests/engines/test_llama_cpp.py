@@ -1097,6 +1097,7 @@ def test_no_prompt_is_closed(tokenizer: str, add_bos: bool, add_eos: bool, tmp_p
     assert vocabulary.tokenize("</s>", parse_special=True) == [begin] * opens + [end]
 
 
+@pytest.mark.filterwarnings("ignore::paceline.core.errors.ModelWarning")
 @pytest.mark.parametrize("tokenizer", ["llama", "gpt2", "bert", "t5"])
 def test_spellings_tell_control_tokens_apart_and_leave_out_padding(tokenizer: str, tmp_path: Path) -> None:
     engine = load(write_model(tmp_path / "model.gguf", "llama", tokenizer=tokenizer))

@@ -21,9 +21,10 @@ import psutil
 PERIOD_S: Final = 0.2
 """How often the cores are looked at: systems count their time in hundredths of a second."""
 
-_LONGEST_S: Final = 2.0
-"""A longer time than this between two looks says little of now: it is looked at again soon, after :data:`_SOON_S`."""
-_SOON_S: Final = 0.05
+_LONGEST_S: Final = 1.5 * PERIOD_S
+"""A longer time than this between two looks, as between two answers, says little of now: the next comes soon, after"""
+_SOON_S: Final = 0.1
+"""seconds."""
 
 
 def usable_cores() -> int:

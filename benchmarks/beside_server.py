@@ -1,0 +1,250 @@
+"""Plain decoding beside llama-server as it comes, in turn, on a quiet machine and on a busy one.
+
+What people have today is llama-server without a flag but the model's, so that is what plain decoding has to keep up
+with. Both sides keep a process and continue the same text by turns, a window of tokens at a time, so that each window
+has two of the other side's around it, after the same text. What limits either is the machine's memory, and on a busy
+machine how long threads wait for each other.
+
+Spinning processes stand for whatever else a machine does: each keeps one core busy for as long as a series takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
+
+import typer
+
+import paceline
+from benchmarks.progress import progress_bar
+from paceline.core.errors import CapabilityError, InputError
+from paceline.engines.loading import ModelOptions
+from paceline.engines.threads import PERIOD_S, usable_cores
+from paceline.machine import machine
+from paceline.models.cache import resolve
+from paceline.models.embedded import heldout
+from paceline.planning.policies.fixed import NO_SPECULATION
+
+EPILOG = """[bold]Examples[/bold]
+
+python -m benchmarks beside-server ./llama-server -m target-1b-q4_0
+
+python -m benchmarks beside-server ./llama-server -m big.gguf --context 1500 --temp 0.8
+
+python -m benchmarks beside-server ./llama-server -m target-1b-q4_0 --busy 0,1,2 --all-cores
+"""
+
+_HOST: Final = "127.0.0.1"
+_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_START_S: Final = 120.0
+_SETTLE_S: Final = 0.5
+"""Spinning processes have started by then, and paceline has looked at the cores."""
+
+_RUN_IN_S: Final = PERIOD_S
+_MOST_GROWTH: Final = 512
+"""Tokens by which the context may outgrow what was asked for before the text is begun anew."""
+
+OURS, ALL_CORES, SERVER = "paceline", "paceline -t", "llama-server"
+
+
+def beside_server(
+    program: Annotated[Path, typer.Argument(help="llama-server.", metavar="LLAMA-SERVER")],
+    model: Annotated[str, typer.Option("-m", "--model", help="A GGUF file, or a name from paceline models.")],
+    context: Annotated[int, typer.Option("--context", help="Tokens before the first window.")] = 32,
+    temp: Annotated[float, typer.Option("--temp", "--temperature", help="0 decodes greedily.")] = 0.0,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Tokens of a window.")] = 48,
+    windows: Annotated[int, typer.Option("--windows", help="Windows of each side.")] = 7,
+    busy: Annotated[str, typer.Option("--busy", help="Spinning processes, one series for each number.")] = "0",
+    all_cores: Annotated[
+        bool, typer.Option("--all-cores", help="Also paceline with a thread for every core, whatever others do.")
+    ] = False,
+) -> None:
+    """Measure plain decoding beside llama-server as it comes."""
+    if windows < 1 or tokens < 2 or context < 1:
+        raise InputError(f"{windows} windows of {tokens} tokens after {context}: the least is 1 of 2 after 1")
+    try:
+        series = [int(number) for number in busy.split(",")]
+    except ValueError:
+        raise InputError(f"--busy {busy} is no list of numbers, such as 0,1,2") from None
+    path = resolve(model)
+    speeds: dict[int, dict[str, list[float]]] = {}
+    with ExitStack() as stack:
+        sides: dict[str, _Side] = {OURS: _Paceline(stack, path, temp, threads=None)}
+        if all_cores:
+            sides[ALL_CORES] = _Paceline(stack, path, temp, threads=usable_cores())
+        sides[SERVER] = _Server(stack, program, path, temp)
+        ours = sides[OURS]
+        assert isinstance(ours, _Paceline)
+        text = ours.text(context)
+        for side in sides.values():
+            side.begin(text)
+            side.window(tokens, ours.token_ids)
+        with progress_bar() as bar:
+            for spinning in series:
+                found = speeds.setdefault(spinning, {name: [] for name in sides})
+                with _spinning(spinning):
+                    for _ in bar.track(range(windows), description=f"beside {spinning} spinning processes"):
+                        for name, side in sides.items():
+                            found[name].append(side.window(tokens, ours.token_ids))
+    _print(path, temp, context, speeds)
+    print(json.dumps({"machine": machine(), "beside_server": {"model": path.name, "speeds": speeds}}))
+
+
+def _print(path: Path, temp: float, context: int, speeds: dict[int, dict[str, list[float]]]) -> None:
+    quiet = speeds.get(0)
+    for spinning, found in speeds.items():
+        ratios = [ours / theirs for ours, theirs in zip(found[OURS], found[SERVER], strict=True)]
+        print(
+            f"{path.name}, temperature {temp:g}, {context} tokens of context, beside {spinning} spinning: "
+            f"{statistics.median(ratios):.3f} of llama-server ({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)})"
+        )
+        for name, values in found.items():
+            share = "" if not quiet else f", {statistics.median(values) / statistics.median(quiet[name]):.2f} of quiet"
+            print(f"  {name}: {statistics.median(values):.1f} t/s ({min(values):.1f} to {max(values):.1f}){share}")
+
+
+class _Side(Protocol):
+    """One of those that continue the text."""
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Read the text."""
+        ...
+
+    def window(self, tokens: int, so_far: Sequence[int]) -> float:
+        """Continue by so many tokens, and return how many there were in a second.
+
+        Args:
+            tokens: of the window.
+            so_far: the text, with what was continued already, for those who do not remember.
+        """
+        ...
+
+
+class _Paceline:
+    """Plain decoding here: one stream, read on window by window."""
+
+    def __init__(self, stack: ExitStack, path: Path, temperature: float, threads: int | None) -> None:
+        options = ModelOptions(path, threads=threads)
+        self._model = stack.enter_context(paceline.load(options, policy=NO_SPECULATION))
+        self._temperature = temperature
+        self._rounds: Iterator[Any] = iter(())
+
+    def text(self, length: int) -> list[int]:
+        """Return held-out text of so many tokens."""
+        vocabulary = self._model.target.vocabulary
+        token_ids = itertools.chain.from_iterable(vocabulary.tokenize(text) for text in heldout("code") * 50)
+        return list(itertools.islice(token_ids, length))
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The text and its continuation so far."""
+        return self._stream.request.token_ids
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        self._text = list(token_ids)
+        most = self._model.target.capabilities.context_length - len(token_ids)
+        self._stream = self._model.stream(
+            token_ids, max_tokens=most, temperature=self._temperature, seed=1, ignore_end=True
+        )
+        self._rounds = self._stream.rounds()
+        while not self._stream.request.decoding:
+            next(self._rounds)
+
+    def window(self, tokens: int, so_far: Sequence[int]) -> float:
+        if len(self.token_ids) - len(self._text) > _MOST_GROWTH:
+            self.begin(self._text)
+        # Until the cores have been looked at without the other side at work.
+        give_up_s = time.perf_counter() + _RUN_IN_S
+        while time.perf_counter() < give_up_s:
+            self._continue(1)
+        started_s = time.perf_counter()
+        self._continue(tokens)
+        return tokens / (time.perf_counter() - started_s)
+
+    def _continue(self, tokens: int) -> None:
+        for _ in range(tokens):
+            if next(self._rounds, None) is None:
+                raise InputError("the context is full: ask for fewer or shorter windows (--windows, -n)")
+
+
+@dataclass
+class _Server:
+    """llama-server with no flag but those that say what to load and where to listen."""
+
+    stack: ExitStack
+    program: Path
+    path: Path
+    temperature: float
+    _url: str = ""
+
+    def __post_init__(self) -> None:
+        with socket.socket() as free:
+            free.bind((_HOST, 0))
+            port = free.getsockname()[1]
+        self._url = f"http://{_HOST}:{port}"
+        log = self.stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        try:
+            process = subprocess.Popen(
+                [str(self.program.absolute()), "-m", str(self.path), "--host", _HOST, "--port", str(port)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as error:
+            raise CapabilityError(f"{self.program} does not run ({error}): give the path of llama-server") from None
+        self.stack.callback(process.wait)
+        self.stack.callback(process.terminate)
+        give_up_s = time.monotonic() + _START_S
+        while True:
+            with contextlib.suppress(OSError):
+                _OPENER.open(f"{self._url}/health", timeout=5).close()
+                return
+            if process.poll() is not None or time.monotonic() > give_up_s:
+                raise CapabilityError(f"{self.program} does not serve {self.path}: try it by hand")
+            time.sleep(0.05)
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def window(self, tokens: int, so_far: Sequence[int]) -> float:
+        body = {
+            "prompt": list(so_far),
+            "n_predict": tokens + 1,
+            "ignore_eos": True,
+            "temperature": self.temperature,
+            "seed": 1,
+            "return_tokens": True,
+        }
+        request = urllib.request.Request(
+            f"{self._url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with _OPENER.open(request, timeout=3600) as response:
+            said = json.load(response)
+        # It counts the time from the first token on, which comes with the prompt.
+        return float((len(said["tokens"]) - 1) / (said["timings"]["predicted_ms"] / 1e3))
+
+
+@contextmanager
+def _spinning(count: int) -> Iterator[None]:
+    """Keep so many cores busy."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        time.sleep(_SETTLE_S)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
