@@ -165,6 +165,7 @@ class _Paceline:
 
     def window(self, tokens: int, so_far: Sequence[int]) -> float:
         if len(self.token_ids) - len(self._text) > _MOST_GROWTH:
+            self._stream.close()
             self.begin(self._text)
         # Until the cores have been looked at without the other side at work.
         give_up_s = time.perf_counter() + _RUN_IN_S

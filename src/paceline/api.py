@@ -299,7 +299,7 @@ def load(
     Args:
         target: a GGUF file or Hugging Face folder, by path or by a name that ``paceline models`` lists; ``None`` for
             the embedded pair.
-        draft: a smaller model with the same vocabulary, given likewise.
+        draft: a smaller model with mostly the same tokens, given likewise.
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
             ``suffix``, and where there is a draft model ``lookup`` and then that. With a
             :class:`~paceline.planning.policies.fixed.FixedPolicy`, which cannot tell which of them pays, only the draft

@@ -370,3 +370,22 @@ def test_seed_and_choice_are_what_changes_the_draws() -> None:
 def test_values_out_of_range(values: dict[str, object], message: str) -> None:
     with pytest.raises(SamplingError, match=message):
         sampling(**values)
+
+
+@given(
+    size=st.sampled_from([1, 40, 1024, 1025, 4096, 4097, 16_383, 16_385, 50_000]),
+    count=st.sampled_from([1, 2, 40, 700, 4096]),
+    levels=st.sampled_from([1, 3, 50, 10**6]),
+    seed=st.integers(0, 10**6),
+)
+@settings(deadline=None, max_examples=60)
+def test_the_largest_values_are_found_with_all_that_tie_at_the_border(
+    size: int, count: int, levels: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, levels, size).astype(np.float32)
+    if seed % 3 == 0:
+        values[rng.random(size) < 0.9] = -np.inf  # banned
+    count = min(count, size)
+    threshold = np.sort(values)[size - count]
+    assert processors.largest(values, count).tolist() == np.flatnonzero(values >= threshold).tolist()

@@ -49,7 +49,7 @@ TargetModel: TypeAlias = Annotated[
         rich_help_panel=MODELS_PANEL,
     ),
 ]
-DraftModel: TypeAlias = Annotated[str | None, _draft_model_option("Draft model with the same vocabulary.")]
+DraftModel: TypeAlias = Annotated[str | None, _draft_model_option("Draft model with mostly the same tokens.")]
 AnyDraftModel: TypeAlias = Annotated[str | None, _draft_model_option("Draft model.")]
 """A draft model that need not fit the target, because nothing it drafts is verified."""
 
@@ -133,7 +133,7 @@ Threads: TypeAlias = Annotated[
     typer.Option(
         "-t",
         "--threads",
-        help="CPU threads for passes of one token. [dim]\\[one a core][/dim]",
+        help="CPU threads for passes of one token. [dim]\\[one for each core that other processes leave][/dim]",
         rich_help_panel=MODELS_PANEL,
     ),
 ]
@@ -172,7 +172,7 @@ FlashAttention: TypeAlias = Annotated[
     typer.Option(
         "-fa",
         "--flash-attn",
-        help="Fused attention; on a CPU, auto is off unless the context is very long.",
+        help="Fused attention; on a CPU, auto measures which is faster when a model is first loaded.",
         rich_help_panel=MODELS_PANEL,
     ),
 ]

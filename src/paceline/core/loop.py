@@ -157,10 +157,7 @@ class DecodingLoop:
         if not prompt_ids:
             raise InputError("the prompt is empty: give at least one token to continue")
         if len(prompt_ids) >= context_length:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_ids)} tokens and the context holds {context_length}, answer included: "
-                "shorten the prompt or raise the context length (-c)"
-            )
+            raise ContextLengthError.of_prompt(len(prompt_ids), context_length)
         vocab_size = self._vocabulary.size
         for token_id in prompt_ids:
             if not 0 <= token_id < vocab_size:

@@ -88,7 +88,8 @@ class DraftModelDrafter:
         capacity = engine.capabilities.context_length
         context_length = capacity if context_length is None else context_length
         if not 2 <= context_length <= capacity:
-            raise InputError(f"draft context of {context_length} tokens: give 2 to {max(capacity, 2)} (-cd)")
+            most = f"at most the {capacity} that it was loaded for" if capacity >= 2 else "load it for more"
+            raise InputError(f"a draft context of {context_length} tokens (-cd): give at least 2, and {most}")
         vocabulary = engine.vocabulary
         self.engine = engine
         self.end_ids = vocabulary.end_ids if end_ids is None else frozenset(end_ids)

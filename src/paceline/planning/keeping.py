@@ -145,7 +145,7 @@ def fingerprint(path: Path) -> str:
         if path.is_dir():
             files = sorted(file for file in path.iterdir() if file.suffix in _WEIGHTS_AND_SETTINGS)
             for file in files:
-                digest.update(f"{file.name}\0".encode())
+                digest.update(os.fsencode(file.name) + b"\0")
                 _hash_samples(file, digest)
         else:
             for file in part_paths(path):
