@@ -29,8 +29,9 @@ from paceline.planning.costs.meter import Meter, ProfilingBudget, Report
 from paceline.planning.costs.subject import Subject, opened
 from paceline.planning.keeping import load_entry, model_key, store_entry
 
-LEAST_GAIN: Final = 0.01
-"""Share of a plain round that fusing must save; less is lost in the noise of a few passes."""
+LEAST_GAIN: Final = 0.02
+"""Share of a plain round that fusing must save. Less is lost in the noise of a few passes, and not worth the near-ties:
+llama.cpp's fused kernel rounds more, and by where tokens lie in the cache, which trees change."""
 
 MAX_S: Final = 2.0
 """Seconds for all of it, from the end of each context's first pass."""
