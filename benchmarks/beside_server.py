@@ -53,7 +53,7 @@ _START_S: Final = 120.0
 _SETTLE_S: Final = 0.5
 """Spinning processes have started by then, and paceline has looked at the cores."""
 
-_RUN_IN_S: Final = PERIOD_S
+_RUN_IN_S: Final = 2 * PERIOD_S
 _MOST_GROWTH: Final = 512
 """Tokens by which the context may outgrow what was asked for before the text is begun anew."""
 

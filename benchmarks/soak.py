@@ -1,7 +1,9 @@
 """Ten thousand requests on one model whose consumers drop, cancel, interrupt and fail, beside some left alone.
 
 What limits it is decoding itself. It fails where an answer that was left alone differs from the same one alone, and
-prints how many requests ended in which way, and what memory the process held after each fifth of them.
+prints how many requests ended in which way, and what memory the process held after each fifth of them. The target is
+the embedded one with weights and cache in F32: other requests make passes wider, and in other types that turns
+near-ties.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import gc
 import random
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +22,8 @@ from types import FrameType
 from typing import Any
 
 import paceline
-from paceline.engines.loading import ModelOptions
+from paceline.drafters.registry import build_drafters
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
 from paceline.models.embedded import embedded_draft, embedded_target
 
 REQUESTS = 10_000
@@ -191,9 +195,17 @@ def _resident_bytes() -> int:
     return pages * 4096
 
 
+def _model(folder: Path) -> paceline.Model:
+    path = folder / "target-f32.gguf"
+    quantize_gguf(embedded_target(), path, "F32")
+    sequences = MOST_OPEN + 3
+    target = LlamaCppEngine(LlamaCppConfig(path, context_length=256, max_sequences=sequences, cache_type="f32"))
+    draft = LlamaCppEngine(LlamaCppConfig(embedded_draft(), context_length=256, max_sequences=sequences, branches=0))
+    drafters = build_drafters(["suffix", "draft"], target=target, draft=draft)
+    return paceline.Model(target, drafters, paceline.FixedPolicy(3, siblings=2))
+
+
 def measure() -> dict[str, Any]:
-    options = ModelOptions(embedded_target(), context_length=512, max_sequences=MOST_OPEN + 3)
-    draft = ModelOptions(embedded_draft(), context_length=512, max_sequences=MOST_OPEN + 3)
     memory: list[int] = []
 
     def progress(done: int) -> None:
@@ -202,7 +214,7 @@ def measure() -> dict[str, Any]:
             memory.append(_resident_bytes())
             print(f"{done} requests, {memory[-1] >> 20} MiB", flush=True)
 
-    with paceline.load(options, draft=draft, policy=paceline.FixedPolicy(3)) as model:
+    with tempfile.TemporaryDirectory() as folder, _model(Path(folder)) as model:
         expected = [Expected.of(model, prompt, max_tokens=MAX_TOKENS) for prompt in PROMPTS]
         counts = misuse(model, expected, requests=REQUESTS, seed=0, progress=progress)
         gc.collect()

@@ -182,8 +182,9 @@ def largest(values: FloatArray, count: int) -> IntArray:
     """
     size = len(values)
     if size > SAMPLED_SIZE:
-        # Partitioning 152k values takes a millisecond, 4k ones take 30 us. A sample tells roughly where the border is; what lies above a
-        # border set too low on purpose is few enough to partition, and holds the answer if it is at least ``count``.
+        # Partitioning 152k values takes a millisecond, and 4k ones 30 us. A sample tells roughly where the border is;
+        # what lies above a border set too low on purpose is few enough to partition, and holds the answer if it is at
+        # least ``count``.
         stride = min(SAMPLE_STRIDE, size // 256)
         sample = values[::stride]
         rank = min(2 * count // stride + 8, len(sample) - 1)
