@@ -3,8 +3,8 @@
 Ratios to plain decoding mean something only if plain is as fast as it can be. llama-bench decodes random tokens from an
 empty cache that holds no more than these, and samples nothing; paceline is given a cache of the same size, as a larger
 one takes longer to read even where little of it is in use. So what is left between the two is sampling and paceline's
-own time. llama.cpp fuses attention by default, and paceline does not on the CPU (docs/architecture.md), so each is
-measured with it and without. Every run is a process of its own on both sides.
+own time. Each is measured with fused attention and without, as paceline chooses by what is faster
+(docs/architecture.md). Every run is a process of its own on both sides.
 """
 
 from __future__ import annotations
