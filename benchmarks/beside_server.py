@@ -79,6 +79,8 @@ def beside_server(
         series = [int(number) for number in busy.split(",")]
     except ValueError:
         raise InputError(f"--busy {busy} is no list of numbers, such as 0,1,2") from None
+    if min(series) < 0:
+        raise InputError(f"--busy {busy}: the least is 0")
     path = resolve(model)
     speeds: dict[int, dict[str, list[float]]] = {}
     with ExitStack() as stack:

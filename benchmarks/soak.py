@@ -220,6 +220,8 @@ def measure() -> dict[str, Any]:
         gc.collect()
         model.generate("x", max_tokens=1)
         still_open = len(model.target._sequences)  # type: ignore[attr-defined]
+    if still_open:
+        raise AssertionError(f"{still_open} sequences are still open")
     print(", ".join(f"{kind} {count}" for kind, count in counts.items()))
-    print(f"sequences still open {still_open}; every answer that was left alone was as it is alone")
-    return {"counts": dict(counts), "resident_bytes": memory, "still_open": still_open}
+    print("no sequence is still open, and every answer that was left alone was as it is alone")
+    return {"counts": dict(counts), "resident_bytes": memory}

@@ -100,10 +100,10 @@ class Stream:
 
     Args:
         loop: decodes the answer.
-        prompt_ids: as of :meth:`~paceline.core.loop.DecodingLoop.add`; and so the others.
-        params: likewise.
-        rules: likewise.
-        verifier: likewise.
+        prompt_ids: at least one token.
+        params: how the answer is sampled.
+        rules: when it ends.
+        verifier: judges its drafts.
 
     Attributes:
         request: the request, as the loop carries it.
@@ -194,7 +194,7 @@ class Model:
     Args:
         target: see below; and so ``drafters``, ``policy`` and ``verify``.
         clock: where times come from.
-        target_options: see below.
+        target_options: what the target was opened with.
         closing: called once, before anything is freed.
 
     Attributes:
@@ -253,7 +253,8 @@ class Model:
         if self._closed:
             raise ClosedError("this model is closed: load it again")
         params, rules, speculate = read_options(options)
-        prompt_ids = read_prompt(prompt, self.target.vocabulary)
+        # In a turn, as another thread may close the model, and its vocabulary with it.
+        prompt_ids = self._turns.run("a prompt", lambda: read_prompt(prompt, self.target.vocabulary))
         loop = self.loop if speculate else self._plain
         return Stream(loop, prompt_ids, params, rules, self.verify)
 
@@ -269,8 +270,10 @@ class Model:
         """
         self._closed = True
         for loop in (self.loop, self._plain):
-            for request in loop.active:
-                loop.cancel(request)
+            # Twice, as cancelling takes back a round that was cut short, and what that had ended is active again.
+            for _ in range(2):
+                for request in loop.active:
+                    loop.cancel(request)
         self._turns.run("the end of a model", self._free)
 
     def _free(self) -> None:

@@ -47,7 +47,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModelOptions]]:
         opened.append(options)
         return pair[len(opened) - 1]
 
-    monkeypatch.setattr("paceline.cli.engines.open_engine", open_engine)
+    for module in ("paceline.cli.engines", "paceline.planning.costs.attention"):
+        monkeypatch.setattr(f"{module}.open_engine", open_engine)
     monkeypatch.setattr("paceline.bench.sessions.WallClock", lambda: pair[0].clock)
     monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: pair[0].clock)
     yield opened
@@ -233,7 +234,8 @@ def test_bad_input_gives_one_clear_line_before_anything_is_loaded(
     def refuse(options: ModelOptions) -> None:
         raise AssertionError("a model was opened")
 
-    monkeypatch.setattr("paceline.cli.engines.open_engine", refuse)
+    for module in ("paceline.cli.engines", "paceline.planning.costs.attention"):
+        monkeypatch.setattr(f"{module}.open_engine", refuse)
     outcome = invoke("bench", *arguments)
     assert outcome.status == 2
     assert words in outcome.err

@@ -72,7 +72,8 @@ class Engines:
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
     engines = Engines()
-    monkeypatch.setattr("paceline.cli.engines.open_engine", engines.open)
+    for module in ("paceline.cli.engines", "paceline.planning.costs.attention"):
+        monkeypatch.setattr(f"{module}.open_engine", engines.open)
     monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: engines.clock)
     yield engines
     assert engines.all_closed

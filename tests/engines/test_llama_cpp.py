@@ -494,9 +494,9 @@ def test_outputs_come_in_the_order_asked_for(exact: Path, reference: Reference) 
 def test_chains_cost_no_native_calls_unless_rejected(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
+    sequence = engine.open()
     for name in ("llama_memory_seq_rm", "llama_memory_seq_cp"):
         record(monkeypatch, name, calls)
-    sequence = engine.open()
     feed(engine, sequence, [1, 2, 3])
     engine.forward([chain(sequence, [4, 5, 6])])
     engine.commit(sequence, [0, 1, 2])

@@ -78,7 +78,7 @@ class LlamaServers:
 
     Args:
         executable: llama-server, see :func:`check_llama_server`.
-        target: as paceline loads it; its threads, attention, layers and devices are llama-server's too.
+        target: as the user asked for it; its threads, attention, layers and devices are llama-server's too.
         draft: likewise, if there is one.
         context_length: of the target as it was loaded.
     """

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline.engines.base import Engine
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.planning.costs.attention import like_target, open_model
+from paceline.planning.costs.meter import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +30,21 @@ class OpenedPair:
 
 
 @contextmanager
-def opened(target: ModelOptions, draft: ModelOptions | None, *, force: bool = False) -> Iterator[OpenedPair]:
+def opened(
+    target: ModelOptions, draft: ModelOptions | None, *, force: bool = False, report: Report | None = None
+) -> Iterator[OpenedPair]:
     """Open the engines, and close them afterwards.
 
     Args:
         target: how to run the target.
         draft: how to run the draft model, if there is one.
         force: measure what is found out at load again.
+        report: told about progress of that.
 
     Raises:
         EngineError: a model cannot be loaded.
     """
-    opened_target = open_model(target, force=force)
+    opened_target = open_model(target, force=force, report=report)
     try:
         draft = None if draft is None else like_target(draft, opened_target.options)
         draft_engine = None if draft is None else open_engine(draft)

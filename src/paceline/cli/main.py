@@ -120,8 +120,11 @@ def _warnings_in_one_line() -> Iterator[None]:
 def _fail(error: Exception, status: int) -> None:
     # Where standard error is closed or full, the status says what there is left to say.
     if sys.stderr is not None:
-        with contextlib.suppress(OSError):
+        try:
             print(f"paceline: {printable_line(str(error))}", file=sys.stderr, flush=True)
+        except OSError:
+            # Else the interpreter tries to write it at exit, and ends with a status of its own.
+            sys.stderr = None
     sys.exit(status)
 
 

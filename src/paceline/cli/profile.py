@@ -153,7 +153,7 @@ def profile_command(
         # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
         interrupts_held() as interrupted,
         _progress(interrupted) as report,
-        opened(target_options, draft_options, force=force) as pair,
+        opened(target_options, draft_options, force=force, report=report) as pair,
     ):
         report(0.0)
         _check_widths(pair.target, wanted or [])

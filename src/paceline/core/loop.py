@@ -66,7 +66,7 @@ class _Before:
     """Where a request stood before a round.
 
     Attributes:
-        request: it.
+        request: the request.
         num_tokens: of prompt and answer.
         cached: how many of them the target's cache held.
     """
@@ -487,7 +487,9 @@ class DecodingLoop:
     def _tell_ended(self) -> None:
         """Tell the policy which requests are over, after their last round."""
         while self._ended:
-            self._policy.end(self._ended.pop())
+            self._policy.end(self._ended[-1])
+            # Until here a round that is taken back may have to go on with the request.
+            self._ties.pop(self._ended.pop().id, None)
 
     def _judge_end(self, request: Request, token_id: int) -> FinishReason | None:
         """Add the text of the token just emitted and return why the request ends with it, if it does."""
@@ -532,7 +534,6 @@ class DecodingLoop:
         self._ended.append(request)
         request.finish_reason = reason
         del self._requests[request.id]
-        self._ties.pop(request.id, None)
         return _emission(request, first_token, first_segment)
 
 

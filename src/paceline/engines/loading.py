@@ -51,8 +51,9 @@ class ModelOptions:
         override_tensors: (pattern, buffer type) pairs that place single tensors. Only ``llama_cpp``.
         threads: CPU threads for passes of one row; ``None`` for one a core, and fewer while others use the cores.
         threads_batch: CPU threads for wider passes; ``None`` for the same. Only ``llama_cpp``.
-        flash_attention: whether attention is one fused kernel; ``None`` decides by device and context, see
-            :class:`~paceline.engines.llama_cpp.loading.LlamaCppConfig`. Only ``llama_cpp``.
+        flash_attention: whether attention is one fused kernel; ``None`` is llama.cpp's choice on devices, and on a CPU
+            what :func:`paceline.load` measures to be faster (:mod:`paceline.planning.costs.attention`). Only
+            ``llama_cpp``.
         exact: arithmetic that does not depend on how many rows a pass has, so that rounding turns no near-ties and a
             request by itself gets the text of plain decoding with the same; see there. Only ``llama_cpp``.
         max_sequences: requests the engine holds at once.

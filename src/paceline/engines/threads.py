@@ -22,9 +22,9 @@ PERIOD_S: Final = 0.2
 """How often the cores are looked at: systems count their time in hundredths of a second."""
 
 _LONGEST_S: Final = 1.5 * PERIOD_S
-"""A longer time than this between two looks, as between two answers, says little of now: the next comes soon, after"""
+"""Seconds between two looks, as between two answers, above which what was seen says little of now."""
 _SOON_S: Final = 0.1
-"""seconds."""
+"""Seconds until the next look where that is so."""
 
 
 def usable_cores() -> int:

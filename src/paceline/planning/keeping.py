@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, engine_for
+from paceline.engines.threads import usable_cores
 from paceline.machine import processor
 from paceline.models.cache import models_folder
 from paceline.models.gguf_model import part_paths
@@ -40,7 +42,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class PairKey:
-    """A target and its draft on one machine in one setting; equal keys mean equal costs, but for noise.
+    """A model, or a target and its draft, on one machine in one setting; equal keys mean equal costs, but for noise.
 
     Attributes:
         facts: plain data, for :func:`json.dumps`.
@@ -89,7 +91,9 @@ def model_key(options: ModelOptions) -> PairKey:
         ModelFileError: the model's file cannot be read.
     """
     room = {"context_length": options.context_length, "max_sequences": options.max_sequences}
-    return PairKey({"machine": _machine(), "model": {**_option_facts(options), **room}})
+    # An engine that is open says these in its description.
+    found = {"usable_cores": usable_cores(), "offload_devices": _offload_devices(options)}
+    return PairKey({"machine": _machine(), "model": {**_option_facts(options), **room, **found}})
 
 
 def entry_path(shelf: Shelf, key: PairKey) -> Path:
@@ -201,8 +205,20 @@ def _option_facts(options: ModelOptions) -> dict[str, Any]:
     }
 
 
+def _offload_devices(options: ModelOptions) -> list[str]:
+    """Return the devices that llama.cpp could put layers on, where it runs the model."""
+    if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
+        return []
+    from paceline.engines.llama_cpp import native
+
+    native.initialize()
+    return list(native.offload_devices())
+
+
 def _build(name: EngineName) -> str:
     if name == "llama_cpp":
+        # The engine's package says in one line where the library does not load; the binding does not.
+        importlib.import_module("paceline.engines.llama_cpp")
         import llama_cpp
 
         features = llama_cpp.llama_print_system_info().decode("utf-8", errors="replace")

@@ -276,8 +276,12 @@ class LlamaCppEngine:
         self._next_handle += 1
         state = _Sequence(self._take_id(), None)
         self._sequences[handle] = state
-        if self._has_keepers:
-            state.keeper = self._take_id()
+        try:
+            if self._has_keepers:
+                state.keeper = self._take_id()
+        except BaseException:
+            del self._sequences[handle]
+            raise
         return handle
 
     def length(self, sequence: int) -> int:
@@ -583,12 +587,14 @@ class LlamaCppEngine:
         There always is one, because at most ``branches`` are in use and every sequence has its own set aside.
         """
         unheld = self._unheld_ids()
-        if not unheld:
+        if unheld:
+            free = min(unheld)
+        else:
             owner = next(state for state in self._sequences.values() if state.following)
-            idle, _ = owner.following.popitem()
-            api.llama_memory_seq_rm(self._memory, idle, -1, -1)
-            return idle
-        return min(unheld)
+            free, _ = owner.following.popitem()
+        # Also of one that nobody holds: an interrupt may have come between its loss and the end of its cells.
+        api.llama_memory_seq_rm(self._memory, free, -1, -1)
+        return free
 
     def _unheld_ids(self) -> set[int]:
         """Return the ids that no sequence holds: counted anew, so that nothing an interrupt cuts short loses one."""

@@ -120,9 +120,11 @@ class SequenceCells:
         """Commit the pending nodes of ``path``, forget the others and return the cells of those others."""
         kept = set(path)
         dropped = [cell for node, cell in enumerate(self.pending_cells) if node not in kept]
-        self.append_committed([self.pending_cells[node] for node in path])
+        committed = [self.pending_cells[node] for node in path]
+        # In this order no cell is held twice, wherever an interrupt comes.
         self.pending.clear()
         self.pending_cells.clear()
+        self.append_committed(committed)
         return np.array(dropped, dtype=np.int64)
 
     def cut(self, length: int) -> IntArray:

@@ -72,13 +72,17 @@ class TorchHFEngine:
 
     _spare_cores: SpareCores | None = None
     """Says how many of torch's threads to use; ``None`` where the user did, or where a GPU makes the passes."""
+    _set_threads: int | None = None
+    """What the user said; torch has one number for the process, which another engine may have changed."""
 
     def __init__(self, config: TorchHFConfig) -> None:
+        own_threads = _own_threads()
         if config.threads is not None:
             torch.set_num_threads(config.threads)
+            self._set_threads = config.threads
         loaded = load(config)
         if config.threads is None and loaded.model.device.type == "cpu":
-            self._spare_cores = SpareCores(_own_threads(), cores())
+            self._spare_cores = SpareCores(own_threads, cores())
         self._start(
             loaded,
             context_length=config.context_length,
@@ -325,8 +329,9 @@ class TorchHFEngine:
     def _run(self, steps: Sequence[Step], width_step: int = WIDTH_STEP) -> TorchOutput:
         """Run checked steps. Cells are taken only when the pass has succeeded, so a failure has little to undo."""
         native_threads.use()
-        if self._spare_cores is not None and self._spare_cores.look() != torch.get_num_threads():
-            torch.set_num_threads(self._spare_cores.threads)
+        threads = self._set_threads if self._spare_cores is None else self._spare_cores.look()
+        if threads is not None and threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
         states = [self._sequences[step.sequence] for step in steps]
         cells = self._pool.find(sum(len(step.token_ids) for step in steps))
         self._torn = True

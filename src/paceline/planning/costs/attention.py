@@ -36,6 +36,8 @@ llama.cpp's fused kernel rounds more, and by where tokens lie in the cache, whic
 MAX_S: Final = 2.0
 """Seconds for all of it, from the end of each context's first pass."""
 
+_LEAST_CONTEXT: Final = 64
+"""Tokens; in less there is nothing to gain, nor room to measure in."""
 _ORDER: Final = (False, True, True, False)
 _PASSES: Final = 8
 _SHORT: Final = 32
@@ -99,7 +101,7 @@ def open_model(
         chosen = dataclasses.replace(options, flash_attention=kept)
         return OpenedModel(open_engine(chosen), chosen)
     engine = open_engine(options)
-    if not _is_open(engine):
+    if not _is_open(engine) or engine.capabilities.context_length < _LEAST_CONTEXT:
         return OpenedModel(engine, options)
     try:
         fused = measure_attention(engine, clock=clock, report=report)
@@ -116,9 +118,12 @@ def like_target(draft: ModelOptions, target: ModelOptions) -> ModelOptions:
 
     Its passes are of few rows, too, and measuring both would take twice as long.
     """
-    if draft.flash_attention is None and not target.exact and _runs_gguf(draft) and _runs_gguf(target):
-        return dataclasses.replace(draft, flash_attention=target.flash_attention)
-    return draft
+    fused = target.flash_attention
+    if fused is None or target.exact or draft.exact or draft.flash_attention is not None:
+        return draft
+    if not (_runs_gguf(draft) and _runs_gguf(target)) or draft.devices != target.devices:
+        return draft
+    return dataclasses.replace(draft, flash_attention=fused)
 
 
 def _runs_gguf(options: ModelOptions) -> bool:
