@@ -487,9 +487,15 @@ class DecodingLoop:
     def _tell_ended(self) -> None:
         """Tell the policy which requests are over, after their last round."""
         while self._ended:
-            self._policy.end(self._ended[-1])
-            # Until here a round that is taken back may have to go on with the request.
-            self._ties.pop(self._ended.pop().id, None)
+            request = self._ended[-1]
+            # Until here a round that is taken back may have had to go on with it.
+            self._ties.pop(request.id, None)
+            try:
+                self._policy.end(request)
+            except Exception:
+                self._ended.pop()  # told once, as badly as it took that; an interrupt has it told again
+                raise
+            self._ended.pop()
 
     def _judge_end(self, request: Request, token_id: int) -> FinishReason | None:
         """Add the text of the token just emitted and return why the request ends with it, if it does."""
