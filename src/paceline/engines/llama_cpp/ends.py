@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import llama_cpp.llama_cpp as api
@@ -21,13 +20,7 @@ def read_end_ids(path: Path) -> frozenset[int]:
         ModelFileError: llama.cpp cannot read the file's vocabulary.
         CapabilityError: llama.cpp does not load.
     """
-    native.initialize()
-    parameters = api.llama_model_default_params()
-    parameters.vocab_only = True
-    with native.log.watch() as lines:
-        model = api.llama_model_load_from_file(os.fsencode(path), parameters)
-        if not model:
-            raise native.model_file_error(path, lines)
+    model = native.load_without_weights(path)
     try:
         vocabulary = api.llama_model_get_vocab(model)
         size = int(api.llama_vocab_n_tokens(vocabulary))

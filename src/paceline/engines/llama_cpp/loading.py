@@ -266,13 +266,7 @@ def vocabulary_of(path: Path) -> Iterator[GgufVocabulary]:
         ModelFileError: the file is missing, damaged, of another format, or refused by llama.cpp.
     """
     native.check_model_file(path)
-    native.initialize()
-    parameters = api.llama_model_default_params()
-    parameters.vocab_only = True
-    with native.log.watch() as lines:
-        model = api.llama_model_load_from_file(os.fsencode(path), parameters)
-        if not model:
-            raise native.model_file_error(path, lines)
+    model = native.load_without_weights(path)
     vocabulary = GgufVocabulary(api.llama_model_get_vocab(model))
     try:
         yield vocabulary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -312,6 +313,23 @@ def check_model_file(path: Path) -> None:
     """
     if read_gguf_model(path).num_parameters == 0:
         raise ModelFileError(f"{path} holds a vocabulary and no weights; give the file of a whole model")
+
+
+def load_without_weights(path: Path) -> Any:
+    """Return ``llama_model *`` with the vocabulary of a file and nothing else; the caller frees it.
+
+    Raises:
+        ModelFileError: llama.cpp cannot read the file's vocabulary.
+        CapabilityError: the libraries would crash on this processor.
+    """
+    initialize()
+    parameters = api.llama_model_default_params()
+    parameters.vocab_only = True
+    with log.watch() as lines:
+        model = api.llama_model_load_from_file(os.fsencode(path), parameters)
+        if not model:
+            raise model_file_error(path, lines)
+    return model
 
 
 def model_file_error(path: Path, lines: Sequence[str]) -> ModelFileError:
