@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.api import Model, load
-from paceline.core.loop import DecodingLoop
+from paceline.core.arrays import FloatArray
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.verify import CoupledVerifier, Proposal
-from paceline.engines.base import FloatArray
 from paceline.models.embedded import heldout
 from paceline.planning.policies.fixed import FixedPolicy
+from paceline.runtime.loop import DecodingLoop
 
 TEMPERATURE = 0.8
 PROMPTS = 40

@@ -25,10 +25,11 @@ from rich.progress import track
 from paceline.api import Generation, Model
 from paceline.cli.display import error_console
 from paceline.comparison import measure_rounding
+from paceline.core.arrays import FloatArray
 from paceline.core.divergence import first_difference, judge_divergence
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.engines.base import COMMITTED_END, FloatArray, Step
+from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
 from paceline.machine import machine
 from paceline.models.cache import resolve

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.loop import DecodingLoop
+from paceline.core.arrays import FloatArray
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engines.base import EngineCapabilities, FloatArray, Step
+from paceline.engines.base import EngineCapabilities, Step
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.planning.policies.fixed import FixedPolicy
+from paceline.runtime.loop import DecodingLoop
 
 SMALL_VOCAB = 4096
 LARGE_VOCAB = 152_064

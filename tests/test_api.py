@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import paceline
-from paceline.core.noise import Float64Array
+from paceline.core.arrays import Float64Array
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.auto.policy import AutoPolicy

@@ -23,9 +23,9 @@ from paceline.comparison import (
     run_trials,
     summarise,
 )
+from paceline.core.arrays import Float64Array
 from paceline.core.divergence import Divergence
 from paceline.core.errors import ClosedError
-from paceline.core.noise import Float64Array
 from paceline.core.stats import RequestStats
 from paceline.engines.base import Engine, Step
 from paceline.engines.loading import EngineName, ModelOptions, open_engine
@@ -38,7 +38,7 @@ from paceline.engines.scripted import (
 )
 from paceline.models.embedded import embedded_draft
 from paceline.planning.policies.fixed import FixedPolicy
-from tests.core.helpers import ForcedDrafter
+from tests.helpers import ForcedDrafter
 
 SIZE = 20
 TOLERANCE = 0.06

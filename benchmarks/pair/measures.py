@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.noise import Float64Array
+from paceline.core.arrays import Float64Array
 
 ALL = "all"
 """Name of the group that pools every kind of text."""

@@ -1,7 +1,7 @@
 """Speculative decoding one switches on and forgets: lossless, and honest about what it gained.
 
 :func:`load` gives a :class:`Model` with ``generate`` and ``stream``. The parts it is made of are public too: engines
-(``paceline.engines``), drafters, policies (``paceline.planning``) and the loop (``paceline.core.loop``).
+(``paceline.engines``), drafters, policies (``paceline.planning``) and the loop (``paceline.runtime.loop``).
 
 A name is imported when it is first used (PEP 562): the command line comes through here, and has to hear Ctrl-C before
 numpy is there.

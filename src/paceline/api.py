@@ -19,12 +19,10 @@ from typing import TypedDict, Unpack
 
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, ClosedError, InputError
-from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import FinishReason, Request
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
-from paceline.core.turns import Turns
 from paceline.core.verify import VERIFIER_NAMES, VerifierName
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import build_drafters, check_drafter_names
@@ -44,6 +42,8 @@ from paceline.planning.keeping import PairKey
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
 from paceline.prompts import Prompt, read_prompt
+from paceline.runtime.loop import DecodingLoop
+from paceline.runtime.turns import Turns
 
 
 class GenerateOptions(TypedDict, total=False):

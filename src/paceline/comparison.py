@@ -15,11 +15,12 @@ from typing import TypeAlias
 import numpy as np
 
 from paceline.api import GenerateOptions, Generation, Model, Stream
+from paceline.core.arrays import FloatArray
 from paceline.core.divergence import Divergence, first_difference, judge_divergence
 from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RowLogits, Verifier, Walk
-from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.reading import read_rows
 
 OpenReader: TypeAlias = Callable[[int], Engine]

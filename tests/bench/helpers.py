@@ -9,8 +9,8 @@ import numpy as np
 
 from paceline.bench.prompts import PromptKeeper
 from paceline.bench.sessions import Engines
+from paceline.core.arrays import Float64Array
 from paceline.core.clock import VirtualClock
-from paceline.core.noise import Float64Array
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, table_model
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 

@@ -12,7 +12,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.verify import CoupledVerifier
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from tests.bench.helpers import LEVEL_S, PASS_S, counting_model, engines
-from tests.core.helpers import ForcedDrafter
+from tests.helpers import ForcedDrafter
 
 REFERENCE = tuple(random.Random(5).randrange(256) for _ in range(41))
 TASK = Task("editing-forced", "code:1", (1, 2, 3), len(REFERENCE), reference_ids=REFERENCE)

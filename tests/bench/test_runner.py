@@ -20,9 +20,9 @@ from paceline.bench.settings import BenchSettings
 from paceline.bench.variants import Variant, drafter_sets, replay_all, static_variants
 from paceline.bench.workloads import Task
 from paceline.comparison import Stop
+from paceline.core.arrays import Float64Array
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import EngineError, InputError
-from paceline.core.noise import Float64Array
 from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput
 from paceline.planning.auto.learned import DrafterState, Learned

@@ -41,8 +41,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from paceline.api import Model
+from paceline.core.arrays import Float64Array
 from paceline.core.errors import InputError
-from paceline.core.noise import Float64Array
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier

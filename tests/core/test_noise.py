@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, Float64Array, TokenNoise, row_keys, uniform_from_words
+from paceline.core.arrays import Float64Array
+from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, TokenNoise, row_keys, uniform_from_words
 from paceline.core.params import MAX_SEED
 
 ALPHA = 1e-6

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from paceline.core import processors
+from paceline.core.arrays import Float64Array
 from paceline.core.errors import SamplingError
-from paceline.core.noise import TAIL_ID, Float64Array
+from paceline.core.noise import TAIL_ID
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
 from paceline.core.sampling import RowSampler, largest_probability, probabilities
 from paceline.core.verify import CoupledVerifier
-from tests.core.helpers import PLAIN_PARAMS, softmax
+from tests.helpers import PLAIN_PARAMS, softmax
 
 ALPHA = 1e-6
 """False-alarm rate of each chi-square test; the seeds are fixed."""

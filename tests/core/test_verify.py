@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.noise import Float64Array
+from paceline.core.arrays import Float64Array
 from paceline.core.params import SamplingParams
 from paceline.core.tree import ROOT, DraftTree
 from paceline.core.verify import VERIFIER_NAMES, CoupledVerifier, RejectionVerifier, VerifierName, make_verifier
-from tests.core.helpers import PLAIN_PARAMS
+from tests.helpers import PLAIN_PARAMS
 
 GREEDY = SamplingParams(0.0)
 

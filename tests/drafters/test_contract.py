@@ -16,8 +16,8 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
-from tests.core.helpers import PLAIN_PARAMS, request_of
 from tests.drafters.helpers import grow, proposals, random_path, settle
+from tests.helpers import PLAIN_PARAMS, request_of
 
 VOCAB_SIZE = 6
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ClosedError, InputError
-from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
@@ -26,8 +25,9 @@ from paceline.engines.scripted import (
     table_model,
 )
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from tests.core.helpers import PLAIN_PARAMS, decode, frozen, request_of
+from paceline.runtime.loop import DecodingLoop
 from tests.drafters.helpers import grow, proposals, settle
+from tests.helpers import PLAIN_PARAMS, decode, frozen, request_of
 
 GREEDY = SamplingParams(0.0)
 COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))

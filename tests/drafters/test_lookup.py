@@ -18,8 +18,8 @@ from paceline.drafters.lookup import (
     SHORT_CHANGE,
     LookupDrafter,
 )
-from tests.core.helpers import request_of
 from tests.drafters.helpers import grow
+from tests.helpers import request_of
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 

@@ -16,8 +16,8 @@ from paceline.core.errors import InputError
 from paceline.core.tree import Evidence
 from paceline.drafters.base import DraftBudget
 from paceline.drafters.suffix import SuffixAutomaton, SuffixDrafter
-from tests.core.helpers import request_of
 from tests.drafters.helpers import grow
+from tests.helpers import request_of
 
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40) | st.lists(st.integers(0, 9), min_size=1, max_size=40)
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError
-from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft
 

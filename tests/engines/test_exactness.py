@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import paceline
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, InputError
-from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.exactness import EXACT_TO, check_exact
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model

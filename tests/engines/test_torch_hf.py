@@ -20,6 +20,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import (
     CapabilityError,
     ClosedError,
@@ -29,7 +30,7 @@ from paceline.core.errors import (
     ModelFileError,
     NoRoomError,
 )
-from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.models.embedded import embedded_draft, embedded_target
 
 torch = pytest.importorskip("torch", reason="needs paceline[torch]")

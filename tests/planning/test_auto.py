@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from benchmarks.cost_tables import PASS_MS
 
+from paceline.core.arrays import Float64Array
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InputError
-from paceline.core.loop import DecodingLoop
-from paceline.core.noise import Float64Array
 from paceline.core.params import StopRules
 from paceline.core.request import Request
 from paceline.core.tree import ROOT
@@ -40,9 +39,10 @@ from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.replaying.oracle import oracle_s
 from paceline.planning.replaying.recording import Recording
 from paceline.planning.replaying.replay import replay
-from tests.core.helpers import PLAIN_PARAMS
-from tests.core.test_rejection import DRAFT_3, TARGET_3, draft_of, markov_text, text_distribution, total_variation
+from paceline.runtime.loop import DecodingLoop
+from tests.helpers import PLAIN_PARAMS
 from tests.planning.helpers import AroundAuto, Curve, Skill, smooth, synthetic, table
+from tests.runtime.test_rejection import DRAFT_3, TARGET_3, draft_of, markov_text, text_distribution, total_variation
 
 
 def line(fixed_s: float, row_s: float) -> Curve:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import InputError
-from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
@@ -17,7 +16,8 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model, table_model
 from paceline.planning.base import RoundRecord
 from paceline.planning.policies.fixed import FixedPolicy
-from tests.core.helpers import PLAIN_PARAMS, ForcedDrafter
+from paceline.runtime.loop import DecodingLoop
+from tests.helpers import PLAIN_PARAMS, ForcedDrafter
 
 GREEDY = SamplingParams(0.0)
 COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))

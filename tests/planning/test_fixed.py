@@ -9,7 +9,7 @@ from paceline.core.verify import VerifierName
 from paceline.drafters.base import DraftBudget, DraftJob
 from paceline.drafters.lookup import LookupDrafter
 from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS, NO_SPECULATION, FixedPolicy
-from tests.core.helpers import PLAIN_PARAMS, request_of
+from tests.helpers import PLAIN_PARAMS, request_of
 
 
 def test_every_request_gets_the_same_budget() -> None:

@@ -16,7 +16,7 @@ from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.replaying.recording import save_recordings
 from paceline.planning.replaying.replay import replay
-from tests.core.helpers import PLAIN_PARAMS, decode
+from tests.helpers import PLAIN_PARAMS, decode
 from tests.planning.helpers import Skill, synthetic, table
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "add-a-policy.md"

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, table_model
 from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.policy import AutoPolicy
+from paceline.runtime.loop import DecodingLoop
 from tests.planning.helpers import Curve, smooth, table
 
 CHUNK = 512

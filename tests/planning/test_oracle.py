@@ -20,7 +20,7 @@ from paceline.planning.registry import ADAPTIVE_POLICIES, build_policy
 from paceline.planning.replaying.oracle import oracle_s
 from paceline.planning.replaying.recording import Recording
 from paceline.planning.replaying.replay import Drift, replay
-from tests.core.helpers import MoodyPolicy
+from tests.helpers import MoodyPolicy
 from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 
 

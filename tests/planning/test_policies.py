@@ -23,7 +23,7 @@ from paceline.planning.policies.heuristic import HeuristicPolicy
 from paceline.planning.policies.profile_ev import ProfileEvPolicy
 from paceline.planning.registry import COST_POLICIES, POLICY_NAMES, build_policy
 from paceline.planning.replaying.replay import replay
-from tests.core.helpers import PLAIN_PARAMS, decode, request_of
+from tests.helpers import PLAIN_PARAMS, decode, request_of
 from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 
 STAIRS = Curve(lambda rows: {1: 1.0, 2: 2.0, 3: 2.1, 4: 2.2, 5: 4.0, 6: 4.1}[rows])

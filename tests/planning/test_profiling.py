@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from paceline.core.arrays import Float64Array
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import CapabilityError, ContextLengthError, EngineError, InputError, NoRoomError
-from paceline.core.noise import Float64Array
 from paceline.engines.base import EngineCapabilities, Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
 from paceline.planning.costs.meter import ProfilingBudget

@@ -28,7 +28,7 @@ from paceline.planning.replaying.recording import (
     record,
     save_recordings,
 )
-from tests.core.helpers import ForcedDrafter
+from tests.helpers import ForcedDrafter
 from tests.planning.helpers import Skill, synthetic
 
 COUNTING = table_model(4.0 * np.roll(np.eye(10), 1, axis=1))

@@ -11,7 +11,6 @@ from benchmarks.cost_tables import PASS_MS
 
 from paceline.api import Model
 from paceline.core.errors import InputError
-from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.drafters.base import DraftBudget, Drafter
@@ -25,7 +24,8 @@ from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import POLICY_NAMES, build_policy
 from paceline.planning.replaying.recording import Recording, record
 from paceline.planning.replaying.replay import ReplayResult, replay
-from tests.core.helpers import MoodyPolicy, looping_model
+from paceline.runtime.loop import DecodingLoop
+from tests.helpers import MoodyPolicy, looping_model
 from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 
 SIZE = 12

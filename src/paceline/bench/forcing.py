@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.core.arrays import FloatArray
 from paceline.core.tree import DraftTree
 from paceline.core.verify import RowLogits, Verifier, Walk, follow
-from paceline.engines.base import FloatArray
 
 
 class ForcedVerifier:

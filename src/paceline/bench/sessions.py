@@ -15,12 +15,12 @@ from paceline.bench.prompts import PromptKeeper
 from paceline.bench.workloads import Task
 from paceline.comparison import OpenReader, Stop, finish
 from paceline.core.clock import Clock, WallClock
-from paceline.core.loop import DecodingLoop
 from paceline.drafters.registry import build_drafters
 from paceline.engines.base import Engine
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.prompts import Prompt, read_prompt
+from paceline.runtime.loop import DecodingLoop
 
 
 @dataclass(frozen=True, slots=True)

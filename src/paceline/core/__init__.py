@@ -1,1 +1,1 @@
-"""The algorithm: trees, noise, sampling, verification and the one loop. Imports no engine and no framework."""
+"""The algorithm: requests, trees, noise, sampling, verification, text. Imports nothing of the package but itself."""

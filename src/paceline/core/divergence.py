@@ -15,10 +15,10 @@ from typing import Literal
 
 import numpy as np
 
+from paceline.core.arrays import FloatArray
 from paceline.core.params import SamplingParams
 from paceline.core.processors import Candidates
 from paceline.core.sampling import RowSampler
-from paceline.engines.base import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

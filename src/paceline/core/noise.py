@@ -8,13 +8,11 @@ and of torch, which has no unsigned 64-bit integers.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
-Float64Array: TypeAlias = npt.NDArray[np.float64]
+from paceline.core.arrays import Float64Array, IntArray
 
 TAIL_ID = -1
 """The id under which the lumped tail of a distribution draws its Gumbel number (see ``sampling``)."""

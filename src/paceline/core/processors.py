@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import SamplingError
 from paceline.core.params import SamplingParams
-from paceline.engines.base import FloatArray
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

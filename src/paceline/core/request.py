@@ -1,4 +1,4 @@
-"""One request as the loop carries it, and the target's rows that verifiers and drafters read."""
+"""One request as the loop carries it, and what a round adds to it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Literal, TypeAlias
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment, TextStream
-from paceline.core.tree import ROOT
 from paceline.core.verify import Verifier
-from paceline.engines.base import FloatArray, ForwardOutput, Vocabulary
 
 FinishReason: TypeAlias = Literal["stop", "end", "length", "context", "cancelled", "no_room", "error"]
 """Why a request ended.
@@ -105,51 +103,6 @@ class Request:
     def decoding(self) -> bool:
         """Whether the prompt is in the cache, so that the next pass emits tokens."""
         return self.cached == len(self.token_ids) - 1 and self.num_output > 0
-
-    def write(self, token_id: int, source: str, vocabulary: Vocabulary) -> None:
-        """Add to the answer's text what a token spells, as far as that is final."""
-        token_bytes = vocabulary.token_bytes(token_id)
-        self.segments += self.text.push(token_bytes, source)
-        if self.rules.stop and not token_bytes:
-            # A stop text may name a control token, which adds no bytes.
-            self.segments += self.text.push_control(vocabulary.token_spelling(token_id) or b"", source)
-
-    def take_back(self, num_tokens: int, vocabulary: Vocabulary) -> None:
-        """Go back to where the request stood when it had ``num_tokens`` tokens, and ran; its text is written again."""
-        del self.token_ids[num_tokens:]
-        del self.sources[self.num_output :]
-        del self.stats.arrivals_s[self.num_output :]
-        self.stats.predicted_tokens = self.num_output
-        self.text = TextStream(self.rules.stop)
-        self.segments = []
-        for token_id, source in zip(self.output_ids, self.sources, strict=True):
-            self.write(token_id, source, vocabulary)
-        self.error = self.finish_reason = None
-
-
-class TargetRows:
-    """The target's rows of one request's tree in one pass.
-
-    The first output of the request's step is the root's row; drafted node ``n`` is ``n`` outputs further.
-    """
-
-    __slots__ = ("_output", "_step")
-
-    def __init__(self, output: ForwardOutput, step: int) -> None:
-        self._output = output
-        self._step = step
-
-    def logits(self, node: int) -> FloatArray:
-        """Return the logits ``[vocab]`` that follow tree node ``node``: borrowed and read-only."""
-        return self._output.logits(self._step, node - ROOT)
-
-    def hidden_states(self, node: int) -> FloatArray:
-        """Return the last hidden state ``[hidden]`` at tree node ``node``.
-
-        Raises:
-            CapabilityError: the engine does not offer hidden states.
-        """
-        return self._output.hidden_states(self._step, node - ROOT)
 
 
 @dataclass(frozen=True, slots=True)

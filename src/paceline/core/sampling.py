@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.errors import EngineError
-from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, Float64Array, TokenNoise
+from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, TokenNoise
 from paceline.core.params import SamplingParams
 from paceline.core.processors import Candidates, IntArray, build_processors, largest
-from paceline.engines.base import FloatArray
 
 HEAD_SIZE = 4096
 """Most tokens that draw noise of their own (more only where logits tie at the border)."""

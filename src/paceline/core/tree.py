@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from paceline.core.noise import Float64Array
+from paceline.core.arrays import Float64Array
 
 ROOT: Final = 0
 """The request's last token: the node every draft hangs below. It is fed with the drafts and is never judged."""

@@ -17,11 +17,10 @@ from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from paceline.core.noise import Float64Array
+from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.tree import ROOT, DraftTree
-from paceline.engines.base import FloatArray
 
 VerifierName: TypeAlias = Literal["coupled", "rejection"]
 VERIFIER_NAMES: tuple[VerifierName, ...] = get_args(VerifierName)

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.request import Request, TargetRows
-from paceline.core.tree import DraftTree
+from paceline.core.arrays import FloatArray
+from paceline.core.request import Request
+from paceline.core.tree import ROOT, DraftTree
+from paceline.engines.base import ForwardOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,31 @@ class DraftJob:
     request: Request
     tree: DraftTree
     budget: DraftBudget
+
+
+class TargetRows:
+    """The target's rows of one request's tree in one pass.
+
+    The first output of the request's step is the root's row; drafted node ``n`` is ``n`` outputs further.
+    """
+
+    __slots__ = ("_output", "_step")
+
+    def __init__(self, output: ForwardOutput, step: int) -> None:
+        self._output = output
+        self._step = step
+
+    def logits(self, node: int) -> FloatArray:
+        """Return the logits ``[vocab]`` that follow tree node ``node``: borrowed and read-only."""
+        return self._output.logits(self._step, node - ROOT)
+
+    def hidden_states(self, node: int) -> FloatArray:
+        """Return the last hidden state ``[hidden]`` at tree node ``node``.
+
+        Raises:
+            CapabilityError: the engine does not offer hidden states.
+        """
+        return self._output.hidden_states(self._step, node - ROOT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, InputError, NoRoomError, SamplingError
 from paceline.core.request import Request
 from paceline.core.sampling import largest_probability
 from paceline.core.tree import ROOT, DraftTree, Evidence
 from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
-from paceline.engines.base import COMMITTED_END, Engine, FloatArray, ForwardOutput, Step
+from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
 
 
 @dataclass(slots=True)

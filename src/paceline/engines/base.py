@@ -19,12 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+from paceline.core.arrays import FloatArray
 
 COMMITTED_END = -1
 """The parent of a pending node that follows the last committed token."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 
-from paceline.engines.base import COMMITTED_END, Engine, FloatArray, Step
+from paceline.core.arrays import FloatArray
+from paceline.engines.base import COMMITTED_END, Engine, Step
 
 
 def read_rows(

@@ -12,9 +12,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from paceline.core.arrays import Float64Array
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import CapabilityError, ClosedError, InputError, NoRoomError
-from paceline.core.noise import Float64Array, uniform_from_words
+from paceline.core.noise import uniform_from_words
 from paceline.engines.base import EngineCapabilities, Step
 from paceline.engines.pending import PendingTree, check_step
 

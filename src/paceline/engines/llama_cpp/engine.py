@@ -33,8 +33,9 @@ import llama_cpp.llama_cpp as api
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, NoRoomError
-from paceline.engines.base import COMMITTED_END, EngineCapabilities, FloatArray, Step
+from paceline.engines.base import COMMITTED_END, EngineCapabilities, Step
 from paceline.engines.forks import native_threads
 from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, load
 from paceline.engines.llama_cpp.native import get_logits_address

@@ -34,7 +34,7 @@ from paceline.engines.warming import warm_up
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.engines.base import FloatArray
+    from paceline.core.arrays import FloatArray
     from paceline.engines.torch_hf.cells import BoolArray, IntArray
 
 WIDTH_STEP = 64

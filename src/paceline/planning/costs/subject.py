@@ -11,10 +11,11 @@ from typing import Final
 
 import numpy as np
 
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import ContextLengthError, NoRoomError
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
-from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, FloatArray, Step
+from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, Step
 from paceline.planning.costs.meter import Meter
 from paceline.planning.costs.profile import MAX_WIDTH
 

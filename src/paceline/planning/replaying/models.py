@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from paceline.core.arrays import FloatArray
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import CapabilityError
 from paceline.core.request import Request
@@ -15,7 +16,7 @@ from paceline.core.tree import ROOT
 from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engines.base import EngineCapabilities, FloatArray, ForwardOutput, Step
+from paceline.engines.base import EngineCapabilities, ForwardOutput, Step
 from paceline.engines.pending import PendingTree
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.planning.replaying.recording import Chain, DrafterTape, Recording, evidence_of

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.core.arrays import Float64Array
 from paceline.core.errors import InputError
-from paceline.core.noise import Float64Array
 from paceline.core.tree import ROOT
 from paceline.planning.base import RoundCosts
 from paceline.planning.replaying.recording import Chain, DrafterTape, Recording

@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, InputError
-from paceline.core.request import Request, TargetRows
+from paceline.core.request import Request
 from paceline.core.text import TextStream
 from paceline.core.tree import ROOT, DraftTree, Evidence
 from paceline.core.verify import CoupledVerifier
-from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
+from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob, TargetRows
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engines.base import FloatArray
 from paceline.output import whole_file
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from typing import Any, TypeAlias, cast
 
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InputError
-from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
@@ -32,6 +31,7 @@ from paceline.engines.scripted import ScriptedVocabulary
 from paceline.planning.base import Policy, RoundCosts
 from paceline.planning.replaying.models import ReplayEngine, ReplayFreeDrafter, ReplayModelDrafter
 from paceline.planning.replaying.recording import DrafterTape, Recording
+from paceline.runtime.loop import DecodingLoop
 
 _GREEDY = SamplingParams(temperature=0.0)
 

@@ -17,9 +17,8 @@ import pytest
 from scipy import stats
 
 from paceline.core import verify
+from paceline.core.arrays import Float64Array
 from paceline.core.errors import SamplingError
-from paceline.core.loop import DecodingLoop
-from paceline.core.noise import Float64Array
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
@@ -31,7 +30,8 @@ from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, table_model
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from tests.core.helpers import PLAIN_PARAMS, ForcedDrafter, decode, softmax
+from paceline.runtime.loop import DecodingLoop
+from tests.helpers import PLAIN_PARAMS, ForcedDrafter, decode, softmax
 
 Distribution: TypeAlias = dict[tuple[int, ...], float]
 MakeDrafters: TypeAlias = Callable[[], Sequence[Drafter]]

@@ -26,14 +26,15 @@ from dataclasses import dataclass, field
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, NoRoomError, PacelineError
 from paceline.core.params import SamplingParams, StopRules
-from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, Request, TargetRows
+from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, Request
 from paceline.core.text import TextStream
 from paceline.core.tree import ROOT, DraftTree
-from paceline.core.turns import Tie, Turns
 from paceline.core.verify import VerifierName, Walk, make_verifier
-from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
+from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob, TargetRows
 from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
 from paceline.planning.base import Policy, RoundRecord
+from paceline.runtime.turns import Tie, Turns
+from paceline.runtime.writing import take_back, write
 
 
 @dataclass(slots=True)
@@ -475,7 +476,7 @@ class DecodingLoop:
                 self._engine.close_sequence(request.sequence)
             request.sequence = self._engine.open()
         request.cached = self._engine.length(request.sequence)
-        request.take_back(before.num_tokens, self._vocabulary)
+        take_back(request, before.num_tokens, self._vocabulary)
         for drafter in self._drafters:
             # Of what a drafter noted in that round nothing is certain, not even that it knows the request still.
             with contextlib.suppress(Exception):
@@ -501,7 +502,7 @@ class DecodingLoop:
         """Add the text of the token just emitted and return why the request ends with it, if it does."""
         if token_id in self._end_ids and not request.rules.ignore_end:
             return "end"
-        request.write(token_id, request.sources[-1], self._vocabulary)
+        write(request, token_id, request.sources[-1], self._vocabulary)
         if request.text.stopped:
             return "stop"
         if request.num_output >= request.rules.max_tokens:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.loop import DecodingLoop
-from paceline.core.noise import Float64Array
+from paceline.core.arrays import Float64Array
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.drafters.base import Drafter
@@ -19,6 +18,7 @@ from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
 from paceline.planning.policies.fixed import FixedPolicy
+from paceline.runtime.loop import DecodingLoop
 
 VOCABULARY = ScriptedVocabulary.of_size(30)
 TARGET = random_model(30, seed=1, order=2)
@@ -85,7 +85,7 @@ class LineTracer:
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         module = frame.f_globals.get("__name__", "")
-        left_out = module == "paceline.core.turns" or frame.f_code.co_name == "open"
+        left_out = module == "paceline.runtime.turns" or frame.f_code.co_name == "open"
         return self._line if module.startswith("paceline.") and not left_out else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from paceline.core.arrays import Float64Array
 from paceline.core.errors import BusyError
-from paceline.core.loop import DecodingLoop
-from paceline.core.noise import Float64Array
 from paceline.core.params import SamplingParams, StopRules
-from paceline.core.turns import Turns
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary
 from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.runtime.loop import DecodingLoop
+from paceline.runtime.turns import Turns
 
 
 def test_notes_are_done_before_the_next_turn_in_their_order() -> None:

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import NoRoomError
-from paceline.core.loop import DecodingLoop
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, StopRules
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -37,8 +36,9 @@ from paceline.engines.scripted import (
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import FixedPolicy
+from paceline.runtime.loop import DecodingLoop
 from tests.conftest import SUMMARY_LINES
-from tests.core.helpers import (
+from tests.helpers import (
     Answer,
     MoodyPolicy,
     ScribblingDrafter,

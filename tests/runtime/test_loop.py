@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, SamplingError
-from paceline.core.loop import DecodingLoop
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import SOURCE_TARGET, Emission, Request
 from paceline.drafters.base import Drafter
@@ -19,7 +18,8 @@ from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, table_model
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from tests.core.helpers import PLAIN_PARAMS, ForcedDrafter, decode
+from paceline.runtime.loop import DecodingLoop
+from tests.helpers import PLAIN_PARAMS, ForcedDrafter, decode
 
 GREEDY = SamplingParams(0.0)
 COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.loop import DecodingLoop
-from paceline.core.noise import Float64Array
+from paceline.core.arrays import Float64Array
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Emission, FinishReason, Request
 from paceline.core.text import TextStream
@@ -21,6 +20,7 @@ from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.runtime.loop import DecodingLoop
 
 PLAIN_PARAMS = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 """The model's own distribution: every filter off."""

@@ -1,0 +1,1 @@
+"""Decoding: rounds over all active requests, and who may ask for them."""
