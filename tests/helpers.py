@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from paceline.core.arrays import Float64Array
-from paceline.core.params import SamplingParams, StopRules
+from paceline.core.params import SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.core.request import Emission, FinishReason, Request
 from paceline.core.text import TextStream
 from paceline.core.tree import ROOT, DraftTree, Evidence
-from paceline.core.verify import VerifierName, make_verifier
+from paceline.core.verify import make_verifier
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
 from paceline.planning.base import Policy, RoundRecord
@@ -103,7 +103,7 @@ def decode(
 ) -> Answer:
     """Decode one request in a loop of its own; by default plainly."""
     loop = DecodingLoop(engine, drafters, policy, clock=engine.clock)
-    answer = Answer(loop.add(prompt_ids, params, rules or StopRules(), verifier=verifier))
+    answer = Answer(loop.add(prompt_ids, params, rules or StopRules(), SpeculationParams(verify=verifier)))
     while answer.finish_reason is None:
         for emission in loop.step():
             answer.take(emission)
@@ -339,7 +339,13 @@ def request_of(
 ) -> Request:
     """Return a request outside any loop, for testing what only reads it."""
     request = Request(
-        request_id, token_ids, params, StopRules(max_tokens), make_verifier(verifier, params), 0, TextStream()
+        request_id,
+        token_ids,
+        params,
+        StopRules(max_tokens),
+        SpeculationParams(verify=verifier),
+        make_verifier(verifier, params),
     )
+    request.sequence = 0
     request.cached = len(token_ids) - 1
     return request

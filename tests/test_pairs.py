@@ -9,8 +9,7 @@ import pytest
 
 from paceline.api import GenerateOptions, Model
 from paceline.comparison import answer, explain
-from paceline.core.params import SamplingParams, StopRules
-from paceline.core.verify import VERIFIER_NAMES, VerifierName
+from paceline.core.params import VERIFIER_NAMES, SamplingParams, StopRules, VerifierName
 from paceline.drafters.registry import build_drafters
 from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, open_engine

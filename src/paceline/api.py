@@ -19,11 +19,10 @@ from typing import TypedDict, Unpack
 
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, ClosedError, InputError
-from paceline.core.params import SamplingParams, StopRules
+from paceline.core.params import VERIFIER_NAMES, SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.core.request import FinishReason, Request
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
-from paceline.core.verify import VERIFIER_NAMES, VerifierName
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
@@ -103,7 +102,7 @@ class Stream:
         prompt_ids: at least one token.
         params: how the answer is sampled.
         rules: when it ends.
-        verifier: judges its drafts.
+        speculation: how it is sped up.
 
     Attributes:
         request: the request, as the loop carries it.
@@ -115,11 +114,11 @@ class Stream:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         rules: StopRules,
-        verifier: VerifierName,
+        speculation: SpeculationParams,
     ) -> None:
         self._loop = loop
         self._num_read = 0
-        self.request: Request = loop.add(prompt_ids, params, rules, verifier=verifier, owner=self)
+        self.request: Request = loop.add(prompt_ids, params, rules, speculation, owner=self)
 
     def __iter__(self) -> Iterator[TextSegment]:
         for segments in self.rounds():
@@ -256,7 +255,7 @@ class Model:
         # In a turn, as another thread may close the model, and its vocabulary with it.
         prompt_ids = self._turns.run("a prompt", lambda: read_prompt(prompt, self.target.vocabulary))
         loop = self.loop if speculate else self._plain
-        return Stream(loop, prompt_ids, params, rules, self.verify)
+        return Stream(loop, prompt_ids, params, rules, SpeculationParams(verify=self.verify))
 
     def repeats_text(self, options: GenerateOptions) -> bool:
         """Return whether a seed gives the same text with and without speculation."""

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.core.arrays import Float64Array
-from paceline.core.params import SamplingParams
+from paceline.core.params import VERIFIER_NAMES, SamplingParams, VerifierName
 from paceline.core.tree import ROOT, DraftTree
-from paceline.core.verify import VERIFIER_NAMES, CoupledVerifier, RejectionVerifier, VerifierName, make_verifier
+from paceline.core.verify import CoupledVerifier, RejectionVerifier, make_verifier
 from tests.helpers import PLAIN_PARAMS
 
 GREEDY = SamplingParams(0.0)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ClosedError, InputError
-from paceline.core.params import SamplingParams, StopRules
+from paceline.core.params import SamplingParams, StopRules, VerifierName
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.core.verify import VerifierName
 from paceline.drafters.base import DraftBudget, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Step

@@ -13,7 +13,7 @@ from benchmarks.cost_tables import PASS_MS
 from paceline.core.arrays import Float64Array
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InputError
-from paceline.core.params import StopRules
+from paceline.core.params import SpeculationParams, StopRules
 from paceline.core.request import Request
 from paceline.core.tree import ROOT
 from paceline.drafters.base import DraftBudget, DraftJob
@@ -467,7 +467,7 @@ def seconds_under_rejection(
     loop = DecodingLoop(target, [DraftModelDrafter(drafting, target_vocab_size=12)], policy, clock=clock)
     for seed in range(requests):
         params = replace(PLAIN_PARAMS, seed=seed)
-        loop.add([seed % 12] * num_prompt, params, StopRules(num_tokens), verifier="rejection")
+        loop.add([seed % 12] * num_prompt, params, StopRules(num_tokens), SpeculationParams(verify="rejection"))
     while loop.active:
         loop.step()
     return clock.now_s()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import InputError
-from paceline.core.params import SamplingParams, StopRules
+from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Request
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -153,7 +153,7 @@ def test_rejection_has_no_margins() -> None:
     draft = DraftModelDrafter(ScriptedEngine(model, ScriptedVocabulary.of_size(10)), target_vocab_size=10)
     policy = Diary()
     loop = DecodingLoop(target, [draft], policy, clock=target.clock)
-    loop.add([0, 1], PLAIN_PARAMS, StopRules(12), verifier="rejection")
+    loop.add([0, 1], PLAIN_PARAMS, StopRules(12), SpeculationParams(verify="rejection"))
     loop.step()
     loop.step()
     tree = policy.records[-1].trees[0]

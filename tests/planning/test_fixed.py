@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import InputError, SamplingError
-from paceline.core.params import SamplingParams
+from paceline.core.params import SamplingParams, VerifierName
 from paceline.core.tree import ROOT, DraftTree
-from paceline.core.verify import VerifierName
 from paceline.drafters.base import DraftBudget, DraftJob
 from paceline.drafters.lookup import LookupDrafter
 from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS, NO_SPECULATION, FixedPolicy

@@ -13,8 +13,8 @@ import pytest
 
 from paceline.api import Model
 from paceline.core.errors import CapabilityError, InputError
+from paceline.core.params import VerifierName
 from paceline.core.request import Request
-from paceline.core.verify import VerifierName
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.suffix import SuffixDrafter

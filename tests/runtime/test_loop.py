@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, SamplingError
-from paceline.core.params import SamplingParams, StopRules
+from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import SOURCE_TARGET, Emission, Request
 from paceline.drafters.base import Drafter
 from paceline.engines.base import Step
@@ -390,8 +390,8 @@ class TestAdmission:
         engine = counting_engine(max_sequences=1)
         loop = counting_loop(engine, policy=FixedPolicy(4, draft_min=3))
         with pytest.raises(SamplingError, match="use --verify coupled"):
-            loop.add([0], PLAIN_PARAMS, StopRules(), verifier="rejection")
-        loop.add([0], PLAIN_PARAMS, StopRules(), verifier="coupled")
+            loop.add([0], PLAIN_PARAMS, StopRules(), SpeculationParams(verify="rejection"))
+        loop.add([0], PLAIN_PARAMS, StopRules())
 
     def test_the_longest_prompt_gets_one_token(self) -> None:
         answer = decode(counting_engine(context_length=8), [0] * 7, GREEDY, StopRules(50))

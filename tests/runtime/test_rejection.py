@@ -19,7 +19,7 @@ from scipy import stats
 from paceline.core import verify
 from paceline.core.arrays import Float64Array
 from paceline.core.errors import SamplingError
-from paceline.core.params import SamplingParams, StopRules
+from paceline.core.params import VERIFIER_NAMES, SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.core.verify import RejectionVerifier
@@ -134,7 +134,7 @@ def text_distribution(
         loop = DecodingLoop(engine, make_drafters(), policy, clock=engine.clock)
         rules = StopRules(num_tokens, ignore_end=True)
         others = [loop.add(prompt, SamplingParams(0.0), rules) for _ in range(num_requests - 1)]
-        request = loop.add(prompt, params, rules, verifier="rejection")
+        request = loop.add(prompt, params, rules, SpeculationParams(verify="rejection"))
         request.verifier = EnumeratedVerifier(params, chooser)
         while request.finish_reason is None:
             loop.step()
@@ -411,7 +411,7 @@ def spoken_texts(
     make_drafters: MakeDrafters,
     policy: Policy,
     *,
-    verifier: verify.VerifierName = "rejection",
+    verifier: VerifierName = "rejection",
     prompt: Sequence[int] = (0,),
 ) -> Iterator[tuple[int, ...]]:
     """Decode one text for each of many seeds through the real loop, many requests at a time."""
@@ -424,7 +424,7 @@ def spoken_texts(
                 prompt,
                 SamplingParams(1.0, 0, 1.0, 0.0, seed=seed),
                 StopRules(NUM_TOKENS, ignore_end=True),
-                verifier=verifier,
+                SpeculationParams(verify=verifier),
             )
             for seed in range(first, first + 50)
         ]
@@ -457,9 +457,9 @@ STATISTICAL: dict[str, tuple[MakeDrafters, FixedPolicy]] = {
 }
 
 
-@pytest.mark.parametrize("verifier", verify.VERIFIER_NAMES)
+@pytest.mark.parametrize("verifier", VERIFIER_NAMES)
 @pytest.mark.parametrize("name", STATISTICAL)
-def test_texts_follow_the_target(name: str, verifier: verify.VerifierName) -> None:
+def test_texts_follow_the_target(name: str, verifier: VerifierName) -> None:
     """The real dice through the whole loop at depth 3 (false-alarm rate 1e-6 each): five tokens, jointly."""
     make_drafters, policy = STATISTICAL[name]
     texts = spoken_texts(make_drafters, policy, verifier=verifier, prompt=(0, 1, 0, 1))

@@ -45,8 +45,7 @@ from paceline.cli.prompt import read_prompt, typed_text
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
 from paceline.comparison import Comparison, OpenReader, Stopped, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
-from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, StopRules
-from paceline.core.verify import VerifierName
+from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, StopRules, VerifierName
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import check_prompt, reader_of
 from paceline.models.cache import resolve

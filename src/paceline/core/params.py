@@ -1,11 +1,11 @@
-"""What a request asks for: how to sample and when to stop. Complete and checked when built."""
+"""What a request asks for: how to sample, when to stop and how to speculate. Complete and checked when built."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
 from paceline.core.errors import InputError, SamplingError
 from paceline.core.numbers import real_number, shown, truth_value, whole_number
@@ -17,6 +17,9 @@ TRANSFORMERS_ORDER = ("logit_bias", "penalties", "temperature", "top_k", "top_p"
 """Processor order of transformers: temperature first, so it widens what truncation keeps."""
 
 MAX_SEED = 2**64 - 1
+
+VerifierName: TypeAlias = Literal["coupled", "rejection"]
+VERIFIER_NAMES: tuple[VerifierName, ...] = get_args(VerifierName)
 
 _WHOLE: Final = ("top_k", "penalty_last_n", "seed", "choice")
 _REAL: Final = ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
@@ -134,6 +137,36 @@ class StopRules:
             raise InputError(f"{self.max_tokens} tokens to predict: the least is 1 (-n)")
         if any(not text for text in self.stop):
             raise InputError("an empty stop text would stop before the first token: leave it out (--stop)")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """How a request is sped up; what it asks for limits what the policy decides.
+
+    Under ``coupled``, and greedily, none of it changes the text.
+
+    Attributes:
+        speculate: ``False`` decodes plainly.
+        drafters: names of those that may draft for it; ``None`` is all that the model has.
+        draft_max: most tokens drafted along one path, at least 1; ``None`` leaves it to the policy.
+        verify: how drafts are judged.
+    """
+
+    speculate: bool = True
+    drafters: tuple[str, ...] | None = None
+    draft_max: int | None = None
+    verify: VerifierName = "coupled"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "speculate", truth_value(self.speculate, "speculate"))
+        if self.draft_max is not None:
+            object.__setattr__(self, "draft_max", whole_number(self.draft_max, "draft-max"))
+            if self.draft_max < 1:
+                raise InputError(f"draft-max {self.draft_max}: the least is 1; speculate=False drafts nothing")
+        if self.drafters is not None and not self.drafters:
+            raise InputError("no drafters are named: name one, or decode without speculation (speculate=False)")
+        if self.verify not in VERIFIER_NAMES:
+            raise InputError(f"unknown verifier {self.verify!r}: choose from {', '.join(VERIFIER_NAMES)}")
 
 
 def _named(field_name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from paceline.core.params import SamplingParams, StopRules
+from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment, TextStream
 from paceline.core.verify import Verifier
@@ -32,6 +32,7 @@ class Request:
         num_prompt: how many of them are the prompt.
         params: how it is sampled.
         rules: when it stops.
+        speculation: how it is sped up.
         verifier: judges its trees; holds its randomness.
         sequence: its handle at the target engine.
         sources: for each token of the answer the drafter it came from, or :data:`SOURCE_TARGET`.
@@ -53,6 +54,7 @@ class Request:
         "segments",
         "sequence",
         "sources",
+        "speculation",
         "stats",
         "text",
         "token_ids",
@@ -65,9 +67,8 @@ class Request:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         rules: StopRules,
+        speculation: SpeculationParams,
         verifier: Verifier,
-        sequence: int,
-        text: TextStream,
     ) -> None:
         self.id = request_id
         self.token_ids = list(prompt_ids)
@@ -75,8 +76,9 @@ class Request:
         self.params = params
         self.rules = rules
         self.verifier = verifier
-        self.sequence = sequence
-        self.text = text
+        self.speculation = speculation
+        self.sequence = -1
+        self.text = TextStream(rules.stop)
         self.sources: list[str] = []
         self.segments: list[TextSegment] = []
         self.error: Exception | None = None

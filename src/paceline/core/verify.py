@@ -13,17 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from paceline.core.arrays import Float64Array, FloatArray
-from paceline.core.params import SamplingParams
+from paceline.core.params import SamplingParams, VerifierName
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.tree import ROOT, DraftTree
-
-VerifierName: TypeAlias = Literal["coupled", "rejection"]
-VERIFIER_NAMES: tuple[VerifierName, ...] = get_args(VerifierName)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """What one round cost and gave, for policies that learn.
+    """What one round cost and gave.
 
     Attributes:
         requests: the decoding requests of the round.
@@ -42,6 +42,14 @@ class RoundRecord:
     round_s: float
 
 
+class Observer(Protocol):
+    """Hears of every round: policies that learn, meters, recorders."""
+
+    def observe(self, record: RoundRecord) -> None:
+        """Take note of a round that is over."""
+        ...
+
+
 class RoundCosts(Protocol):
     """Seconds of passes; a :class:`~paceline.planning.costs.profile.CostProfile` is one."""
 
@@ -66,7 +74,7 @@ class RoundCosts(Protocol):
         ...
 
 
-class Policy(Protocol):
+class Policy(Observer, Protocol):
     """Decides round by round.
 
     Under ``coupled`` the text stays the same whatever it decides. Under ``rejection`` its decisions must not depend on
@@ -99,10 +107,6 @@ class Policy(Protocol):
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         """Drop from the grown trees what is not worth verifying."""
-        ...
-
-    def observe(self, record: RoundRecord) -> None:
-        """Take note of a round that is over."""
         ...
 
     def end(self, request: Request) -> None:

@@ -22,17 +22,17 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, NoRoomError, PacelineError
-from paceline.core.params import SamplingParams, StopRules
+from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, Request
-from paceline.core.text import TextStream
 from paceline.core.tree import ROOT, DraftTree
-from paceline.core.verify import VerifierName, Walk, make_verifier
+from paceline.core.verify import Verifier, Walk, make_verifier
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob, TargetRows
 from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
-from paceline.planning.base import Policy, RoundRecord
+from paceline.planning.base import Observer, Policy, RoundRecord
 from paceline.runtime.turns import Tie, Turns
 from paceline.runtime.writing import take_back, write
 
@@ -60,6 +60,22 @@ class _Drafts:
 
     trees: list[DraftTree]
     draft_seconds: dict[str, float] = field(default_factory=dict)
+
+
+DEFAULT_SPECULATION: Final = SpeculationParams()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """A sequence that holds the beginning of a prompt, at most all but its last token.
+
+    Attributes:
+        sequence: handle at the target engine.
+        seconds: what reading it took the target.
+    """
+
+    sequence: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +108,7 @@ class DecodingLoop:
         drafters: asked in this order; the first to propose a token owns it. Not closed by the loop.
         policy: decides what is drafted and verified.
         clock: where times come from.
+        observers: told of every round, after the policy.
         turns: at the engine; loops that share an engine share them.
     """
 
@@ -102,12 +119,14 @@ class DecodingLoop:
         policy: Policy,
         *,
         clock: Clock | None = None,
+        observers: Sequence[Observer] = (),
         turns: Turns | None = None,
     ) -> None:
         self._engine = engine
         self._drafters = list(drafters)
         self._policy = policy
         self._clock = clock or WallClock()
+        self._observers: list[Observer] = [policy, *observers]
         self._turns = turns or Turns()
         self._requests: dict[int, Request] = {}
         # The requests of the round that is being made; between rounds, of one that was cut short.
@@ -135,8 +154,10 @@ class DecodingLoop:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         rules: StopRules,
+        speculation: SpeculationParams = DEFAULT_SPECULATION,
         *,
-        verifier: VerifierName = "coupled",
+        verifier: Verifier | None = None,
+        read: ReadPrompt | None = None,
         owner: object = None,
     ) -> Request:
         """Admit a request; the next :meth:`step` takes it along.
@@ -145,7 +166,9 @@ class DecodingLoop:
             prompt_ids: at least one token.
             params: how it is sampled.
             rules: when it ends.
-            verifier: judges its drafts.
+            speculation: how it is sped up.
+            verifier: judges its drafts, in place of the one that ``speculation`` names.
+            read: where its prompt was read before; the loop closes that sequence with the request.
             owner: once this is collected, nobody wants the answer any more, and the request is cancelled.
 
         Raises:
@@ -173,12 +196,11 @@ class DecodingLoop:
             prompt_ids,
             params,
             rules,
-            make_verifier(verifier, params),
-            sequence=-1,
-            text=TextStream(rules.stop),
+            speculation,
+            verifier or make_verifier(speculation.verify, params),
         )
         self._policy.check(request)
-        admit = functools.partial(self._admit, request, owner)
+        admit = functools.partial(self._admit, request, read, owner)
         try:
             self._turns.run("a request", admit)
         except CapabilityError:
@@ -187,9 +209,14 @@ class DecodingLoop:
             self._turns.run("a request", admit)
         return request
 
-    def _admit(self, request: Request, owner: object) -> None:
+    def _admit(self, request: Request, read: ReadPrompt | None, owner: object) -> None:
         self._mend()
-        request.sequence = self._engine.open()
+        if read is None:
+            request.sequence = self._engine.open()
+        else:
+            request.sequence = read.sequence
+            request.cached = request.stats.prompt_tokens = self._engine.length(read.sequence)
+            request.stats.prompt_s = read.seconds
         try:
             for drafter in self._drafters:
                 drafter.begin(request)
@@ -298,21 +325,21 @@ class DecodingLoop:
             for turn, walk, emission in zip(turns, walks, settled, strict=True)
             if turn.was_decoding and walk is not None and emission is not None
         ]
-        self._policy.observe(
-            RoundRecord(
-                requests=[turn.request for turn, _, _ in decoded],
-                trees=[turn.tree for turn, _, _ in decoded],
-                paths=[walk.path for _, walk, _ in decoded],
-                emitted=[len(emission.token_ids) for _, _, emission in decoded],
-                prefill_rows=sum(len(turn.step.token_ids) for turn in turns if not turn.was_decoding),
-                prefill_context=prefill_context,
-                draft_s=draft_s,
-                learning_s=learning_s,
-                draft_seconds=drafts.draft_seconds,
-                verify_s=verify_s,
-                round_s=round_s,
-            )
+        record = RoundRecord(
+            requests=[turn.request for turn, _, _ in decoded],
+            trees=[turn.tree for turn, _, _ in decoded],
+            paths=[walk.path for _, walk, _ in decoded],
+            emitted=[len(emission.token_ids) for _, _, emission in decoded],
+            prefill_rows=sum(len(turn.step.token_ids) for turn in turns if not turn.was_decoding),
+            prefill_context=prefill_context,
+            draft_s=draft_s,
+            learning_s=learning_s,
+            draft_seconds=drafts.draft_seconds,
+            verify_s=verify_s,
+            round_s=round_s,
         )
+        for observer in self._observers:
+            observer.observe(record)
         self._tell_ended()
         # Nobody waits for what the last request taught.
         self._learning_s = self._clock.now_s() - ended_s if self._requests else 0.0

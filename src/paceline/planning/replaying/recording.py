@@ -31,7 +31,6 @@ import numpy.typing as npt
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, InputError
 from paceline.core.request import Request
-from paceline.core.text import TextStream
 from paceline.core.tree import ROOT, DraftTree, Evidence
 from paceline.core.verify import CoupledVerifier
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob, TargetRows
@@ -212,9 +211,8 @@ def record(
         answered.token_ids[: answered.num_prompt],
         answered.params,
         answered.rules,
+        answered.speculation,
         CoupledVerifier(answered.params),
-        sequence=-1,
-        text=TextStream(),
     )
     answer = answered.output_ids
     budget = DraftBudget(depth, siblings, probability=True, margin=True)

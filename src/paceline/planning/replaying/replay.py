@@ -234,10 +234,8 @@ def _add(loop: DecodingLoop, recording: Recording) -> Request:
     params = SamplingParams(recording.temperature, top_k=0, top_p=1.0, min_p=0.0)
     rules = StopRules(recording.max_tokens, ignore_end=recording.ignore_end)
     # Which tokens the prompt had matters to nobody here, only how many.
-    request = loop.add([0] * recording.num_prompt, params, rules)
     # Policies see the temperature of the recording; the rows say its tokens without any noise.
-    request.verifier = CoupledVerifier(_GREEDY)
-    return request
+    return loop.add([0] * recording.num_prompt, params, rules, verifier=CoupledVerifier(_GREEDY))
 
 
 class _Slow:
