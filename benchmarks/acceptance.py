@@ -51,9 +51,8 @@ def per_round(model: Model, filters: dict[str, Any]) -> dict[str, float]:
         prompt_ids = model.target.vocabulary.tokenize(text[:600])
         params = SamplingParams(temperature=TEMPERATURE, seed=seed, **filters)
         for name in accepted:
-            request = loop.add(prompt_ids, params, StopRules(ANSWER_TOKENS, ignore_end=True))
-            if name == "greedy draft":
-                request.verifier = GreedyDraftVerifier(params)
+            verifier = GreedyDraftVerifier(params) if name == "greedy draft" else None
+            request = loop.add(prompt_ids, params, StopRules(ANSWER_TOKENS, ignore_end=True), verifier=verifier)
             while request.finish_reason is None:
                 loop.step()
             accepted[name] += request.stats.num_accepted

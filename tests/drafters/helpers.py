@@ -9,6 +9,7 @@ from typing import Any, cast
 from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
+from tests.helpers import say
 
 
 def grow(drafter: Drafter, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
@@ -25,7 +26,7 @@ def grow(drafter: Drafter, requests: Sequence[Request], budget: DraftBudget) -> 
 def settle(drafter: Drafter, request: Request, tree: DraftTree, path: Sequence[int], last_token: int) -> None:
     """Accept ``path``, emit ``last_token`` after it, and tell the drafter."""
     token_ids = [*(tree.token_ids[node] for node in path), last_token]
-    request.token_ids.extend(token_ids)
+    say(request, *token_ids)
     drafter.observe(request, Commit(tree, path, token_ids, rows=cast(Any, None)))
 
 

@@ -19,7 +19,7 @@ from paceline.drafters.lookup import (
     LookupDrafter,
 )
 from tests.drafters.helpers import grow
-from tests.helpers import request_of
+from tests.helpers import request_of, say
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
@@ -53,7 +53,7 @@ def proposed(prompt: Sequence[int], answer: Sequence[int] = (), depth: int = 4) 
     """Return what a drafter proposes behind an answer, and on what evidence."""
     drafter, request = LookupDrafter(), request_of(prompt)
     drafter.begin(request)
-    request.token_ids.extend(answer)
+    say(request, *answer)
     (tree,) = grow(drafter, [request], DraftBudget(depth))
     return tree.token_ids[1:], tree.evidence[1] if len(tree) > 1 else None
 
@@ -88,7 +88,7 @@ def test_what_it_proposes_depends_on_the_text_alone(
     drafter, request = LookupDrafter(), request_of(prompt)
     drafter.begin(request)
     for part in parts:
-        request.token_ids.extend(part + passage[len(part) :])
+        say(request, *part, *passage[len(part) :])
         (tree,) = grow(drafter, [request], DraftBudget(5))
         answer = request.token_ids[len(prompt) :]
         proposals, evidence = proposed(prompt, answer, 5)

@@ -17,7 +17,7 @@ from paceline.core.tree import Evidence
 from paceline.drafters.base import DraftBudget
 from paceline.drafters.suffix import SuffixAutomaton, SuffixDrafter
 from tests.drafters.helpers import grow
-from tests.helpers import request_of
+from tests.helpers import request_of, say
 
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40) | st.lists(st.integers(0, 9), min_size=1, max_size=40)
 
@@ -124,7 +124,7 @@ def test_text_is_followed_as_it_grows() -> None:
     request = request_of([1, 2, 3])
     drafter.begin(request)
     assert grow(drafter, [request], DraftBudget(4))[0].num_drafted == 0
-    request.token_ids.extend([1, 2])
+    say(request, 1, 2)
     # Where the text ends, the draft goes on as if its own tokens stood there.
     assert grow(drafter, [request], DraftBudget(4))[0].token_ids[1:] == [3, 1, 2, 3]
 

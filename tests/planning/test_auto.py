@@ -15,7 +15,7 @@ from paceline.core.clock import VirtualClock
 from paceline.core.errors import InputError
 from paceline.core.params import SpeculationParams, StopRules
 from paceline.core.request import Request
-from paceline.core.tree import ROOT
+from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftBudget, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import (
@@ -38,7 +38,7 @@ from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.replaying.oracle import oracle_s
 from paceline.planning.replaying.recording import Recording
-from paceline.planning.replaying.replay import replay
+from paceline.planning.replaying.replay import ReplayResult, replay
 from paceline.runtime.loop import DecodingLoop
 from tests.helpers import PLAIN_PARAMS
 from tests.planning.helpers import AroundAuto, Curve, Skill, smooth, synthetic, table
@@ -75,6 +75,25 @@ def with_evidence(recording: Recording, **evidence: Any) -> Recording:
         for tape in recording.tapes
     ]
     return replace(recording, tapes=tuple(tapes))
+
+
+class Deliberate(AroundAuto):
+    """Takes virtual time for what it decides about a round with drafts."""
+
+    def __init__(self, auto: AutoPolicy, clock: VirtualClock, own_s: float) -> None:
+        super().__init__(auto)
+        self._clock = clock
+        self._own_s = own_s
+
+    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+        self._clock.advance(self._own_s)
+        super().select(requests, trees)
+
+
+def deliberate(recordings: Sequence[Recording], curve: Curve, own_s: float) -> ReplayResult:
+    """Replay under a planner that takes ``own_s`` seconds a round with drafts; asking for a copy takes 20 us."""
+    clock = VirtualClock()
+    return replay(recordings, Deliberate(AutoPolicy(curve), clock, own_s), curve, free_s=2e-5, clock=clock)
 
 
 def plain_s(recordings: list[Recording], curve: Curve, **options: object) -> float:
@@ -189,7 +208,7 @@ def test_what_early_losses_used_up_is_allowed_again_where_drafts_win_on_paper() 
     skills = {"suffix": Skill(0.5, silent=0.97, is_model=False), "draft": late}
     for seed in range(48):
         recording = synthetic(seed, skills, num_tokens=700, num_prompt=100, depth=16)
-        (request,) = replay([recording], AutoPolicy(curve), curve, free_s=2e-5, own_s=1.5e-4).requests
+        (request,) = deliberate([recording], curve, 1.5e-4).requests
         assert request.arrivals_s[-1] - request.arrivals_s[400] <= 0.5 * 299 * curve.round_s(1)
 
 
@@ -237,7 +256,7 @@ def test_a_lookup_that_finds_nothing_at_first_is_asked_again_though_deciding_tak
     curve = CURVES["Q4_0"]
 
     def seconds(own_s: float) -> float:
-        return replay(recordings, AutoPolicy(curve), curve, free_s=2e-5, own_s=own_s).decode_s
+        return deliberate(recordings, curve, own_s).decode_s
 
     assert seconds(5e-4) <= 1.05 * seconds(0.0)
     assert seconds(5e-4) <= 0.6 * replay(recordings, AutoPolicy(curve), curve, drafters=["draft"]).decode_s
@@ -252,7 +271,7 @@ def test_a_draft_that_turns_good_is_noticed_though_catching_up_and_deciding_take
         recordings = [synthetic(seed, skills, num_tokens=700, num_prompt=100, depth=16) for seed in range(12)]
         seconds = 0.0
         for recording in recordings:
-            (request,) = replay([recording], AutoPolicy(curve), curve, free_s=2e-5, own_s=1.5e-4).requests
+            (request,) = deliberate([recording], curve, 1.5e-4).requests
             seconds += request.arrivals_s[-1] - request.arrivals_s[400]
         return seconds
 
@@ -264,7 +283,7 @@ def test_rounds_of_a_millisecond_are_not_planned_for_looks_that_are_too_dear() -
     curve = Curve(lambda rows: 0.0007 + 0.0001 * rows, lambda rows: 0.0004)
     skills = {"suffix": Skill(0.5, silent=0.95, is_model=False), "draft": Skill(0.3)}
     recordings = [synthetic(seed, skills, num_tokens=600, num_prompt=100, depth=16) for seed in range(6)]
-    auto = replay(recordings, AutoPolicy(curve), curve, free_s=2e-5, own_s=4e-4).decode_s
+    auto = deliberate(recordings, curve, 4e-4).decode_s
     assert auto <= 1.01 * plain_s(recordings, curve)
 
 
@@ -273,7 +292,7 @@ def test_hearing_every_drafter_takes_little_of_a_short_answer() -> None:
     curve = Curve(lambda rows: 0.0003 + 0.0001 * rows, lambda rows: 0.00033)
     skills = {"suffix": Skill(0.05, silent=0.8, is_model=False), "draft": Skill(0.05)}
     recordings = [synthetic(seed, skills, num_tokens=256, num_prompt=128, depth=16) for seed in range(6)]
-    requests = replay(recordings, AutoPolicy(curve), curve, free_s=2e-5, own_s=3e-4).requests
+    requests = deliberate(recordings, curve, 3e-4).requests
     first_s, *others_s = (request.decode_s for request in requests)
     one_plain_s = plain_s(recordings, curve) / len(recordings)
     assert first_s <= 1.02 * one_plain_s

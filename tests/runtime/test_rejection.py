@@ -134,8 +134,8 @@ def text_distribution(
         loop = DecodingLoop(engine, make_drafters(), policy, clock=engine.clock)
         rules = StopRules(num_tokens, ignore_end=True)
         others = [loop.add(prompt, SamplingParams(0.0), rules) for _ in range(num_requests - 1)]
-        request = loop.add(prompt, params, rules, SpeculationParams(verify="rejection"))
-        request.verifier = EnumeratedVerifier(params, chooser)
+        rejection, verifier = SpeculationParams(verify="rejection"), EnumeratedVerifier(params, chooser)
+        request = loop.add(prompt, params, rules, rejection, verifier=verifier)
         while request.finish_reason is None:
             loop.step()
         assert request.finish_reason == "length"

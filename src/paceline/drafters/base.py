@@ -99,6 +99,11 @@ class Drafter(Protocol):
         """Name under which its tokens are counted."""
         ...
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens below which it never proposes anything, as they end an answer; empty if it knows of none."""
+        ...
+
     def begin(self, request: Request) -> None:
         """Take note of a new request; its prompt is in ``request.token_ids``.
 

@@ -197,6 +197,7 @@ class LookupDrafter:
     """
 
     name = "lookup"
+    end_ids: frozenset[int] = frozenset()
 
     def __init__(self, longest_match: int = 4, min_match: int = 2) -> None:
         if not 1 <= min_match <= longest_match:

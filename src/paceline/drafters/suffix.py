@@ -118,6 +118,7 @@ class SuffixDrafter:
     """
 
     name = "suffix"
+    end_ids: frozenset[int] = frozenset()
 
     def __init__(self, min_match: int = 2) -> None:
         if min_match < 1:

@@ -20,7 +20,7 @@ import functools
 import gc
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -110,6 +110,7 @@ class DecodingLoop:
         clock: where times come from.
         observers: told of every round, after the policy.
         turns: at the engine; loops that share an engine share them.
+        request_ids: numbers for its requests, by default from 0 on; loops that share drafters need different ones.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class DecodingLoop:
         clock: Clock | None = None,
         observers: Sequence[Observer] = (),
         turns: Turns | None = None,
+        request_ids: Iterator[int] | None = None,
     ) -> None:
         self._engine = engine
         self._drafters = list(drafters)
@@ -139,7 +141,7 @@ class DecodingLoop:
         self._learning_s = 0.0
         # Finished requests the policy was not told of yet: it hears of their last round first.
         self._ended: list[Request] = []
-        self._ids = itertools.count()
+        self._ids = request_ids or itertools.count()
         self._capabilities = engine.capabilities
         self._vocabulary = engine.vocabulary
         self._end_ids = engine.vocabulary.end_ids

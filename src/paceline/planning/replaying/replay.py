@@ -4,13 +4,13 @@
 
     Recording ──tapes──> replay drafters ─┐
         │                                 ├── DecodingLoop <── the policy under test
-        └──text──> ReplayEngine ──────────┘        │
-                       │                           v
-    RoundCosts ──> virtual clock            ReplayResult
+        └──text──> TextVerifier ──────────┘        │
+                                                   v
+    RoundCosts ──> ReplayEngine ──> virtual clock, ReplayResult
 
-Nothing of the loop is written a second time: budgets, levels, siblings, pruning, verification and bookkeeping are what
-they are live. Only the models are replaced: the target's rows say the recorded token, the draft model's passes say the
-recorded proposals, and both move the clock by what such a pass costs. The draft model's cache is followed by the real
+Nothing of the loop is written a second time: budgets, levels, siblings, pruning and bookkeeping are what they are live.
+Only the models are replaced: drafts are verified by the recorded text, the draft model's passes say the recorded
+proposals, and the passes of both move the clock by what they cost. The draft model's cache is followed by the real
 drafter, so catching up after a pause is charged as it is live.
 """
 
@@ -18,19 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
-from paceline.core.tree import DraftTree
-from paceline.core.verify import CoupledVerifier
 from paceline.drafters.base import Drafter
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.planning.base import Policy, RoundCosts
-from paceline.planning.replaying.models import ReplayEngine, ReplayFreeDrafter, ReplayModelDrafter
+from paceline.planning.replaying.known_text import ReplayEngine, TextVerifier
 from paceline.planning.replaying.recording import DrafterTape, Recording
+from paceline.planning.replaying.tapes import ReplayFreeDrafter, ReplayModelDrafter
 from paceline.runtime.loop import DecodingLoop
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -116,7 +115,7 @@ def replay(
     concurrent: int = 1,
     drift: Drift | None = None,
     free_s: float = 0.0,
-    own_s: float = 0.0,
+    clock: VirtualClock | None = None,
 ) -> ReplayResult:
     """Run recordings, one after the other or several at once, under one policy and one virtual clock.
 
@@ -130,7 +129,7 @@ def replay(
         concurrent: most requests at once.
         drift: factor on ``costs`` as virtual time goes by.
         free_s: seconds of asking a drafter without a model, for each request.
-        own_s: seconds that deciding about a round with drafts takes, for which a policy may have to make up.
+        clock: for a policy that takes time to decide, and moves it; by default a new one.
 
     Raises:
         InputError: the recordings do not go together, or lack a drafter that is asked for.
@@ -140,13 +139,13 @@ def replay(
         raise InputError(f"replay of {concurrent} requests at once: give 1 or more")
     first = recordings[0]
     names = [tape.name for tape in first.tapes] if drafters is None else list(drafters)
-    clock = VirtualClock()
+    clock = clock or VirtualClock()
+    started_s = clock.now_s()
     factor = drift or (lambda now_s: 1.0)
     engine = ReplayEngine(
         _Rounds(costs, factor, clock).seconds,
         clock,
         ScriptedVocabulary([b""] * first.vocab_size, first.end_ids),
-        recordings,
         max_depth=first.depth,
     )
     built: list[Drafter] = []
@@ -161,7 +160,7 @@ def replay(
             built.append(ReplayModelDrafter(draft_engine, tapes, first.vocab_size))
         else:
             built.append(ReplayFreeDrafter(tapes, clock, free_s))
-    loop = DecodingLoop(engine, built, cast(Policy, _Slow(policy, clock, own_s)), clock=clock)
+    loop = DecodingLoop(engine, built, policy, clock=clock)
     requests: list[Request] = []
     decode_s = 0.0
     while len(requests) < len(recordings) or loop.active:
@@ -186,7 +185,7 @@ def replay(
             for recording, request in zip(recordings, requests, strict=True)
         ),
         decode_s,
-        clock.now_s(),
+        clock.now_s() - started_s,
     )
 
 
@@ -234,28 +233,6 @@ def _add(loop: DecodingLoop, recording: Recording) -> Request:
     params = SamplingParams(recording.temperature, top_k=0, top_p=1.0, min_p=0.0)
     rules = StopRules(recording.max_tokens, ignore_end=recording.ignore_end)
     # Which tokens the prompt had matters to nobody here, only how many.
-    # Policies see the temperature of the recording; the rows say its tokens without any noise.
-    return loop.add([0] * recording.num_prompt, params, rules, verifier=CoupledVerifier(_GREEDY))
-
-
-class _Slow:
-    """A policy that takes virtual time to decide.
-
-    Args:
-        policy: that decides.
-        clock: moved by ``own_s``.
-        own_s: seconds of a round with drafts.
-    """
-
-    def __init__(self, policy: Policy, clock: VirtualClock, own_s: float) -> None:
-        self._policy = policy
-        self._clock = clock
-        self._own_s = own_s
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
-        """Take the time, and decide."""
-        self._clock.advance(self._own_s)
-        self._policy.select(requests, trees)
+    # Policies see the temperature of the recording; tapes hold proposals that were drawn already.
+    verifier = TextVerifier(_GREEDY, recording.num_prompt, recording.token_ids)
+    return loop.add([0] * recording.num_prompt, params, rules, verifier=verifier)

@@ -1,0 +1,174 @@
+"""Decoding a text that is known already: the loop makes its rounds, and no target has to be read.
+
+::
+
+    the text ──> TextVerifier ──> what is accepted and emitted ──┐
+                                                                 ├── DecodingLoop ── drafters and a policy, as live
+    seconds of passes ──> ReplayEngine ──> the virtual clock ────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from paceline.core.arrays import FloatArray
+from paceline.core.clock import VirtualClock
+from paceline.core.errors import CapabilityError
+from paceline.core.params import SamplingParams
+from paceline.core.tree import DraftTree
+from paceline.core.verify import CoupledVerifier, RowLogits, Walk, follow
+from paceline.engines.base import EngineCapabilities, Step, Vocabulary
+from paceline.engines.pending import PendingTree
+
+_NO_LIMIT = 1 << 30
+_NO_ROW = np.empty(0, dtype=np.float32)
+
+PassCost: TypeAlias = Callable[[int, int, int], float]
+"""Seconds of a pass, from its rows, the tokens in the cache before it, and the sequences that take part."""
+
+
+class TextVerifier(CoupledVerifier):
+    """Judges drafts by a text, without the target's rows; a draft model's proposals are drawn as under ``coupled``.
+
+    Below a draft that the text does not follow the target would have said something else, but no walk ever comes there.
+
+    Args:
+        params: how proposals are drawn.
+        num_prompt: tokens of the prompt.
+        text: the answer, at least one token. Past its end its last token is repeated.
+    """
+
+    def __init__(self, params: SamplingParams, num_prompt: int, text: Sequence[int]) -> None:
+        super().__init__(params)
+        self._num_prompt = num_prompt
+        self._text = text
+
+    def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+        """Follow the text through the tree until it leaves the tree."""
+        return follow(tree, lambda node: _NO_ROW, history, self._choose, reads_history=False)
+
+    def _choose(self, row: FloatArray, position: int, history: Sequence[int]) -> int:
+        return self._text[min(position - self._num_prompt, len(self._text) - 1)]
+
+
+class NoRows:
+    """The output of a model that is not there."""
+
+    def wait(self) -> None:
+        """Virtual passes are over at once."""
+
+    def logits(self, step: int, output: int) -> FloatArray:
+        """Refuse: there are none.
+
+        Raises:
+            CapabilityError: always.
+        """
+        raise CapabilityError("this drafter reads the target's rows, which recordings do not hold: leave it out")
+
+    def hidden_states(self, step: int, output: int) -> FloatArray:
+        """Refuse: there are none.
+
+        Raises:
+            CapabilityError: always.
+        """
+        return self.logits(step, output)
+
+
+@dataclass(slots=True)
+class _Cached:
+    """What a sequence holds."""
+
+    committed: int = 0
+    pending: PendingTree = field(default_factory=PendingTree)
+
+
+class ReplayEngine:
+    """Stands for a model whose rows nobody reads: counts what its cache would hold, and charges for passes.
+
+    Args:
+        cost: seconds of a pass.
+        clock: moved by ``cost``.
+        vocabulary: the model's.
+        max_depth: deepest tree of a round; ``None`` for no limit.
+    """
+
+    description = "replayed model"
+
+    def __init__(
+        self, cost: PassCost, clock: VirtualClock, vocabulary: Vocabulary, *, max_depth: int | None = None
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.capabilities = EngineCapabilities(
+            context_length=_NO_LIMIT,
+            max_rows=_NO_LIMIT,
+            max_outputs=_NO_LIMIT,
+            max_sequences=_NO_LIMIT,
+            trees=True,
+            # The loop drafts no deeper than can be taken back, which is how it hears what was recorded.
+            max_rollback=max_depth,
+            hidden_states=False,
+            logit_tolerance=0.0,
+        )
+        self._cost = cost
+        self._clock = clock
+        self._sequences: dict[int, _Cached] = {}
+        self._opened = 0
+        self._used = 0
+
+    def open(self) -> int:
+        """Start an empty sequence."""
+        handle = self._opened
+        self._opened += 1
+        self._sequences[handle] = _Cached()
+        return handle
+
+    def forward(self, steps: Sequence[Step]) -> NoRows:
+        """Append the steps' rows and move the clock by the cost of the pass."""
+        rows = 0
+        for step in steps:
+            self._sequences[step.sequence].pending.append(step.parents)
+            rows += len(step.token_ids)
+        self._clock.advance(self._cost(rows, self._used, len(steps)))
+        self._used += rows
+        return NoRows()
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        """Keep one path of the pending tree."""
+        cached = self._sequences[sequence]
+        cached.pending.check_path(path)
+        self._used -= len(cached.pending) - len(path)
+        cached.committed += len(path)
+        cached.pending.clear()
+
+    def length(self, sequence: int) -> int:
+        """Return the number of committed tokens."""
+        return self._sequences[sequence].committed
+
+    def fork(self, sequence: int) -> int:
+        """Refuse: nothing of a prompt is there to be shared.
+
+        Raises:
+            CapabilityError: always.
+        """
+        raise CapabilityError("a replayed sequence cannot be forked: replay its prompt")
+
+    def trim(self, sequence: int, length: int) -> None:
+        """Keep the first ``length`` committed tokens."""
+        cached = self._sequences[sequence]
+        self._used -= cached.committed - length + len(cached.pending)
+        cached.committed = length
+        cached.pending.clear()
+
+    def close_sequence(self, sequence: int) -> None:
+        """Forget a sequence."""
+        cached = self._sequences.pop(sequence)
+        self._used -= cached.committed + len(cached.pending)
+
+    def close(self) -> None:
+        """Forget all sequences."""
+        self._sequences.clear()
+        self._used = 0
