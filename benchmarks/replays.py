@@ -7,11 +7,10 @@ is limited by the interpreter alone: about a tenth of a millisecond a round, and
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from benchmarks.cost_tables import PASS_MS, measured_profile
 from benchmarks.progress import progress_bar
+from benchmarks.stopwatch import Stopwatch
 from paceline.api import load
 from paceline.bench.results import WorkloadResult
 from paceline.bench.sessions import wall_engines
@@ -246,8 +246,8 @@ def recordings_by_kind(path: Path) -> dict[str, list[Recording]]:
 def _figures(
     group: Sequence[Recording], policy: Policy, profile: CostProfile, names: Sequence[str], best_s: Sequence[float]
 ) -> dict[str, Any]:
-    timed = _Timed(policy)
-    result = replay(group, cast(Policy, timed), profile, drafters=names)
+    stopwatch = Stopwatch(policy)
+    result = replay(group, stopwatch, profile, drafters=names)
     shares, share = result.shares_of(best_s)
     return {
         "tokens_per_second": result.tokens_per_second,
@@ -255,33 +255,8 @@ def _figures(
         "accept_share": result.accept_share,
         "share_of_oracle": share,
         "lowest_share_of_oracle": min(shares),
-        "deciding_us": timed.spent_s / result.rounds * 1e6,
+        "deciding_us": stopwatch.spent_s / result.rounds * 1e6,
     }
-
-
-class _Timed:
-    """A policy, and how long it took to decide.
-
-    Args:
-        policy: that decides.
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.spent_s = 0.0
-        """Seconds of the clock on the wall, of all rounds together."""
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._policy, name)
-
-        def timed(*arguments: Any) -> Any:
-            started_s = time.perf_counter()
-            try:
-                return method(*arguments)
-            finally:
-                self.spent_s += time.perf_counter() - started_s
-
-        return timed
 
 
 def _table(kind: str, count: int, costs: str, of_kind: dict[str, dict[str, Any]]) -> Table:
