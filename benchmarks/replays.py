@@ -39,13 +39,13 @@ from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.registry import ADAPTIVE_POLICIES, build_policy
 from paceline.planning.replaying.oracle import oracle_s
+from paceline.planning.replaying.recorder import record
 from paceline.planning.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
     DrafterTape,
     Recording,
     load_recordings,
-    record,
     save_recordings,
 )
 from paceline.planning.replaying.replay import replay, tape_named

@@ -27,7 +27,7 @@ from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput
 from paceline.planning.auto.learned import DrafterState, Learned
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.replaying.recording import record
+from paceline.planning.replaying.recorder import record
 from tests.bench.helpers import LEVEL_S, PASS_S, bytes_vocabulary, constant_model, counting_model, engines, profile
 
 FORCED_AND_FREE = ("new-code", "structured-forced")

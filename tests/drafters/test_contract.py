@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -69,6 +70,27 @@ def test_what_it_proposes_where_it_can(make: Callable[[], Drafter]) -> None:
     (tree,) = grow(drafter, [request], DraftBudget(3))
     assert tree.num_drafted == 3
     assert tree.depths == [0, 1, 2, 3]
+
+
+def ending_draft() -> DraftModelDrafter:
+    engine = ScriptedEngine(random_model(VOCAB_SIZE, seed=1, order=2), ScriptedVocabulary.of_size(VOCAB_SIZE, [2]))
+    return DraftModelDrafter(engine, target_vocab_size=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("make", [*MAKERS.values(), ending_draft], ids=[*MAKERS, "draft that ends"])
+def test_nothing_is_proposed_below_the_ends_that_it_names(make: Callable[[], Drafter]) -> None:
+    drafter = make()
+    ends = 0
+    for number, text in enumerate(itertools.product(range(VOCAB_SIZE), repeat=2)):
+        request = request_of(text, request_id=number)
+        drafter.begin(request)
+        (tree,) = grow(drafter, [request], BUDGET)
+        drafter.end(request)
+        for node in range(1, len(tree)):
+            if tree.token_ids[node] in drafter.end_ids:
+                assert not tree.candidates(node)
+                ends += tree.depths[node] < BUDGET.max_depth
+    assert bool(ends) == bool(drafter.end_ids)
 
 
 @every_drafter

@@ -10,9 +10,11 @@ import pytest
 from benchmarks.cost_tables import PASS_MS
 
 from paceline.api import Model
+from paceline.core.clock import VirtualClock
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
+from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
@@ -22,7 +24,8 @@ from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import POLICY_NAMES, build_policy
-from paceline.planning.replaying.recording import Recording, record
+from paceline.planning.replaying.recorder import record
+from paceline.planning.replaying.recording import Recording
 from paceline.planning.replaying.replay import ReplayResult, replay
 from paceline.runtime.loop import DecodingLoop
 from tests.helpers import MoodyPolicy, looping_model
@@ -229,6 +232,25 @@ def test_drift_follows_the_virtual_clock() -> None:
     # The prompt's pass and four rounds start in the first 4.5 s, six rounds after.
     assert result.decode_s == 4.0 + 6 * 2.0
     assert result.tokens_per_second == pytest.approx(10 / 16)
+
+
+def test_a_policy_that_takes_time_moves_the_clock_itself() -> None:
+    recording = synthetic(1, {"draft": Skill(0.6)})
+    clock = VirtualClock()
+    clock.advance(100.0)
+
+    class Slow(FixedPolicy):
+        def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+            clock.advance(0.5)
+
+    quick = replay([recording], FixedPolicy(3), smooth(0.01, 0.001))
+    slow = replay([recording], Slow(3), smooth(0.01, 0.001), clock=clock)
+    assert slow.rounds == quick.rounds
+    # Nothing is drafted where one token is left.
+    asked = round((slow.decode_s - quick.decode_s) / 0.5)
+    assert quick.rounds - 1 <= asked <= quick.rounds
+    assert slow.decode_s == pytest.approx(quick.decode_s + 0.5 * asked)
+    assert slow.total_s == pytest.approx(quick.total_s + 0.5 * asked), "counted from where the clock stood"
 
 
 def test_policies_cannot_draft_deeper_than_was_recorded() -> None:

@@ -12,7 +12,8 @@ from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.comparison import Stop, Stopped, finish
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.planning.replaying.recording import RECORDED_DEPTH, Recording, record
+from paceline.planning.replaying.recorder import record
+from paceline.planning.replaying.recording import RECORDED_DEPTH, Recording
 
 _TRIES_PER_TASK = 6
 """Tasks looked at for each that is wanted, at most: greedy answers of small models mostly loop."""

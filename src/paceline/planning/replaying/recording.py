@@ -16,34 +16,21 @@ its oldest half at moments that depend on the policy, and a recording holds only
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.clock import VirtualClock
-from paceline.core.errors import CapabilityError, InputError
-from paceline.core.params import SamplingParams, StopRules
-from paceline.core.request import FinishReason, Request
-from paceline.core.tree import ROOT, DraftTree, Evidence
-from paceline.drafters.base import DraftBudget, Drafter, DraftJob
-from paceline.engines.base import Vocabulary
+from paceline.core.errors import InputError
+from paceline.core.tree import Evidence
 from paceline.output import whole_file
-from paceline.planning.base import RoundRecord
-from paceline.planning.replaying.known_text import ReplayEngine, TextVerifier
-from paceline.runtime.loop import DecodingLoop
-
-if TYPE_CHECKING:
-    from paceline.api import GenerateOptions, Model
 
 RECORDING_VERSION: Final = 2
 """Raised whenever recordings are written in another way; older ones are made again."""
@@ -67,9 +54,6 @@ _DAMAGE: Final = (
     zipfile.BadZipFile,
     zlib.error,
 )
-
-Report = Callable[[float], None]
-"""Told the share of a recording that is made, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,216 +142,6 @@ class Recording:
         for tape in self.tapes:
             if len(tape.chains) != len(self.token_ids) - 1:
                 raise ValueError(f"{len(tape.chains)} positions of {tape.name} in {len(self.token_ids)} tokens")
-
-
-def record(
-    model: Model,
-    prompt: str | Sequence[int],
-    *,
-    name: str = "",
-    depth: int = RECORDED_DEPTH,
-    siblings: int = RECORDED_SIBLINGS,
-    report: Report | None = None,
-    **options: Unpack[GenerateOptions],
-) -> Recording:
-    """Decode a prompt plainly, then ask every drafter of ``model`` what it would propose at every position.
-
-    With a draft model that is ``depth`` passes of it for each token of the answer.
-
-    Args:
-        model: its target, its drafters.
-        prompt: a text or token ids.
-        name: for tables.
-        depth: deepest proposals to record; a replayed policy cannot draft deeper.
-        siblings: most proposals to record for one position.
-        report: told how far it is.
-        **options: as for :meth:`Model.generate <paceline.api.Model.generate>`.
-
-    Raises:
-        InputError: the prompt or an option cannot be used, or the text would depend on what is drafted.
-        CapabilityError: a drafter proposes what a recording cannot hold.
-    """
-    _check_shape(depth, siblings)
-    options["speculate"] = False
-    with model.stream(prompt, **options) as stream:
-        request = stream.request
-        if not model.repeats_text({"temperature": request.params.temperature}):
-            raise InputError("under rejection the text depends on what is drafted: record with coupled, or greedily")
-        generation = stream.result()
-    return record_answer(
-        model.drafters,
-        model.target.vocabulary,
-        request.token_ids[: request.num_prompt],
-        generation.token_ids,
-        params=request.params,
-        rules=request.rules,
-        finish_reason=generation.finish_reason,
-        name=name,
-        depth=depth,
-        siblings=siblings,
-        report=report,
-    )
-
-
-def record_answer(
-    drafters: Sequence[Drafter],
-    vocabulary: Vocabulary,
-    prompt_ids: Sequence[int],
-    answer_ids: Sequence[int],
-    *,
-    params: SamplingParams,
-    rules: StopRules,
-    finish_reason: FinishReason | None,
-    name: str = "",
-    depth: int = RECORDED_DEPTH,
-    siblings: int = RECORDED_SIBLINGS,
-    report: Report | None = None,
-) -> Recording:
-    """Ask every drafter what it would propose at every position of an answer that is there already.
-
-    Each drafter has a loop of its own, which decodes the answer without its target (``known_text.py``).
-
-    Args:
-        drafters: in the order they are asked. They may serve requests of other loops meanwhile, between two rounds.
-        vocabulary: the target's.
-        prompt_ids: at least one token.
-        answer_ids: at least one token.
-        params: how the answer was sampled; a draft model's proposals are drawn by them.
-        rules: when the answer was to end.
-        finish_reason: why it ended.
-        name: for tables.
-        depth: deepest proposals to record; a replayed policy cannot draft deeper.
-        siblings: most proposals to record for one position.
-        report: told how far it is.
-
-    Raises:
-        InputError: there is no answer, or the depth or the siblings are below 1.
-        CapabilityError: a drafter reads the target's rows, or proposes what a recording cannot hold.
-    """
-    _check_shape(depth, siblings)
-    if not answer_ids:
-        raise InputError("an answer of no tokens cannot be recorded: give one of at least one token")
-    budget = DraftBudget(depth, siblings, probability=True, margin=True)
-    notes = [_NotingPolicy(drafter.name, budget) for drafter in drafters]
-    # Numbers below 0 are given out by no other loop, so no drafter takes this request for one that is running.
-    loops = [
-        DecodingLoop(
-            ReplayEngine(_for_nothing, VirtualClock(), vocabulary), [drafter], note, request_ids=itertools.count(-1, -1)
-        )
-        for drafter, note in zip(drafters, notes, strict=True)
-    ]
-    # So long that the last position has drafts as deep as the others.
-    unending = StopRules(len(answer_ids) + depth, ignore_end=True)
-    is_model: list[bool] = []
-    with ExitStack() as running:
-        for drafter, loop in zip(drafters, loops, strict=True):
-            running.callback(_cancel_all, loop)
-            verifier = TextVerifier(params, len(prompt_ids), answer_ids)
-            request = loop.add(prompt_ids, params, unending, verifier=verifier)
-            is_model.append(drafter.unread(request) is not None)
-        # The first round reads the prompt.
-        for done in range(len(answer_ids)):
-            for loop in loops:
-                loop.step()
-            if done and report is not None:
-                report(done / (len(answer_ids) - 1))
-    return Recording(
-        name=name,
-        num_prompt=len(prompt_ids),
-        token_ids=tuple(answer_ids),
-        # A stop text or a full context ends a request where its text ends, whatever was allowed.
-        max_tokens=rules.max_tokens if finish_reason == "end" else len(answer_ids),
-        ignore_end=rules.ignore_end,
-        end_ids=vocabulary.end_ids,
-        temperature=params.temperature,
-        vocab_size=vocabulary.size,
-        depth=depth,
-        siblings=siblings,
-        tapes=tuple(
-            DrafterTape(drafter.name, has_model, drafter.end_ids, tuple(note.chains))
-            for drafter, has_model, note in zip(drafters, is_model, notes, strict=True)
-        ),
-    )
-
-
-class _NotingPolicy:
-    """Lets one drafter say all it would, notes that, and has nothing of it verified.
-
-    Args:
-        name: the drafter's.
-        budget: how much is to be recorded.
-
-    Attributes:
-        chains: what it proposed, position after position.
-    """
-
-    def __init__(self, name: str, budget: DraftBudget) -> None:
-        self._name = name
-        self._budget = budget
-        self.chains: list[Chain] = []
-
-    def check(self, request: Request) -> None:
-        """Any request can be recorded whose text is known."""
-
-    def begin(self, request: Request) -> None:
-        """There is one request."""
-
-    def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
-        """Return the whole budget at every position."""
-        return [self._budget] * len(requests)
-
-    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
-        """Have every level that the drafter adds."""
-        return list(jobs)
-
-    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
-        """Note what was proposed, and drop it."""
-        for tree in trees:
-            self.chains.append(_chain_of(tree, self._name))
-            tree.keep((ROOT,))
-
-    def observe(self, record: RoundRecord) -> None:
-        """Nothing is learned."""
-
-    def end(self, request: Request) -> None:
-        """Keep the chains."""
-
-
-def _for_nothing(rows: int, context: int, requests: int) -> float:
-    return 0.0
-
-
-def _cancel_all(loop: DecodingLoop) -> None:
-    for request in loop.active:
-        loop.cancel(request)
-
-
-def _check_shape(depth: int, siblings: int) -> None:
-    if depth < 1 or siblings < 1:
-        raise InputError(f"recording of depth {depth} with {siblings} siblings: both are at least 1")
-
-
-def _chain_of(tree: DraftTree, name: str) -> Chain:
-    """Read a drafter's own tree: the first proposal of each position leads on."""
-    levels = []
-    node, num_nodes = ROOT, 0
-    while candidates := tree.candidates(node):
-        evidence = [tree.evidence[candidate.node] for candidate in candidates]
-        levels.append(
-            Level(
-                tuple(candidate.token_id for candidate in candidates),
-                tuple(each.margin for each in evidence),
-                evidence[0].probability,
-                evidence[0].match_length,
-                evidence[0].count,
-                evidence[0].resumed,
-            )
-        )
-        num_nodes += len(candidates)
-        node = candidates[0].node
-    if num_nodes != tree.num_drafted:
-        raise CapabilityError(f"{name} drafts more than a chain with siblings, which a recording cannot hold")
-    return tuple(levels)
 
 
 def evidence_of(level: Level, index: int) -> Evidence:
