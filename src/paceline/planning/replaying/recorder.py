@@ -22,7 +22,7 @@ from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.base import Vocabulary
 from paceline.planning.base import RoundRecord
-from paceline.planning.replaying.known_text import ReplayEngine, TextVerifier
+from paceline.planning.replaying.models import ReplayEngine, TextVerifier
 from paceline.planning.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
@@ -105,7 +105,7 @@ def record_answer(
 ) -> Recording:
     """Ask every drafter what it would propose at every position of an answer that is there already.
 
-    Each drafter has a loop of its own, which decodes the answer without its target (``known_text.py``).
+    Each drafter has a loop of its own, which decodes the answer without its target (``models.py``).
 
     Args:
         drafters: in the order they are asked. They may serve requests of other loops meanwhile, between two rounds.

@@ -27,7 +27,7 @@ from paceline.core.request import Request
 from paceline.drafters.base import Drafter
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.planning.base import Policy, RoundCosts
-from paceline.planning.replaying.known_text import ReplayEngine, TextVerifier
+from paceline.planning.replaying.models import ReplayEngine, TextVerifier
 from paceline.planning.replaying.recording import DrafterTape, Recording
 from paceline.planning.replaying.tapes import ReplayFreeDrafter, ReplayModelDrafter
 from paceline.runtime.loop import DecodingLoop

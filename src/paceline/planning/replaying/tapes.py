@@ -11,7 +11,7 @@ from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import ForwardOutput
-from paceline.planning.replaying.known_text import ReplayEngine
+from paceline.planning.replaying.models import ReplayEngine
 from paceline.planning.replaying.recording import Chain, DrafterTape, evidence_of
 
 

@@ -1,4 +1,4 @@
-"""Decoding a text that is known already: the loop makes its rounds, and no target has to be read.
+"""What stands for a model whose text is known already: the loop makes its rounds, and no rows are read.
 
 ::
 
@@ -62,25 +62,17 @@ class NoRows:
         """Virtual passes are over at once."""
 
     def logits(self, step: int, output: int) -> FloatArray:
-        """Refuse: there are none.
-
-        Raises:
-            CapabilityError: always.
-        """
+        """Refuse: there are none."""
         raise CapabilityError("this drafter reads the target's rows, which recordings do not hold: leave it out")
 
     def hidden_states(self, step: int, output: int) -> FloatArray:
-        """Refuse: there are none.
-
-        Raises:
-            CapabilityError: always.
-        """
+        """Refuse: there are none."""
         return self.logits(step, output)
 
 
 @dataclass(slots=True)
 class _Cached:
-    """What a sequence holds."""
+    """How many tokens a sequence holds, and what is undecided after them."""
 
     committed: int = 0
     pending: PendingTree = field(default_factory=PendingTree)
@@ -138,35 +130,31 @@ class ReplayEngine:
 
     def commit(self, sequence: int, path: Sequence[int]) -> None:
         """Keep one path of the pending tree."""
-        cached = self._sequences[sequence]
-        cached.pending.check_path(path)
-        self._used -= len(cached.pending) - len(path)
-        cached.committed += len(path)
-        cached.pending.clear()
+        state = self._sequences[sequence]
+        state.pending.check_path(path)
+        self._used -= len(state.pending) - len(path)
+        state.committed += len(path)
+        state.pending.clear()
 
     def length(self, sequence: int) -> int:
         """Return the number of committed tokens."""
         return self._sequences[sequence].committed
 
     def fork(self, sequence: int) -> int:
-        """Refuse: nothing of a prompt is there to be shared.
-
-        Raises:
-            CapabilityError: always.
-        """
+        """Refuse: a recording is of a whole request."""
         raise CapabilityError("a replayed sequence cannot be forked: replay its prompt")
 
     def trim(self, sequence: int, length: int) -> None:
         """Keep the first ``length`` committed tokens."""
-        cached = self._sequences[sequence]
-        self._used -= cached.committed - length + len(cached.pending)
-        cached.committed = length
-        cached.pending.clear()
+        state = self._sequences[sequence]
+        self._used -= state.committed - length + len(state.pending)
+        state.committed = length
+        state.pending.clear()
 
     def close_sequence(self, sequence: int) -> None:
         """Forget a sequence."""
-        cached = self._sequences.pop(sequence)
-        self._used -= cached.committed + len(cached.pending)
+        state = self._sequences.pop(sequence)
+        self._used -= state.committed + len(state.pending)
 
     def close(self) -> None:
         """Forget all sequences."""
