@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 from paceline.core.errors import InputError, SamplingError
-from paceline.core.numbers import real_number, shown, truth_value, whole_number
+from paceline.core.fields import Option, described, setting, take_values
+from paceline.core.numbers import real_number, shown, whole_number
 
 LLAMA_CPP_ORDER = ("logit_bias", "penalties", "top_k", "top_p", "min_p", "temperature")
 """Processor order of llama.cpp: truncation looks at the untempered distribution, temperature comes last."""
@@ -18,11 +21,38 @@ TRANSFORMERS_ORDER = ("logit_bias", "penalties", "temperature", "top_k", "top_p"
 
 MAX_SEED = 2**64 - 1
 
+MAX_TOKENS: Final = 2**31 - 1
+"""Tokens to predict that no context has room for: an answer of as many fills it."""
+
 VerifierName: TypeAlias = Literal["coupled", "rejection"]
 VERIFIER_NAMES: tuple[VerifierName, ...] = get_args(VerifierName)
 
-_WHOLE: Final = ("top_k", "penalty_last_n", "seed", "choice")
-_REAL: Final = ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+_LARGEST: Final = 2**31 - 1
+
+
+def draw_seed() -> int:
+    """Return a seed for a request that brings none: 32 random bits, short enough to be typed again."""
+    return secrets.randbits(32)
+
+
+def _biases_of(texts: Sequence[str]) -> dict[int, float]:
+    """Read biases as texts have them.
+
+    Raises:
+        InputError: one of them is not ``TOKEN_ID=BIAS``.
+    """
+    biases = {}
+    for text in texts:
+        token_id, _, bias = text.partition("=")
+        try:
+            biases[int(token_id)] = float(bias)
+        except ValueError:
+            raise InputError(f"--logit-bias {text!r} is not TOKEN_ID=BIAS, such as 13=-2.5 or 13=-inf") from None
+    return biases
+
+
+_WHOLE = functools.partial(Option, kind="whole", error=SamplingError, panel="Sampling")
+_REAL = functools.partial(Option, kind="real", error=SamplingError, panel="Sampling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,60 +77,144 @@ class SamplingParams:
         order: the processors in the order they run, a permutation of :data:`LLAMA_CPP_ORDER`.
     """
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_last_n: int = 64
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int = 0
-    choice: int = 0
-    order: tuple[str, ...] = LLAMA_CPP_ORDER
+    temperature: float = setting(
+        0.8,
+        _REAL(
+            low=0.0,
+            high=100.0,
+            way_out="--temp, 0 decodes greedily",
+            flags=("--temp", "--temperature"),
+            help="0 decodes greedily.",
+        ),
+    )
+    top_k: int = setting(
+        40,
+        _WHOLE(
+            called="top-k",
+            low=0,
+            high=_LARGEST,
+            way_out="--top-k, 0 keeps all tokens",
+            flags=("--top-k",),
+            help="Keep the k likeliest tokens; 0 keeps all.",
+        ),
+    )
+    top_p: float = setting(
+        0.95,
+        _REAL(
+            called="top-p",
+            low=0.0,
+            high=1.0,
+            low_excluded=True,
+            way_out="--top-p, 1 keeps all tokens",
+            flags=("--top-p",),
+            help="Keep the likeliest tokens up to this mass.",
+        ),
+    )
+    min_p: float = setting(
+        0.05,
+        _REAL(
+            called="min-p",
+            low=0.0,
+            high=1.0,
+            way_out="--min-p, 0 keeps all tokens",
+            flags=("--min-p",),
+            help="Keep tokens with this share of the best one's.",
+        ),
+    )
+    repeat_penalty: float = setting(
+        1.0,
+        _REAL(
+            called="repeat penalty",
+            low=0.0,
+            high=100.0,
+            low_excluded=True,
+            way_out="--repeat-penalty, 1 switches it off",
+            flags=("--repeat-penalty",),
+            help="1 switches it off.",
+        ),
+    )
+    presence_penalty: float = setting(
+        0.0,
+        _REAL(
+            called="presence penalty",
+            low=-100.0,
+            high=100.0,
+            way_out="--presence-penalty, 0 switches it off",
+            flags=("--presence-penalty",),
+            help="0 switches it off.",
+        ),
+    )
+    frequency_penalty: float = setting(
+        0.0,
+        _REAL(
+            called="frequency penalty",
+            low=-100.0,
+            high=100.0,
+            way_out="--frequency-penalty, 0 switches it off",
+            flags=("--frequency-penalty",),
+            help="0 switches it off.",
+        ),
+    )
+    penalty_last_n: int = setting(
+        64,
+        _WHOLE(
+            called="penalty last-n",
+            low=-1,
+            high=_LARGEST,
+            way_out="--repeat-last-n, -1 counts all tokens",
+            flags=("--repeat-last-n",),
+            help="Tokens that penalties look at; -1 for all.",
+            json=("repeat_last_n",),
+        ),
+    )
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict,
+        metadata=described(
+            Option(
+                kind="other",
+                error=SamplingError,
+                parse=_biases_of,
+                separator=",",
+                flags=("--logit-bias",),
+                repeated=True,
+                help="May be repeated.",
+                panel="Sampling",
+                metavar="TOKEN_ID=BIAS",
+            )
+        ),
+    )
+    seed: int = setting(
+        0,
+        _WHOLE(
+            low=0,
+            high=MAX_SEED,
+            way_out="--seed, leave it out for a random one",
+            stand_ins={-1: draw_seed},
+            flags=("--seed", "-s"),
+            help="-1 picks one; the report says which.",
+            shown_default=-1,
+        ),
+    )
+    choice: int = setting(0, _WHOLE(low=0, high=_LARGEST, way_out="0 is the first answer"))
+    order: tuple[str, ...] = setting(
+        LLAMA_CPP_ORDER,
+        Option(
+            kind="texts",
+            error=SamplingError,
+            words={"llama.cpp": LLAMA_CPP_ORDER, "transformers": TRANSFORMERS_ORDER},
+            flags=("--sampler-order",),
+            help="Temperature last, or before truncation.",
+            panel="Sampling",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        self._take_numbers()
-        _check_range("temperature", self.temperature, 0.0, 100.0, "--temp, 0 decodes greedily")
-        _check_range("top-k", self.top_k, 0, 2**31 - 1, "--top-k, 0 keeps all tokens")
-        _check_range("top-p", self.top_p, 0.0, 1.0, "--top-p, 1 keeps all tokens", low_excluded=True)
-        _check_range("min-p", self.min_p, 0.0, 1.0, "--min-p, 0 keeps all tokens")
-        penalty = "repeat penalty"
-        _check_range(penalty, self.repeat_penalty, 0.0, 100.0, "--repeat-penalty, 1 switches it off", low_excluded=True)
-        way_out = "--presence-penalty, 0 switches it off"
-        _check_range("presence penalty", self.presence_penalty, -100.0, 100.0, way_out)
-        way_out = "--frequency-penalty, 0 switches it off"
-        _check_range("frequency penalty", self.frequency_penalty, -100.0, 100.0, way_out)
-        _check_range("penalty last-n", self.penalty_last_n, -1, 2**31 - 1, "--repeat-last-n, -1 counts all tokens")
-        _check_range("seed", self.seed, 0, MAX_SEED, "--seed, leave it out for a random one")
-        _check_range("choice", self.choice, 0, 2**31 - 1, "0 is the first answer")
-        for token_id, bias in self.logit_bias.items():
-            if token_id < 0 or math.isnan(bias) or bias == math.inf:
-                raise SamplingError(
-                    f"logit bias {bias} for token {token_id}: give a token id of 0 or more and a number below inf "
-                    "(--logit-bias)"
-                )
+        take_values(self)
+        object.__setattr__(self, "logit_bias", _taken_biases(self.logit_bias))
         if sorted(self.order) != sorted(LLAMA_CPP_ORDER):
             raise SamplingError(
                 f"processor order {','.join(self.order)}: name each of {', '.join(LLAMA_CPP_ORDER)} once"
             )
-
-    def _take_numbers(self) -> None:
-        """Replace numbers of other libraries by Python's, which hash and print as everything else expects."""
-        for name in _WHOLE:
-            object.__setattr__(self, name, whole_number(getattr(self, name), _named(name), SamplingError))
-        for name in _REAL:
-            object.__setattr__(self, name, real_number(getattr(self, name), _named(name), SamplingError))
-        if not isinstance(self.logit_bias, Mapping):
-            raise SamplingError(f"logit bias is {shown(self.logit_bias)}: give a mapping of token ids to numbers")
-        biases = {
-            whole_number(token_id, "the token id of a logit bias", SamplingError): real_number(
-                bias, f"logit bias for token {token_id}", SamplingError
-            )
-            for token_id, bias in self.logit_bias.items()
-        }
-        object.__setattr__(self, "logit_bias", biases)
 
     @property
     def greedy(self) -> bool:
@@ -126,15 +240,44 @@ class StopRules:
         ignore_end: keep going past end-of-generation tokens.
     """
 
-    max_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    ignore_end: bool = False
+    max_tokens: int = setting(
+        256,
+        Option(
+            kind="whole",
+            called="the number of tokens to predict",
+            counted="{} tokens to predict",
+            low=1,
+            way_out="-n, or -1 there to fill the context",
+            stand_ins={-1: lambda: MAX_TOKENS},
+            flags=("-n", "--predict", "--n-predict"),
+            help="Most tokens to generate; -1 fills the context.",
+            panel="Prompt and output",
+            json=("max_completion_tokens", "n_predict"),
+        ),
+    )
+    stop: tuple[str, ...] = setting(
+        (),
+        Option(
+            kind="texts",
+            flags=("--stop",),
+            repeated=True,
+            help="End where this text begins; may be repeated.",
+            panel="Prompt and output",
+        ),
+    )
+    ignore_end: bool = setting(
+        False,
+        Option(
+            kind="truth",
+            flags=("--ignore-eos",),
+            help="Go on past the end of the answer.",
+            panel="Prompt and output",
+            json=("ignore_eos",),
+        ),
+    )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_tokens", whole_number(self.max_tokens, "the number of tokens to predict"))
-        object.__setattr__(self, "ignore_end", truth_value(self.ignore_end, "ignore_end"))
-        if self.max_tokens < 1:
-            raise InputError(f"{self.max_tokens} tokens to predict: the least is 1 (-n)")
+        take_values(self)
         if any(not text for text in self.stop):
             raise InputError("an empty stop text would stop before the first token: leave it out (--stop)")
 
@@ -152,30 +295,77 @@ class SpeculationParams:
         verify: how drafts are judged.
     """
 
-    speculate: bool = True
-    drafters: tuple[str, ...] | None = None
-    draft_max: int | None = None
-    verify: VerifierName = "coupled"
+    speculate: bool = setting(
+        True,
+        Option(
+            kind="truth",
+            flags=("--no-speculation",),
+            negated=True,
+            help="Decode plainly.",
+            panel="Speculation",
+        ),
+    )
+    drafters: tuple[str, ...] | None = setting(
+        None,
+        Option(
+            kind="texts",
+            optional=True,
+            separator=",",
+            flags=("--drafters",),
+            help="Among {drafters}, in the order to ask. [dim]\\[suffix, or suffix,lookup,draft with a draft model; of "
+            "policy fixed, draft alone if there is one][/dim]",
+            panel="Speculation",
+            metavar="NAME[,...]",
+        ),
+    )
+    draft_max: int | None = setting(
+        None,
+        Option(
+            kind="whole",
+            called="draft-max",
+            optional=True,
+            low=1,
+            way_out="speculate=False drafts nothing",
+        ),
+    )
+    verify: VerifierName = setting(
+        "coupled",
+        Option(
+            kind="choice",
+            called="verifier",
+            words={name: name for name in VERIFIER_NAMES},
+            flags=("--verify",),
+            help="coupled: a seed's text is the same with any drafts or none.",
+            panel="Speculation",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "speculate", truth_value(self.speculate, "speculate"))
-        if self.draft_max is not None:
-            object.__setattr__(self, "draft_max", whole_number(self.draft_max, "draft-max"))
-            if self.draft_max < 1:
-                raise InputError(f"draft-max {self.draft_max}: the least is 1; speculate=False drafts nothing")
+        take_values(self)
         if self.drafters is not None and not self.drafters:
-            raise InputError("no drafters are named: name one, or decode without speculation (speculate=False)")
-        if self.verify not in VERIFIER_NAMES:
-            raise InputError(f"unknown verifier {self.verify!r}: choose from {', '.join(VERIFIER_NAMES)}")
+            raise InputError(
+                "no drafter is named: name one, or decode without speculation (speculate=False, --no-speculation)"
+            )
 
 
-def _named(field_name: str) -> str:
-    """Return a field's name as messages have it, such as ``top-k`` and ``repeat penalty``."""
-    words = field_name.replace("_", " ")
-    return {"top k": "top-k", "top p": "top-p", "min p": "min-p", "penalty last n": "penalty last-n"}.get(words, words)
+def _taken_biases(given: object) -> dict[int, float]:
+    """Return biases with numbers of Python's own.
 
-
-def _check_range(name: str, value: float, low: float, high: float, way_out: str, *, low_excluded: bool = False) -> None:
-    if not low <= value <= high or (low_excluded and value == low):
-        bound = "above" if low_excluded else "from"
-        raise SamplingError(f"{name} {value} is out of range: give a value {bound} {low} to {high} ({way_out})")
+    Raises:
+        SamplingError: they are no mapping of token ids to numbers, or one of them cannot be added to a logit.
+    """
+    if not isinstance(given, Mapping):
+        raise SamplingError(f"logit bias is {shown(given)}: give a mapping of token ids to numbers")
+    biases = {
+        whole_number(token_id, "the token id of a logit bias", SamplingError): real_number(
+            bias, f"logit bias for token {token_id}", SamplingError
+        )
+        for token_id, bias in given.items()
+    }
+    for token_id, bias in biases.items():
+        if token_id < 0 or math.isnan(bias) or bias == math.inf:
+            raise SamplingError(
+                f"logit bias {bias} for token {token_id}: give a token id of 0 or more and a number below inf "
+                "(--logit-bias)"
+            )
+    return biases

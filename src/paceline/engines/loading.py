@@ -6,13 +6,15 @@ What can be refused before a model is loaded, which may take minutes, is refused
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError
+from paceline.core.fields import Option, described, setting, take_values
 from paceline.engines.base import Engine, Vocabulary
 from paceline.engines.context import choose_context_length
 from paceline.engines.exactness import check_exact
@@ -23,6 +25,7 @@ from paceline.models.weight_files import check_model_folder
 DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 EngineName: TypeAlias = Literal["llama_cpp", "torch_hf"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
+DTYPES: tuple[DType, ...] = get_args(DType)
 
 DEFAULT_BRANCHES = 8
 """Tree branches of an engine whose policy does not say how many it may want."""
@@ -34,6 +37,25 @@ _MOST_SPECIAL_TOKENS = 8
 
 MAX_BRANCHES = 192
 """Most tree branches asked of an engine by default; llama.cpp has 256 sequence ids in all."""
+
+_LEAST_DRAFT_CONTEXT: Final = 2
+
+_OPTION = functools.partial(Option, panel="Models")
+
+
+def _overrides_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Read patterns and buffers as texts have them.
+
+    Raises:
+        InputError: one of them is not ``PATTERN=BUFFER``.
+    """
+    overrides = []
+    for text in texts:
+        pattern, equals, buffer = text.rpartition("=")
+        if not (pattern and equals and buffer):
+            raise InputError(f"-ot {text!r} is not PATTERN=BUFFER, such as exps=CPU")
+        overrides.append((pattern, buffer))
+    return tuple(overrides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +86,288 @@ class ModelOptions:
         verbose: let the engine print what it has to say.
     """
 
-    path: str | Path
-    engine: EngineName | None = None
-    context_length: int | None = None
+    path: str | Path = field(
+        metadata=described(
+            _OPTION(
+                kind="other",
+                variable="MODEL",
+                flags=("-m", "--model"),
+                help="Target: a GGUF file, a Hugging Face folder, or a name from paceline models. "
+                "[dim]\\[embedded pair][/dim]",
+                metavar="MODEL",
+            )
+        )
+    )
+    engine: EngineName | None = setting(
+        None,
+        _OPTION(
+            kind="choice",
+            optional=True,
+            words={name: name for name in ENGINE_NAMES},
+            flags=("--engine",),
+            help="Engine for both models. [dim]\\[by file][/dim]",
+        ),
+    )
+    context_length: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            optional=True,
+            flags=("-c", "--ctx-size"),
+            help="Context of the target, in tokens; 0 is all of its own. [dim]\\[its own, at most 4096][/dim]",
+        ),
+    )
     context_may_shrink: bool = False
-    gpu_layers: int = -1
-    devices: tuple[str, ...] = ()
-    override_tensors: tuple[tuple[str, str], ...] = ()
-    threads: int | None = None
-    threads_batch: int | None = None
-    flash_attention: bool | None = None
-    exact: bool = False
-    max_sequences: int = 1
+    gpu_layers: int = setting(
+        -1,
+        _OPTION(
+            kind="whole",
+            flags=("-ngl", "--gpu-layers", "--n-gpu-layers"),
+            help="Target layers to put on GPUs; -1 for all.",
+        ),
+    )
+    devices: tuple[str, ...] = setting(
+        (),
+        _OPTION(
+            kind="texts",
+            separator=",",
+            flags=("-dev", "--device"),
+            help="Devices for the target, with commas; 'none' is the CPU.",
+            metavar="DEV[,...]",
+        ),
+    )
+    override_tensors: tuple[tuple[str, str], ...] = setting(
+        (),
+        _OPTION(
+            kind="other",
+            parse=_overrides_of,
+            separator=",",
+            flags=("-ot", "--override-tensor"),
+            repeated=True,
+            help="Place the target's tensors that match a pattern.",
+            metavar="PATTERN=BUFFER[,...]",
+        ),
+    )
+    threads: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            optional=True,
+            flags=("-t", "--threads"),
+            help="CPU threads for passes of one token. [dim]\\[one for each core that other processes leave][/dim]",
+        ),
+    )
+    threads_batch: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            optional=True,
+            flags=("-tb", "--threads-batch"),
+            help="CPU threads for wider passes. [dim]\\[as -t][/dim]",
+        ),
+    )
+    flash_attention: bool | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            words={"on": True, "off": False, "auto": None},
+            flags=("-fa", "--flash-attn"),
+            help="Fused attention; on a CPU, auto measures which is faster when a model is first loaded.",
+        ),
+    )
+    exact: bool = setting(
+        False,
+        _OPTION(
+            kind="truth",
+            flags=("--exact",),
+            help="Arithmetic that does not depend on how many tokens a pass verifies, so that no near-tie turns: the "
+            "text is that of --exact without drafts. llama.cpp on a CPU, weights in Q4_0, Q8_0 and the like; drafts "
+            "are chains.",
+        ),
+    )
+    max_sequences: int = setting(
+        1,
+        _OPTION(
+            kind="whole",
+            counted="{} sequences",
+            low=1,
+            way_out="-np",
+            flags=("-np", "--parallel"),
+            help="Requests the engines hold at once.",
+        ),
+    )
     branches: int | None = None
     rollback: bool = True
-    dtype: DType | None = None
-    verbose: bool = False
+    dtype: DType | None = setting(
+        None,
+        _OPTION(
+            kind="choice",
+            optional=True,
+            words={name: name for name in DTYPES},
+            flags=("--dtype",),
+            help="Weights' type under torch_hf.",
+        ),
+    )
+    verbose: bool = setting(
+        False,
+        Option(
+            kind="truth",
+            flags=("-v", "--verbose"),
+            help="Let the engine log to stderr.",
+            panel="Prompt and output",
+        ),
+    )
 
     def __post_init__(self) -> None:
+        take_values(self)
         check_range("context_length", self.context_length, 1, 2**31 - 1)
-        if self.max_sequences < 1:
-            raise InputError(f"{self.max_sequences} sequences: the least is 1 (-np)")
         if self.flash_attention not in (None, True, False):
             # "off", as the command line has it, would be taken for true.
             raise InputError(f"flash_attention is {self.flash_attention!r}: give True, False, or None for either")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """What a draft model may have otherwise than its target; it runs as its target does in all else.
+
+    Attributes:
+        path: a GGUF file, a Hugging Face folder, or a name of `paceline models`; ``None`` where none is named.
+        context_length: tokens it sees; 0 is all that it was made for, ``None`` as the target's or that, if it is less.
+        gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
+        devices: devices to use, by the engine's names; empty for all there are.
+        threads: CPU threads for passes of one row; ``None`` as the target's. Only ``llama_cpp``.
+        threads_batch: CPU threads for wider passes; ``None`` for ``threads``, or as the target's where that is not
+            given either. Only ``llama_cpp``.
+    """
+
+    path: str | Path | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            variable="MODEL",
+            flags=("-md", "--model-draft", "--spec-draft-model"),
+            help="Draft model with mostly the same tokens.",
+            metavar="MODEL",
+        ),
+    )
+    context_length: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            called="-cd",
+            optional=True,
+            flags=("-cd", "--ctx-size-draft", "--spec-draft-ctx-size"),
+            help="Context of the draft; 0 is all of its own. [dim]\\[as -c, or its own if that is less][/dim]",
+        ),
+    )
+    gpu_layers: int = setting(
+        -1,
+        _OPTION(
+            kind="whole",
+            flags=("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
+            help="Draft layers to put on GPUs; -1 for all.",
+        ),
+    )
+    devices: tuple[str, ...] = setting(
+        (),
+        _OPTION(
+            kind="texts",
+            separator=",",
+            flags=("-devd", "--device-draft", "--spec-draft-device"),
+            help="Devices for the draft.",
+            metavar="DEV[,...]",
+        ),
+    )
+    threads: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            optional=True,
+            flags=("-td", "--threads-draft", "--spec-draft-threads"),
+            help="CPU threads for the draft's passes of one token. [dim]\\[as -t][/dim]",
+        ),
+    )
+    threads_batch: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            optional=True,
+            flags=("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch"),
+            help="CPU threads for the draft's wider passes. [dim]\\[as -td, or -tb][/dim]",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        take_values(self)
+        if self.context_length != 0:
+            _check_draft_context(self.context_length)
+
+    def beside(self, target: ModelOptions) -> ModelOptions:
+        """Return how to run the draft model of a target.
+
+        On another engine, what is said of the target in terms of its own (``flash_attention``, ``threads_batch``,
+        ``dtype``) is left out.
+
+        Raises:
+            InputError: no model is named; or its own context is asked for, which it does not say or is too short to
+                draft in.
+            CapabilityError: the draft's threads are given, and its engine has none of its own.
+            ModelFileError: there is no such model.
+        """
+        if self.path is None:
+            raise InputError("no draft model is named: give one with -md")
+        context_length = self.context_length
+        if context_length == 0:
+            context_length = own_context(self.path, "-cd")
+            _check_draft_context(context_length)
+        engine = target.engine or engine_for(Path(self.path))
+        has_own_threads = (self.threads, self.threads_batch) != (None, None)
+        if has_own_threads and engine == "torch_hf":
+            raise CapabilityError(
+                "threads of the draft (-td, -tbd) mean nothing to torch_hf: give those of both with -t"
+            )
+        if engine != (target.engine or engine_for(Path(target.path))):
+            target = dataclasses.replace(target, threads_batch=None, flash_attention=None, dtype=None)
+        return dataclasses.replace(
+            target,
+            path=self.path,
+            context_length=target.context_length if context_length is None else context_length,
+            context_may_shrink=context_length is None,
+            gpu_layers=self.gpu_layers,
+            devices=self.devices,
+            override_tensors=(),
+            threads=target.threads if self.threads is None else self.threads,
+            threads_batch=self.threads_batch if has_own_threads else target.threads_batch,
+            # Whatever a draft model says, the text is the target's.
+            exact=False,
+            # The tree it grows is a chain to it.
+            branches=0,
+        )
+
+
+def own_context(path: str | Path, asked_by: str) -> int:
+    """Return all the context that a model was made for, in tokens.
+
+    Args:
+        path: of the model.
+        asked_by: the option that asks for it by a 0, for the message.
+
+    Raises:
+        InputError: the model does not say what it was made for.
+        ModelFileError: the model cannot be read.
+    """
+    trained = describe(Path(path)).context_length
+    if trained is None:
+        raise InputError(f"{asked_by} 0 is the model's own context, and {path} names none: give a number of tokens")
+    return trained
+
+
+def _check_draft_context(length: int | None) -> None:
+    if length is not None and length < _LEAST_DRAFT_CONTEXT:
+        raise InputError(
+            f"-cd {length}: the least is {_LEAST_DRAFT_CONTEXT}, a token that was said and one that is drafted "
+            "after it; 0 takes the draft model's own context"
+        )
 
 
 def engine_for(path: Path) -> EngineName:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.errors import InputError, SamplingError
+from paceline.core.fields import Option, setting, take_values
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
@@ -13,6 +15,9 @@ from paceline.planning.base import RoundRecord
 
 MAX_DRAFT = 128
 MAX_SIBLINGS = 16
+
+# A policy is chosen when a model is loaded, by the command line or by code: the environment and requests have no say.
+_OPTION = functools.partial(Option, panel="Speculation", variable=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +32,58 @@ class FixedPolicy:
         siblings: alternatives a draft model proposes for each position.
     """
 
-    draft_max: int = 5
-    draft_min: int = 0
-    p_min: float = 0.0
-    siblings: int = 1
+    draft_max: int = setting(
+        5,
+        _OPTION(
+            kind="whole",
+            called="draft-max",
+            low=0,
+            high=MAX_DRAFT,
+            way_out="--draft-max, 0 drafts nothing",
+            flags=("--draft-max", "--draft", "--spec-draft-n-max"),
+            help="Most tokens to draft along one path; 0 decodes plainly. All --draft-* options are of policy fixed.",
+        ),
+    )
+    draft_min: int = setting(
+        0,
+        _OPTION(
+            kind="whole",
+            called="draft-min",
+            flags=("--draft-min", "--spec-draft-n-min"),
+            help="Don't verify shorter drafts.",
+        ),
+    )
+    p_min: float = setting(
+        0.0,
+        _OPTION(
+            kind="real",
+            called="draft-p-min",
+            low=0.0,
+            high=1.0,
+            way_out="--draft-p-min, 0 keeps all drafts",
+            flags=("--draft-p-min", "--spec-draft-p-min"),
+            help="Stop drafting, at the first token too, where the drafter's likeliest token (at the temperature in "
+            "use, 1 if greedy) is less likely than this.",
+        ),
+    )
+    siblings: int = setting(
+        1,
+        _OPTION(
+            kind="whole",
+            called="the number of draft siblings",
+            counted="{} draft siblings",
+            low=1,
+            high=MAX_SIBLINGS,
+            way_out="--draft-siblings, 1 drafts a chain",
+            flags=("--draft-siblings",),
+            help="Proposals of the draft model for each position.",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.draft_max <= MAX_DRAFT:
-            raise InputError(f"draft-max {self.draft_max} is out of range: give 0 (no drafts) to {MAX_DRAFT}")
+        take_values(self)
         if not 0 <= self.draft_min <= self.draft_max:
             raise InputError(f"draft-min {self.draft_min} is out of range: give 0 to draft-max, {self.draft_max}")
-        if not 0.0 <= self.p_min <= 1.0:
-            raise InputError(f"draft-p-min {self.p_min:g} is out of range: give 0 (keep all drafts) to 1")
-        if not 1 <= self.siblings <= MAX_SIBLINGS:
-            raise InputError(f"{self.siblings} draft siblings are out of range: give 1 (a chain) to {MAX_SIBLINGS}")
 
     def check(self, request: Request) -> None:
         """Refuse to drop short drafts under rejection, where that would bias the text.

@@ -1,0 +1,227 @@
+"""The one table of options: what every way of setting a field has to know, told once, beside the field itself.
+
+A dataclass whose fields are made by :func:`setting` is its own part of the table. :func:`take_values` checks its
+values, and :func:`fields_of` lists its fields to whatever offers them: the command line, the environment, a request in
+JSON. Nothing here knows how any of these work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from paceline.core.errors import InputError
+from paceline.core.numbers import real_number, shown, truth_value, whole_number
+
+_T = TypeVar("_T")
+
+Kind: TypeAlias = Literal["whole", "real", "truth", "choice", "texts", "other"]
+"""What a field holds: a number, a truth value, one of the words it lists, several texts, or what its class checks."""
+
+_METADATA: Final = "option"
+_TRUTHS: Final[Mapping[str, object]] = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """How one field is checked, and how it is set from outside.
+
+    Attributes:
+        kind: what the field holds.
+        called: the field's name in messages; its own by default.
+        counted: words of a message that hold the value as ``{}``, such as ``{} tokens to predict``; by default it is
+            ``called`` and the value.
+        error: raised for a value that cannot be used.
+        optional: whether ``None`` leaves the choice to others.
+        low: least number.
+        high: largest number; ``None`` where there is none.
+        low_excluded: whether ``low`` itself is too low.
+        way_out: what to do about a value out of range, in the terms of the command line.
+        words: values by the words that stand for them in a text.
+        stand_ins: by number, what makes the value that it stands for in a text.
+        separator: parts several texts that are given as one.
+        parse: makes the value of several texts; raises :class:`InputError`.
+        flags: names on the command line, the one that messages use first; none where it has no such option.
+        negated: whether the flag switches the field off.
+        repeated: whether the flag may be given several times.
+        help: one line of the command line's help.
+        panel: the part of the help that lists it.
+        metavar: what the help shows for the value, where that is not its kind.
+        shown_default: what the help shows as default, where that is not the field's.
+        variable: its environment variable without prefix, where that is not the field's name; ``None`` where it has
+            none.
+        json: further names in a JSON request, beside the field's own.
+    """
+
+    kind: Kind
+    called: str = ""
+    counted: str = ""
+    error: type[InputError] = InputError
+    optional: bool = False
+    low: float | None = None
+    high: float | None = None
+    low_excluded: bool = False
+    way_out: str = ""
+    words: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    stand_ins: Mapping[int, Callable[[], int]] = dataclasses.field(default_factory=dict)
+    separator: str = ""
+    parse: Callable[[Sequence[str]], object] | None = None
+    flags: tuple[str, ...] = ()
+    negated: bool = False
+    repeated: bool = False
+    help: str = ""
+    panel: str = ""
+    metavar: str | None = None
+    shown_default: int | None = None
+    variable: str | None = ""
+    json: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of the table.
+
+    Attributes:
+        name: of the field.
+        default: its value where nothing is given; ``None`` where one has to be.
+        option: what is said of it.
+    """
+
+    name: str
+    default: object
+    option: Option
+
+    @property
+    def called(self) -> str:
+        """Name in messages."""
+        return self.option.called or self.name
+
+    @property
+    def json_names(self) -> tuple[str, ...]:
+        """Names in a JSON request."""
+        return (self.name, *self.option.json)
+
+
+def setting(default: _T, about: Option) -> _T:
+    """Return a dataclass field with its part of the table. To type checkers it is its default."""
+    return dataclasses.field(default=default, metadata=described(about))
+
+
+def described(about: Option) -> Mapping[str, Option]:
+    """Return the metadata of a dataclass field, for one that :func:`setting` cannot make."""
+    return {_METADATA: about}
+
+
+@functools.cache
+def fields_of(owner: type) -> tuple[Field, ...]:
+    """Return the part of the table that a dataclass is, in the order of its fields."""
+    found = []
+    for field in dataclasses.fields(owner):
+        about = field.metadata.get(_METADATA)
+        if about is not None:
+            default = field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            found.append(Field(field.name, None if default is dataclasses.MISSING else default, about))
+    return tuple(found)
+
+
+def take_values(instance: object) -> None:
+    """Check every field of a dataclass that is being built, and make numbers of other libraries Python's.
+
+    Raises:
+        InputError: a value is of another kind, or out of range; or what the field's option has as ``error``.
+    """
+    for field in fields_of(type(instance)):
+        value = getattr(instance, field.name)
+        object.__setattr__(instance, field.name, _taken(field, value))
+
+
+def read_text(field: Field, text: str) -> object:
+    """Return the value that a text stands for, as an environment variable has it. Its range is not checked.
+
+    Raises:
+        InputError: the text is none of a value of this kind. The message begins with the text.
+    """
+    about = field.option
+    if about.words:
+        return _word(about, about.words, text)
+    if about.kind == "truth":
+        return _word(about, _TRUTHS, text)
+    if about.kind in ("whole", "real"):
+        try:
+            return stood_for(field, int(text) if about.kind == "whole" else float(text))
+        except ValueError:
+            number = "whole number" if about.kind == "whole" else "number"
+            raise about.error(f"{text!r} is not a {number}: give one") from None
+    return read_texts(field, [text]) if about.kind == "texts" or about.parse is not None else text
+
+
+def read_texts(field: Field, texts: Sequence[str]) -> object:
+    """Return the value that several texts make up, as an option of the command line has them that may be repeated.
+
+    Raises:
+        InputError: one of them cannot be used.
+    """
+    about = field.option
+    if about.separator:
+        texts = [part.strip() for text in texts for part in text.split(about.separator) if part.strip()]
+    return tuple(texts) if about.parse is None else about.parse(texts)
+
+
+def stood_for(field: Field, number: float) -> float:
+    """Return the number that one stands for in a text: of a seed of -1, one that is drawn; else itself."""
+    stand_in = field.option.stand_ins.get(int(number)) if field.option.stand_ins else None
+    return number if stand_in is None else stand_in()
+
+
+def _word(about: Option, words: Mapping[str, object], text: str) -> object:
+    if text.lower() not in words:
+        raise about.error(f"{text!r} is none of {', '.join(words)}: give one of these")
+    return words[text.lower()]
+
+
+def _taken(field: Field, value: object) -> object:
+    about = field.option
+    if value is None and about.optional:
+        return None
+    if about.kind == "truth":
+        return truth_value(value, field.called, about.error)
+    if about.kind == "texts":
+        return _texts(field, value)
+    if about.kind == "choice" and value not in about.words.values():
+        raise about.error(f"unknown {field.called} {value!r}: choose from {', '.join(about.words)}")
+    if about.kind in ("whole", "real"):
+        as_number = whole_number if about.kind == "whole" else real_number
+        number = as_number(value, field.called, about.error)
+        _check_range(field, number)
+        return number
+    return value
+
+
+def _texts(field: Field, value: object) -> tuple[str, ...]:
+    """Return one text or several as a tuple."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
+        raise field.option.error(f"{field.called} is {shown(value)}; give a text or a list of texts")
+    return tuple(value)
+
+
+def _check_range(field: Field, value: float) -> None:
+    about, low, high = field.option, field.option.low, field.option.high
+    # "Not at least" and not "less than": of what is no number neither holds.
+    fits = low is None or (value > low if about.low_excluded else value >= low)
+    if fits and (high is None or value <= high):
+        return
+    judged = (about.counted or f"{field.called} {{}}").format(value)
+    if high is None:
+        raise about.error(f"{judged}: the least is {low} ({about.way_out})")
+    bound = "above" if about.low_excluded else "from"
+    raise about.error(f"{judged} is out of range: give a value {bound} {low} to {high} ({about.way_out})")
