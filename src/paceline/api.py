@@ -46,9 +46,11 @@ from paceline.runtime.turns import Turns
 
 
 class GenerateOptions(TypedDict, total=False):
-    """What a call may set; see :class:`SamplingParams` and :class:`StopRules` for meanings and defaults.
+    """What a call may set.
 
-    ``None`` is the default, as if the option were left out. Numbers may be numpy's.
+    Meanings and defaults are those of :class:`SamplingParams`, :class:`StopRules` and :class:`SpeculationParams`; the
+    default of ``verify`` is the model's. ``None`` is the default, as if the option were left out. Numbers may be
+    numpy's.
     """
 
     max_tokens: int | None
@@ -67,6 +69,9 @@ class GenerateOptions(TypedDict, total=False):
     choice: int | None
     order: Sequence[str] | None
     speculate: bool | None
+    drafters: Sequence[str] | None
+    draft_max: int | None
+    verify: VerifierName | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,15 +256,16 @@ class Model:
         """Start an answer and return it for iteration. Raises as :meth:`generate` does."""
         if self._closed:
             raise ClosedError("this model is closed: load it again")
-        params, rules, speculate = read_options(options)
+        names = [drafter.name for drafter in self.drafters]
+        params, rules, speculation = read_options(options, verify=self.verify, drafters=names)
         # In a turn, as another thread may close the model, and its vocabulary with it.
         prompt_ids = self._turns.run("a prompt", lambda: read_prompt(prompt, self.target.vocabulary))
-        loop = self.loop if speculate else self._plain
-        return Stream(loop, prompt_ids, params, rules, SpeculationParams(verify=self.verify))
+        loop = self.loop if speculation.speculate else self._plain
+        return Stream(loop, prompt_ids, params, rules, speculation)
 
     def repeats_text(self, options: GenerateOptions) -> bool:
         """Return whether a seed gives the same text with and without speculation."""
-        return self.verify == "coupled" or options.get("temperature") == 0.0
+        return (options.get("verify") or self.verify) == "coupled" or options.get("temperature") == 0.0
 
     def close(self) -> None:
         """Cancel what still runs and free native memory. Idempotent; using the model afterwards is a clear error.

@@ -1,57 +1,63 @@
-"""The options of a call, read into the parts that a request is made of."""
+"""The options of a call, read by the one table of options into the parts that a request is made of.
+
+The table is the fields of :class:`~paceline.core.params.SamplingParams`, :class:`~paceline.core.params.StopRules` and
+:class:`~paceline.core.params.SpeculationParams`; :class:`~paceline.api.GenerateOptions` spells them out for type
+checkers, and a test holds it to them.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from paceline.core.errors import InputError
-from paceline.core.numbers import shown, truth_value
-from paceline.core.params import SamplingParams, StopRules
+from paceline.core.fields import fields_of
+from paceline.core.params import SamplingParams, SpeculationParams, StopRules, VerifierName, draw_seed
 
-_SAMPLING: Final = frozenset(field.name for field in dataclasses.fields(SamplingParams))
-_STOPPING: Final = frozenset(field.name for field in dataclasses.fields(StopRules))
-_NAMES: Final = _SAMPLING | _STOPPING | {"speculate"}
+_T = TypeVar("_T")
 
 
-class ReadOptions(NamedTuple):
-    """The options of a call, complete and checked."""
+class RequestOptions(NamedTuple):
+    """What a request asks for, complete and checked."""
 
     params: SamplingParams
     rules: StopRules
-    speculate: bool
+    speculation: SpeculationParams
 
 
-def read_options(options: Mapping[str, object]) -> ReadOptions:
+REQUEST_PARTS: tuple[type, ...] = (SamplingParams, StopRules, SpeculationParams)
+"""The dataclasses whose fields a request may set."""
+
+
+def read_options(
+    options: Mapping[str, object], *, verify: VerifierName = "coupled", drafters: Sequence[str] | None = None
+) -> RequestOptions:
     """Return what was set, with defaults for the rest; a seed that is not given is drawn.
 
     Args:
         options: by the names of :class:`~paceline.api.GenerateOptions`; ``None`` is the default.
+        verify: how drafts are judged where that is not said.
+        drafters: those there are, which ``drafters`` may choose from; ``None`` lets any name pass.
 
     Raises:
         InputError: an option is unknown, or its value cannot be used.
     """
-    unknown = next((name for name in options if name not in _NAMES), None)
+    known = {field.name for part in REQUEST_PARTS for field in fields_of(part)}
+    unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
-        raise InputError(f"unknown option {unknown!r}: see SamplingParams and StopRules")
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    given.setdefault("seed", secrets.randbits(32))
-    for name in ("stop", "order"):
-        if name in given:
-            given[name] = _texts(given[name], name)
-    return ReadOptions(
-        SamplingParams(**{name: value for name, value in given.items() if name in _SAMPLING}),
-        StopRules(**{name: value for name, value in given.items() if name in _STOPPING}),
-        truth_value(given.get("speculate", True), "speculate"),
-    )
+        raise InputError(f"unknown option {unknown!r}: see SamplingParams, StopRules and SpeculationParams")
+    given = {name: value for name, value in options.items() if value is not None}
+    given.setdefault("seed", draw_seed())
+    given.setdefault("verify", verify)
+    speculation = _made(SpeculationParams, given)
+    if drafters is not None:
+        for name in speculation.drafters or ():
+            if name not in drafters:
+                there_are = f"choose from {', '.join(drafters)}" if drafters else "none is loaded"
+                raise InputError(f"unknown drafter {name!r}: {there_are}, or leave it out")
+    return RequestOptions(_made(SamplingParams, given), _made(StopRules, given), speculation)
 
 
-def _texts(value: object, name: str) -> tuple[str, ...]:
-    """Return one text or several as a tuple."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
-        raise InputError(f"{name} is {shown(value)}; give a text or a list of texts")
-    return tuple(value)
+def _made(part: type[_T], given: Mapping[str, Any]) -> _T:
+    """Build one dataclass of the table of what is given of its fields."""
+    return part(**{field.name: given[field.name] for field in fields_of(part) if field.name in given})

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from paceline.core.errors import InputError
 from paceline.core.numbers import real_number, shown, truth_value, whole_number
@@ -118,9 +118,13 @@ def described(about: Option) -> Mapping[str, Option]:
     return {_METADATA: about}
 
 
-@functools.cache
 def fields_of(owner: type) -> tuple[Field, ...]:
     """Return the part of the table that a dataclass is, in the order of its fields."""
+    return _listed(owner)
+
+
+@functools.cache
+def _listed(owner: type) -> tuple[Field, ...]:
     found = []
     for field in dataclasses.fields(owner):
         about = field.metadata.get(_METADATA)
