@@ -11,7 +11,10 @@ import pytest
 from paceline.api import GenerateOptions
 from paceline.core.errors import InputError
 from paceline.core.params import TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
-from paceline.options import REQUEST_PARTS, read_options
+from paceline.engines.loading import ModelOptions
+from paceline.models.description import describe
+from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.options import REQUEST_PARTS, ModelChoice, as_options, read_options
 
 
 def test_every_option_may_be_left_out_or_none() -> None:
@@ -76,3 +79,19 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
 def test_options_that_cannot_be_used(options: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         read_options(options)
+
+
+def test_a_context_of_0_is_all_that_the_target_was_made_for() -> None:
+    models = ModelChoice.of({"path": "target", "context_length": 0, "threads": 1}, {"path": "draft"})
+    assert (models.target, models.draft.path) == ("target", "draft")
+    target = models.target_options(embedded_target())
+    trained = describe(embedded_target()).context_length
+    assert target == ModelOptions(embedded_target(), context_length=trained, threads=1)
+    draft = models.draft_options(target, embedded_draft())
+    assert (draft.path, draft.threads, draft.context_may_shrink) == (embedded_draft(), 1, True)
+
+
+def test_what_a_request_asks_for_can_be_asked_for_again() -> None:
+    request = read_options({"temperature": 0.5, "stop": "a", "drafters": ["suffix"], "logit_bias": {3: 1.0}})
+    assert read_options(as_options(*request)) == request
+    assert as_options(request.rules) == {"max_tokens": 256, "stop": ("a",), "ignore_end": False}

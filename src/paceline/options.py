@@ -1,18 +1,28 @@
-"""The options of a call, read by the one table of options into the parts that a request is made of.
+"""The one table of options, read into the parts that requests and models are made of.
 
-The table is the fields of :class:`~paceline.core.params.SamplingParams`, :class:`~paceline.core.params.StopRules` and
-:class:`~paceline.core.params.SpeculationParams`; :class:`~paceline.api.GenerateOptions` spells them out for type
-checkers, and a test holds it to them.
+The table is the fields of the dataclasses themselves (:mod:`paceline.core.fields`)::
+
+    SamplingParams, StopRules, SpeculationParams     of a request
+    ModelOptions, DraftOptions                       of the models
+
+:class:`~paceline.api.GenerateOptions` spells those of a request out for type checkers, and a test holds it to them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules, VerifierName, draw_seed
+from paceline.engines.loading import DraftOptions, ModelOptions, own_context
+
+if TYPE_CHECKING:
+    from paceline.api import GenerateOptions
 
 _T = TypeVar("_T")
 
@@ -58,6 +68,62 @@ def read_options(
     return RequestOptions(_made(SamplingParams, given), _made(StopRules, given), speculation)
 
 
+def as_options(*parts: SamplingParams | StopRules | SpeculationParams) -> GenerateOptions:
+    """Return what these parts of a request ask for as the options of a call."""
+    options = {field.name: getattr(part, field.name) for part in parts for field in fields_of(type(part))}
+    return cast("GenerateOptions", options)
+
+
 def _made(part: type[_T], given: Mapping[str, Any]) -> _T:
     """Build one dataclass of the table of what is given of its fields."""
     return part(**{field.name: given[field.name] for field in fields_of(part) if field.name in given})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """The models that were named from outside, and how they run.
+
+    Attributes:
+        target: what the target was called; ``None`` where none was named.
+        settings: how the target runs, but for its path and ``whole_context``.
+        whole_context: whether the target gets all the context that it was made for.
+        draft: what the draft model was called, and how it runs.
+    """
+
+    target: str | Path | None
+    settings: ModelOptions
+    whole_context: bool
+    draft: DraftOptions
+
+    @classmethod
+    def of(cls, target: Mapping[str, Any], draft: Mapping[str, Any]) -> ModelChoice:
+        """Return the choice that values make, by the fields of :class:`ModelOptions` and :class:`DraftOptions`.
+
+        A ``context_length`` of 0 is all that the model was made for.
+
+        Raises:
+            InputError: a value cannot be used.
+        """
+        given = dict(target)
+        path = given.pop("path", None)
+        whole_context = given.get("context_length") == 0
+        if whole_context:
+            del given["context_length"]
+        return cls(path, ModelOptions("", **given), whole_context, DraftOptions(**draft))
+
+    def target_options(self, path: str | Path) -> ModelOptions:
+        """Return how to run the target.
+
+        Args:
+            path: where the target is.
+
+        Raises:
+            InputError: all of the model's own context is asked for, and the model does not say how much that is.
+            ModelFileError: all of the model's own context is asked for, and the model cannot be read.
+        """
+        length = own_context(path, "-c") if self.whole_context else self.settings.context_length
+        return dataclasses.replace(self.settings, path=path, context_length=length)
+
+    def draft_options(self, target: ModelOptions, path: str | Path) -> ModelOptions:
+        """Return how to run the draft model beside a target; raises as :meth:`DraftOptions.beside` does."""
+        return dataclasses.replace(self.draft, path=path).beside(target)

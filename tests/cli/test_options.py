@@ -1,77 +1,125 @@
-"""How a command's parameters become options of the models."""
+"""How the table of options becomes parameters of a command, and these its dataclasses."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from paceline.cli.options import OF_THE_DRAFT_MODEL, options_for_draft, options_for_target
+from paceline.cli.options import OF_THE_DRAFT_MODEL, ModelFlags, is_given, with_options
 from paceline.core.errors import InputError
-from paceline.engines.loading import ModelOptions
-from paceline.models.description import describe
-from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.core.fields import fields_of
+from paceline.core.params import MAX_TOKENS, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
+from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.options import ModelChoice
+from paceline.planning.policies.fixed import FixedPolicy
 
-NOTHING_GIVEN: dict[str, Any] = {
-    "engine": None,
-    "ctx_size": None,
-    "gpu_layers": -1,
-    "device": "",
-    "threads": None,
-    "threads_batch": None,
-    "flash_attn": "auto",
-    "exact": False,
-    "dtype": None,
-    "ctx_size_draft": None,
-    "gpu_layers_draft": -1,
-    "device_draft": "",
-    "threads_draft": None,
-    "threads_batch_draft": None,
-}
+Given = tuple[ModelChoice, SamplingParams, StopRules, SpeculationParams, FixedPolicy, bool]
+
+
+def called(*arguments: str) -> Given:
+    """Call a command that has every option of the table; return what it gets."""
+    got: list[Given] = []
+    app = typer.Typer()
+
+    @with_options(together=(("seed", "mine"),))
+    def command(
+        context: typer.Context,
+        *,
+        models: Annotated[ModelChoice, ModelFlags(also=("override_tensors", "max_sequences", "verbose"))],
+        params: SamplingParams,
+        rules: StopRules,
+        speculation: SpeculationParams,
+        fixed: FixedPolicy,
+        mine: Annotated[bool, typer.Option("--mine")] = False,
+    ) -> None:
+        """Take it all."""
+        assert is_given(context, "mine") is mine
+        got.append((models, params, rules, speculation, fixed, mine))
+
+    app.command()(command)
+    outcome = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return got[0]
 
 
 def test_nothing_given_is_the_default_of_all_options() -> None:
-    assert options_for_target("m.gguf", NOTHING_GIVEN) == ModelOptions("m.gguf")
-    assert set(OF_THE_DRAFT_MODEL) < set(NOTHING_GIVEN)
+    models, params, rules, speculation, fixed, mine = called()
+    assert models == ModelChoice(None, ModelOptions(""), False, DraftOptions())
+    assert params == SamplingParams(seed=params.seed)
+    assert (rules, speculation, fixed, mine) == (StopRules(), SpeculationParams(), FixedPolicy(), False)
+    assert len({called()[1].seed for _ in range(5)}) > 1
 
 
-def test_a_draft_runs_as_its_target_does() -> None:
-    given = {**NOTHING_GIVEN, "threads": 1, "threads_batch": 2, "flash_attn": "on", "exact": True, "ctx_size": 512}
-    target = options_for_target(embedded_target(), given)
-    draft = options_for_draft(target, embedded_target(), given)
-    assert (draft.threads, draft.threads_batch, draft.flash_attention) == (1, 2, True)
-    assert (draft.context_length, draft.context_may_shrink, draft.branches, draft.exact) == (512, True, 0, False)
+def test_every_option_reaches_its_field() -> None:
+    models, params, rules, speculation, fixed, mine = called(
+        *("-m", "big", "-md", "small", "--engine", "llama_cpp", "-c", "512", "-cd", "0", "-ngl", "3", "-ngld", "2"),
+        *("-dev", "GPU0, GPU1", "-devd", "none", "-ot", "a=B,exps=CPU", "-ot", "c=D", "-t", "1", "-tb", "2"),
+        *("-td", "3", "-tbd", "4", "-fa", "off", "--exact", "-np", "5", "--dtype", "float16", "-v"),
+        *("--temp", "0.5", "--top-k", "7", "--top-p", "0.9", "--min-p", "0.1", "--repeat-penalty", "1.5"),
+        *("--presence-penalty", "0.25", "--frequency-penalty", "0.75", "--repeat-last-n", "-1"),
+        *("--logit-bias", "3=-inf", "--logit-bias", "4=1.5", "--sampler-order", "transformers", "-s", "9"),
+        *("-n", "10", "--stop", "a,b", "--stop", "c", "--ignore-eos", "--drafters", "suffix, draft"),
+        *("--verify", "rejection", "--no-speculation", "--draft-max", "6", "--draft-min", "2"),
+        *("--draft-p-min", "0.5", "--draft-siblings", "3", "--mine"),
+    )
+    assert models.target == "big"
+    assert models.settings == ModelOptions(
+        "",
+        engine="llama_cpp",
+        context_length=512,
+        gpu_layers=3,
+        devices=("GPU0", "GPU1"),
+        override_tensors=(("a", "B"), ("exps", "CPU"), ("c", "D")),
+        threads=1,
+        threads_batch=2,
+        flash_attention=False,
+        exact=True,
+        max_sequences=5,
+        dtype="float16",
+        verbose=True,
+    )
+    assert models.draft == DraftOptions("small", 0, 2, ("none",), 3, 4)
+    assert params == SamplingParams(
+        0.5, 7, 0.9, 0.1, 1.5, 0.25, 0.75, -1, {3: float("-inf"), 4: 1.5}, 9, order=TRANSFORMERS_ORDER
+    )
+    assert rules == StopRules(10, ("a,b", "c"), True)
+    assert speculation == SpeculationParams(False, ("suffix", "draft"), None, "rejection")
+    assert (fixed, mine) == (FixedPolicy(6, 2, 0.5, 3), True)
 
 
-def test_a_draft_on_another_engine_gets_nothing_in_terms_of_its_targets(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    given = {**NOTHING_GIVEN, "threads": 1, "threads_batch": 2, "flash_attn": "on"}
-    draft = options_for_draft(options_for_target(embedded_target(), given), tmp_path, given)
-    assert (draft.threads, draft.threads_batch, draft.flash_attention) == (1, None, None)
-    given = {**NOTHING_GIVEN, "threads": 1, "dtype": "float32"}
-    draft = options_for_draft(options_for_target(tmp_path, given), embedded_target(), given)
-    assert (draft.threads, draft.dtype) == (1, None)
+def test_numbers_that_stand_for_others() -> None:
+    models, params, rules, *_ = called("-c", "0", "-s", "-1", "-n", "-1")
+    assert (models.whole_context, models.settings.context_length) == (True, None)
+    assert rules.max_tokens == MAX_TOKENS
+    assert 0 <= params.seed < 2**32
 
 
-def test_what_only_some_commands_have_counts_where_it_is_given() -> None:
-    given = {**NOTHING_GIVEN, "override_tensor": ["exps=CPU,a=B"], "parallel": 3, "verbose": True}
-    target = options_for_target("m.gguf", given)
-    assert target.override_tensors == (("exps", "CPU"), ("a", "B"))
-    assert (target.max_sequences, target.verbose) == (3, True)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-n", "-5"], r"^-5 tokens to predict: the least is 1 \(-n"),
+        (["-cd", "1"], "^-cd 1: the least is 2"),
+        (["-np", "0"], r"^0 sequences: the least is 1 \(-np\)"),
+        (["--drafters", ","], "^no drafter is named"),
+        (["-dev", "\udcff"], "^-dev is not UTF-8: byte 0 is 0xff"),
+        (["--draft-siblings", "17"], r"^17 draft siblings are out of range: give a value from 1 to 16 \(--draft-sib"),
+    ],
+)
+def test_values_are_checked_before_the_command_begins(arguments: list[str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        called(*arguments)
 
 
-def test_a_context_of_0_is_all_that_the_model_was_trained_for() -> None:
-    trained = describe(embedded_target()).context_length
-    target = options_for_target(embedded_target(), {**NOTHING_GIVEN, "ctx_size": 0})
-    assert target.context_length == trained
-    draft = options_for_draft(target, embedded_draft(), {**NOTHING_GIVEN, "ctx_size_draft": 0})
-    assert draft.context_length == describe(embedded_draft()).context_length
-    assert not draft.context_may_shrink
+def test_flags_are_of_one_option_each() -> None:
+    parts = (SamplingParams, StopRules, SpeculationParams, ModelOptions, DraftOptions, FixedPolicy)
+    flags = [flag for part in parts for field in fields_of(part) for flag in field.option.flags]
+    assert len(set(flags)) == len(flags)
 
 
-@pytest.mark.parametrize("size", [1, -1])
-def test_a_draft_needs_room_for_what_was_said_and_for_what_it_drafts(size: int) -> None:
-    target = options_for_target(embedded_target(), NOTHING_GIVEN)
-    with pytest.raises(InputError, match=f"^-cd {size}: the least is 2"):
-        options_for_draft(target, embedded_draft(), {**NOTHING_GIVEN, "ctx_size_draft": size})
+def test_what_is_of_the_draft_model_can_be_refused_by_name() -> None:
+    assert set(OF_THE_DRAFT_MODEL) == {
+        *("draft_context_length", "draft_gpu_layers", "draft_devices", "draft_threads", "draft_threads_batch")
+    }

@@ -10,9 +10,10 @@ import pytest
 from tests.models.helpers import write_gguf
 
 import paceline.engines.loading as loading
-from paceline.core.errors import ContextLengthError, ModelFileError
+from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError
 from paceline.engines.base import Vocabulary
 from paceline.engines.loading import (
+    DraftOptions,
     EngineName,
     ModelOptions,
     check_prompt,
@@ -22,7 +23,7 @@ from paceline.engines.loading import (
 )
 from paceline.models.convert import gguf_to_folder
 from paceline.models.description import describe
-from paceline.models.embedded import embedded_draft
+from paceline.models.embedded import embedded_draft, embedded_target
 
 TEXTS = ("", "def f(x):\n", "größer 日本 \x00")
 
@@ -88,3 +89,48 @@ def test_the_context_is_foreseen_as_the_engine_will_give_it(tmp_path: Path) -> N
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelFileError, match=r"bad\.gguf"):
         check_prompt(ModelOptions(tmp_path / "bad.gguf"), "x")
+
+
+def test_a_draft_runs_as_its_target_does() -> None:
+    target = ModelOptions(
+        embedded_target(), threads=1, threads_batch=2, flash_attention=True, exact=True, context_length=512
+    )
+    draft = DraftOptions(embedded_target()).beside(target)
+    assert (draft.threads, draft.threads_batch, draft.flash_attention) == (1, 2, True)
+    assert (draft.context_length, draft.context_may_shrink, draft.branches, draft.exact) == (512, True, 0, False)
+    own = DraftOptions(embedded_target(), 64, 3, ("none",), threads=4).beside(target)
+    assert (own.context_length, own.context_may_shrink, own.gpu_layers, own.devices) == (64, False, 3, ("none",))
+    # Threads of its own are for both kinds of passes.
+    assert (own.threads, own.threads_batch) == (4, None)
+
+
+def test_a_draft_on_another_engine_gets_nothing_in_terms_of_its_targets(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    target = ModelOptions(embedded_target(), threads=1, threads_batch=2, flash_attention=True)
+    draft = DraftOptions(tmp_path).beside(target)
+    assert (draft.threads, draft.threads_batch, draft.flash_attention) == (1, None, None)
+    draft = DraftOptions(embedded_target()).beside(ModelOptions(tmp_path, threads=1, dtype="float32"))
+    assert (draft.threads, draft.dtype) == (1, None)
+    with pytest.raises(CapabilityError, match="give those of both with -t"):
+        DraftOptions(tmp_path, threads=2).beside(target)
+
+
+def test_a_drafts_context_of_0_is_all_that_it_was_made_for(tmp_path: Path) -> None:
+    target = ModelOptions(embedded_target(), context_length=64)
+    draft = DraftOptions(embedded_draft(), 0).beside(target)
+    assert draft.context_length == describe(embedded_draft()).context_length
+    assert not draft.context_may_shrink
+    silent = write_gguf(tmp_path / "silent.gguf")
+    with pytest.raises(InputError, match=r"-cd 0 is the model's own context, and .*silent\.gguf names none"):
+        DraftOptions(silent, 0).beside(target)
+
+
+@pytest.mark.parametrize("size", [1, -1])
+def test_a_draft_needs_room_for_what_was_said_and_for_what_it_drafts(size: int) -> None:
+    with pytest.raises(InputError, match=f"^-cd {size}: the least is 2"):
+        DraftOptions(embedded_draft(), size)
+
+
+def test_a_draft_has_to_be_named() -> None:
+    with pytest.raises(InputError, match="no draft model is named: give one with -md"):
+        DraftOptions().beside(ModelOptions(embedded_target()))

@@ -29,27 +29,10 @@ from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
-    BatchThreads,
-    ContextSize,
-    Devices,
-    DraftBatchThreads,
-    DraftContextSize,
-    DraftDevices,
-    DraftGpuLayers,
-    DraftModel,
-    DraftThreads,
-    EngineChoice,
-    Exact,
-    FlashAttention,
-    GpuLayers,
-    TargetModel,
-    Threads,
-    WeightsType,
     check_outputs,
     is_given,
-    options_for_draft,
-    options_for_target,
     refuse_given,
+    with_options,
 )
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
@@ -58,6 +41,7 @@ from paceline.engines.loading import ModelOptions, foreseen_context_length, read
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.options import ModelChoice
 from paceline.output import whole_file
 from paceline.planning.auto.learned import Learned, load_learned
 from paceline.planning.costs.meter import ProfilingBudget
@@ -86,24 +70,11 @@ _PROFILING_S = 30.0
 _DEFAULTS = BenchSettings(WORKLOAD_NAMES, VARIANT_NAMES, DRAFTER_NAMES)
 
 
+@with_options()
 def bench(
     context: typer.Context,
-    model: TargetModel = None,
-    model_draft: DraftModel = None,
-    engine: EngineChoice = None,
-    ctx_size: ContextSize = None,
-    ctx_size_draft: DraftContextSize = None,
-    gpu_layers: GpuLayers = -1,
-    gpu_layers_draft: DraftGpuLayers = -1,
-    device: Devices = "",
-    device_draft: DraftDevices = "",
-    threads: Threads = None,
-    threads_batch: BatchThreads = None,
-    threads_draft: DraftThreads = None,
-    threads_batch_draft: DraftBatchThreads = None,
-    flash_attn: FlashAttention = "auto",
-    exact: Exact = False,
-    dtype: WeightsType = None,
+    *,
+    models: ModelChoice,
     workloads: Annotated[
         str | None,
         typer.Option(
@@ -216,7 +187,7 @@ def bench(
     if limit_s is not None and not limit_s > 0:
         raise InputError(f"--time-limit {limit_s:g}: give more than 0 seconds")
     given = {name for name in ("workloads", "tokens", "prompts") if is_given(context, name)}
-    uses_draft_model = model_draft is not None or model is None
+    uses_draft_model = models.draft.path is not None or models.target is None
     settings = BenchSettings(
         workloads=_chosen(workloads, QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
         variants=_chosen(variants, tuple(name for name in VARIANT_NAMES if not quick or name in (STATIC, AUTO))),
@@ -242,20 +213,20 @@ def bench(
     if "draft" in settings.drafters and not uses_draft_model:
         raise InputError("drafter 'draft' needs a draft model: name one with -md, or leave it out of --drafters")
     if "draft" not in settings.drafters:
-        if model_draft is not None:
+        if models.draft.path is not None:
             raise InputError("a draft model is given but 'draft' is not among --drafters: add it, or leave out -md")
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
     server = None if against is None else _named_server(against, settings.workloads)
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     check_outputs({"--json": json_file, "--html": html})
-    target_options = options_for_target(embedded_target() if model is None else resolve(model), context.params)
+    target_options = models.target_options(embedded_target() if models.target is None else resolve(models.target))
     if limit_s is None or "tokens" in given:
         # Before the models are loaded and passes are measured; within a time limit answers may become shorter.
         check_room(settings.workloads, Sizes(settings.tokens, foreseen_context_length(target_options)))
     draft_options = None
     if "draft" in settings.drafters:
-        draft_path = embedded_draft() if model_draft is None else resolve(model_draft)
-        draft_options = options_for_draft(target_options, draft_path, context.params)
+        draft_path = embedded_draft() if models.draft.path is None else resolve(models.draft.path)
+        draft_options = models.draft_options(target_options, draft_path)
     versions = machine()
     if server is not None:
         versions["llama-server"] = check_llama_server(server, target_options, draft_options)

@@ -1,321 +1,234 @@
-"""Options that several commands have: which models to load, and how; and what to say of any that have no effect.
+"""The command line's part of the table of options: parameters of commands are made from it, and values come back typed.
 
-A command declares them as its parameters' types, in the order in which its help shall list them, each with the
-default that leaves a choice open (``None``, ``-1``, ``""`` or ``"auto"``). Parameters are called as their options' long
-names are, and :func:`options_for_target` and :func:`options_for_draft` find them by that, in ``context.params``.
+A command takes the dataclasses of the table as parameters, where its help shall list their options::
+
+    @with_options
+    def command(context: typer.Context, *, models: ModelChoice, params: SamplingParams, mine: Annotated[...] = None)
+
+Typer sees a parameter for every option of these instead, called as the field is (``draft_`` before a draft model's);
+the command gets them complete and checked. What a flag is called and what the help says of it is in the table; what
+only a terminal has (completion) is here.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from paceline.cli.prompt import typed_text
-from paceline.core.errors import CapabilityError, InputError
-from paceline.engines.loading import DType, EngineName, ModelOptions, engine_for
+from paceline.core.errors import InputError
+from paceline.core.fields import Field, fields_of, read_texts, stood_for
+from paceline.drafters.registry import DRAFTER_NAMES
+from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.cache import complete_model
-from paceline.models.description import describe
+from paceline.options import REQUEST_PARTS, ModelChoice, read_options
 from paceline.output import check_parent
+from paceline.planning.policies.fixed import FixedPolicy
 
-MODELS_PANEL = "Models"
-"""The part of the help that these options are listed in."""
+_Command = TypeVar("_Command", bound=Callable[..., None])
 
+_DRAFT: Final = "draft_"
 
-def _draft_model_option(description: str) -> Any:
-    return typer.Option(
-        "-md",
-        "--model-draft",
-        "--spec-draft-model",
-        metavar="MODEL",
-        help=description,
-        autocompletion=complete_model,
-        rich_help_panel=MODELS_PANEL,
-    )
-
-
-TargetModel: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help="Target: a GGUF file, a Hugging Face folder, or a name from paceline models. [dim]\\[embedded pair][/dim]",
-        autocompletion=complete_model,
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-DraftModel: TypeAlias = Annotated[str | None, _draft_model_option("Draft model with mostly the same tokens.")]
-AnyDraftModel: TypeAlias = Annotated[str | None, _draft_model_option("Draft model.")]
-"""A draft model that need not fit the target, because nothing it drafts is verified."""
-
-EngineChoice: TypeAlias = Annotated[
-    EngineName | None,
-    typer.Option("--engine", help="Engine for both models. [dim]\\[by file][/dim]", rich_help_panel=MODELS_PANEL),
-]
-ContextSize: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "-c",
-        "--ctx-size",
-        help="Context of the target, in tokens; 0 is all of its own. [dim]\\[its own, at most 4096][/dim]",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-DraftContextSize: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "-cd",
-        "--ctx-size-draft",
-        "--spec-draft-ctx-size",
-        help="Context of the draft; 0 is all of its own. [dim]\\[as -c, or its own if that is less][/dim]",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-GpuLayers: TypeAlias = Annotated[
-    int,
-    typer.Option(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        help="Target layers to put on GPUs; -1 for all.",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-DraftGpuLayers: TypeAlias = Annotated[
-    int,
-    typer.Option(
-        "-ngld",
-        "--gpu-layers-draft",
-        "--n-gpu-layers-draft",
-        "--spec-draft-ngl",
-        help="Draft layers to put on GPUs; -1 for all.",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-Devices: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "-dev",
-        "--device",
-        help="Devices for the target, with commas; 'none' is the CPU.",
-        metavar="DEV[,...]",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-DraftDevices: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "-devd",
-        "--device-draft",
-        "--spec-draft-device",
-        help="Devices for the draft.",
-        metavar="DEV[,...]",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-TensorOverrides: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-ot",
-        "--override-tensor",
-        help="Place the target's tensors that match a pattern.",
-        metavar="PATTERN=BUFFER[,...]",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-Threads: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "-t",
-        "--threads",
-        help="CPU threads for passes of one token. [dim]\\[one for each core that other processes leave][/dim]",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-BatchThreads: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "-tb",
-        "--threads-batch",
-        help="CPU threads for wider passes. [dim]\\[as -t][/dim]",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-DraftThreads: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "-td",
-        "--threads-draft",
-        "--spec-draft-threads",
-        help="CPU threads for the draft's passes of one token. [dim]\\[as -t][/dim]",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-DraftBatchThreads: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "-tbd",
-        "--threads-batch-draft",
-        "--spec-draft-threads-batch",
-        help="CPU threads for the draft's wider passes. [dim]\\[as -td, or -tb][/dim]",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-OnOffAuto: TypeAlias = Literal["on", "off", "auto"]
-FlashAttention: TypeAlias = Annotated[
-    OnOffAuto,
-    typer.Option(
-        "-fa",
-        "--flash-attn",
-        help="Fused attention; on a CPU, auto measures which is faster when a model is first loaded.",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-_FLASH_ATTENTION: Final[Mapping[OnOffAuto, bool | None]] = {"on": True, "off": False, "auto": None}
-"""Values of :data:`FlashAttention` as :class:`~paceline.engines.loading.ModelOptions` has them."""
-
-Exact: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--exact",
-        help="Arithmetic that does not depend on how many tokens a pass verifies, so that no near-tie turns: the text "
-        "is that of --exact without drafts. llama.cpp on a CPU, weights in Q4_0, Q8_0 and the like; drafts are chains.",
-        rich_help_panel=MODELS_PANEL,
-    ),
-]
-
-WeightsType: TypeAlias = Annotated[
-    DType | None,
-    typer.Option("--dtype", help="Weights' type under torch_hf.", rich_help_panel=MODELS_PANEL),
-]
-
-
-OF_THE_DRAFT_MODEL: Final = (
-    "ctx_size_draft",
-    "gpu_layers_draft",
-    "device_draft",
-    "threads_draft",
-    "threads_batch_draft",
-)
+OF_THE_DRAFT_MODEL: Final = tuple(_DRAFT + field.name for field in fields_of(DraftOptions) if field.name != "path")
 """Parameters that say how a draft model runs."""
-
-_LEAST_DRAFT_CONTEXT: Final = 2
 
 WITHOUT_DRAFT_MODEL: Final = "has no effect without a draft model: name one with -md"
 """Why these are refused where there is none."""
 
+_NOT_EVERYWHERE: Final = ("override_tensors", "max_sequences", "verbose")
+"""Options of models that only some commands have."""
 
-def options_for_target(path: str | Path, given: Mapping[str, Any]) -> ModelOptions:
-    """Return how to run the target.
+_TOGETHER: Final = (("threads", "threads_batch", "draft_threads", "draft_threads_batch"),)
 
-    Args:
-        path: of the model.
-        given: the command's parameters by name. Not all commands have ``override_tensor``, ``parallel`` or ``verbose``.
 
-    Raises:
-        InputError: a tensor override is not ``PATTERN=BUFFER``, or a value is out of range.
-        ModelFileError: all of the model's own context is asked for, and the model cannot be read.
+@dataclass(frozen=True, slots=True)
+class ModelFlags:
+    """Said of a command's models, in their ``Annotated``.
+
+    Attributes:
+        also: options that only some commands have, and this one has.
+        draft_help: what the help says of the draft model, where that is not what the table has.
     """
-    return ModelOptions(
-        path,
-        engine=given["engine"],
-        context_length=_context_length("-c", given["ctx_size"], path),
-        gpu_layers=given["gpu_layers"],
-        devices=_split_devices(given["device"]),
-        override_tensors=_parse_overrides(given.get("override_tensor") or []),
-        threads=given["threads"],
-        threads_batch=given["threads_batch"],
-        flash_attention=_FLASH_ATTENTION[given["flash_attn"]],
-        exact=given["exact"],
-        max_sequences=given.get("parallel", 1),
-        dtype=given["dtype"],
-        verbose=given.get("verbose", False),
-    )
+
+    also: tuple[str, ...] = ()
+    draft_help: str = ""
 
 
-def options_for_draft(target: ModelOptions, path: str | Path, given: Mapping[str, Any]) -> ModelOptions:
-    """Return how to run a draft model: as the target, but for what has an option of its own.
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """A parameter of the command line that a field of the table has."""
 
-    On another engine, what is said of the target in terms of its own (``-fa``, ``-tb``, ``--dtype``) is left out.
+    name: str
+    field: Field
+    help: str
 
-    Args:
-        target: how the target runs.
-        path: the draft model.
-        given: the command's parameters by name, those in :data:`OF_THE_DRAFT_MODEL` among them.
-
-    Raises:
-        CapabilityError: the draft's threads are given, and its engine has none of its own.
-        InputError: the draft's context is too short to draft in.
-        ModelFileError: there is no such model.
-    """
-    context_size = _context_length("-cd", given["ctx_size_draft"], path)
-    if context_size is not None and context_size < _LEAST_DRAFT_CONTEXT:
-        raise InputError(
-            f"-cd {context_size}: the least is {_LEAST_DRAFT_CONTEXT}, a token that was said and one that is drafted "
-            "after it; 0 takes the draft model's own context"
+    def parameter(self) -> inspect.Parameter:
+        """Return the parameter as typer reads it."""
+        about = self.field.option
+        annotation = typer.Option(
+            *about.flags,
+            help=self.help.replace("{drafters}", ", ".join(DRAFTER_NAMES)),
+            metavar=about.metavar,
+            autocompletion=_COMPLETIONS.get(self.name),
+            rich_help_panel=about.panel,
         )
-    threads, threads_batch = given["threads_draft"], given["threads_batch_draft"]
-    engine = target.engine or engine_for(Path(path))
-    if (threads, threads_batch) != (None, None) and engine == "torch_hf":
-        raise CapabilityError("threads of the draft (-td, -tbd) mean nothing to torch_hf: give those of both with -t")
-    if engine != (target.engine or engine_for(Path(target.path))):
-        target = replace(target, threads_batch=None, flash_attention=None, dtype=None)
-    return replace(
-        target,
-        path=path,
-        context_length=target.context_length if context_size is None else context_size,
-        context_may_shrink=context_size is None,
-        gpu_layers=given["gpu_layers_draft"],
-        devices=_split_devices(given["device_draft"]),
-        override_tensors=(),
-        threads=target.threads if threads is None else threads,
-        threads_batch=target.threads_batch if (threads, threads_batch) == (None, None) else threads_batch,
-        # Whatever a draft model says, the text is the target's.
-        exact=False,
-        # The tree it grows is a chain to it.
-        branches=0,
-    )
+        kind, default = _typed(self.field)
+        return inspect.Parameter(
+            self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, annotation]
+        )
+
+    def value(self, given: Any) -> object:
+        """Return the field's value for one that typer read."""
+        about = self.field.option
+        if about.words:
+            return about.words[given]
+        if about.kind == "truth":
+            return given != about.negated
+        if about.kind in ("whole", "real"):
+            return stood_for(self.field, given)
+        if about.separator:
+            texts = given if about.repeated else [given]
+            return read_texts(self.field, [typed_text(text, about.flags[0], escape=False) for text in texts])
+        return read_texts(self.field, given) if about.repeated else given
 
 
-def _context_length(option: str, size: int | None, path: str | Path) -> int | None:
-    """Return a context in tokens: of 0, as in llama.cpp, all that the model was trained for.
+def _complete_drafters(incomplete: str) -> list[str]:
+    done, _, last = incomplete.rpartition(",")
+    taken = done.split(",") if done else []
+    return [",".join([*taken, name]) for name in DRAFTER_NAMES if name not in taken and name.startswith(last)]
 
-    Raises:
-        InputError: the model does not say what it was trained for.
-        ModelFileError: the model cannot be read.
+
+_COMPLETIONS: Final[Mapping[str, Callable[[str], list[str]]]] = {
+    "path": complete_model,
+    "draft_path": complete_model,
+    "drafters": _complete_drafters,
+}
+
+
+def _typed(field: Field) -> tuple[Any, object]:
+    """Return the type that typer checks, and the default that the help shows."""
+    about, default = field.option, field.default
+    if about.words:
+        word = next((word for word, value in about.words.items() if value == default), None)
+        kind: Any = Literal[tuple(about.words)]
+        return (kind, word) if word is not None else (kind | None, None)
+    if about.repeated:
+        return list[str] | None, None
+    if about.kind == "truth":
+        return bool, default if not about.negated else not default
+    if about.kind in ("whole", "real"):
+        kind = int if about.kind == "whole" else float
+        if about.shown_default is not None:
+            default = about.shown_default
+        return (kind, default) if default is not None else (kind | None, None)
+    return (str, "") if default == () else (str | None, None)
+
+
+def with_options(*, together: Sequence[Sequence[str]] = ()) -> Callable[[_Command], Callable[..., None]]:
+    """Return what makes a command of a function that takes dataclasses of the table.
+
+    Args:
+        together: runs of parameters to list in this order, where the last of them would stand.
     """
-    if size != 0:
-        return size
-    trained = describe(Path(path)).context_length
-    if trained is None:
-        raise InputError(f"{option} 0 is the model's own context, and {path} names none: give a number of tokens")
-    return trained
+
+    def decorate(command: _Command) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        parts: dict[str, tuple[type, list[_Flag]]] = {}
+        for parameter in inspect.signature(command).parameters.values():
+            part = _part_of(hints[parameter.name])
+            if part is None:
+                parameters.append(parameter.replace(annotation=hints[parameter.name]))
+                continue
+            flags = _flags_of(part, hints[parameter.name])
+            parts[parameter.name] = part, flags
+            parameters += [flag.parameter() for flag in flags]
+
+        def run(**values: Any) -> None:
+            context: typer.Context = values["context"]
+            given = {
+                flag.name: flag.value(values[flag.name])
+                for _, flags in parts.values()
+                for flag in flags
+                if is_given(context, flag.name)
+            }
+            made = _made({part for part, _ in parts.values()}, given)
+            own = {name: value for name, value in values.items() if name in hints}
+            command(**own, **{name: made[part] for name, (part, _) in parts.items()})
+
+        for run_of_names in (*_TOGETHER, *together):
+            parameters = _listed_together(parameters, run_of_names)
+        # What typer reads of a function.
+        run.__doc__, run.__name__ = command.__doc__, command.__name__
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        vars(run)["__signature__"] = inspect.Signature(parameters)
+        return run
+
+    return decorate
 
 
-def _split_devices(devices: str) -> tuple[str, ...]:
-    """Return the names in the value of :data:`Devices` or :data:`DraftDevices`."""
-    return tuple(name.strip() for name in devices.split(",") if name.strip())
+def _part_of(hint: Any) -> type | None:
+    """Return the dataclass of the table that a parameter is to be, if it is to be one."""
+    part = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    return part if part in (ModelChoice, FixedPolicy, *REQUEST_PARTS) else None
 
 
-def _parse_overrides(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the patterns and buffers in the value of :data:`TensorOverrides`.
+def _flags_of(part: type, hint: Any) -> list[_Flag]:
+    """Return the flags that a part of the table has on this command, in the order of its help."""
+    if part is not ModelChoice:
+        return [_Flag(field.name, field, field.option.help) for field in fields_of(part) if field.option.flags]
+    (about,) = [extra for extra in get_args(hint)[1:] if isinstance(extra, ModelFlags)] or [ModelFlags()]
+    drafts = {field.name: field for field in fields_of(DraftOptions)}
+    flags = []
+    for field in fields_of(ModelOptions):
+        if field.name in _NOT_EVERYWHERE and field.name not in about.also:
+            continue
+        flags.append(_Flag(field.name, field, field.option.help))
+        if field.name in drafts:
+            draft = drafts[field.name]
+            text = about.draft_help if field.name == "path" and about.draft_help else draft.option.help
+            flags.append(_Flag(_DRAFT + field.name, draft, text))
+    return flags
 
-    Raises:
-        InputError: one of them is not ``PATTERN=BUFFER``, or not UTF-8.
-    """
-    overrides = []
-    texts = (typed_text(value, "-ot", escape=False) for value in values)
-    for value in (part for text in texts for part in text.split(",")):
-        pattern, equals, buffer = value.rpartition("=")
-        if not (pattern and equals and buffer):
-            raise InputError(f"-ot {value!r} is not PATTERN=BUFFER, such as exps=CPU")
-        overrides.append((pattern, buffer))
-    return tuple(overrides)
+
+def _made(parts: set[type], given: Mapping[str, Any]) -> dict[type, object]:
+    """Build the dataclasses of the table that a command takes, of what is given of their fields."""
+    made: dict[type, object] = {}
+    if ModelChoice in parts:
+        target = {field.name: given[field.name] for field in fields_of(ModelOptions) if field.name in given}
+        draft = {
+            field.name: given[_DRAFT + field.name] for field in fields_of(DraftOptions) if _DRAFT + field.name in given
+        }
+        made[ModelChoice] = ModelChoice.of(target, draft)
+    if FixedPolicy in parts:
+        own = {field.name for field in fields_of(FixedPolicy)}
+        made[FixedPolicy] = FixedPolicy(**{name: value for name, value in given.items() if name in own})
+    if not parts.isdisjoint(REQUEST_PARTS):
+        own = {field.name for part in parts & set(REQUEST_PARTS) for field in fields_of(part) if field.option.flags}
+        request = read_options({name: value for name, value in given.items() if name in own})
+        made.update(zip(REQUEST_PARTS, request, strict=True))
+    return made
+
+
+def _listed_together(parameters: Sequence[inspect.Parameter], names: Sequence[str]) -> list[inspect.Parameter]:
+    """Return the parameters with those of these names in their order, where the last of them stands."""
+    moved = {parameter.name: parameter for parameter in parameters if parameter.name in names}
+    if not moved:
+        return list(parameters)
+    *_, last = moved
+    listed: list[inspect.Parameter] = []
+    for parameter in parameters:
+        if parameter.name == last:
+            listed += [moved[name] for name in names if name in moved]
+        elif parameter.name not in moved:
+            listed.append(parameter)
+    return listed
 
 
 def is_given(context: typer.Context, parameter: str) -> bool:

@@ -21,34 +21,18 @@ from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
-    MODELS_PANEL,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
-    AnyDraftModel,
-    BatchThreads,
-    ContextSize,
-    Devices,
-    DraftBatchThreads,
-    DraftContextSize,
-    DraftDevices,
-    DraftGpuLayers,
-    DraftThreads,
-    EngineChoice,
-    Exact,
-    FlashAttention,
-    GpuLayers,
-    TargetModel,
-    Threads,
-    WeightsType,
+    ModelFlags,
     check_outputs,
-    options_for_draft,
-    options_for_target,
     refuse_given,
+    with_options,
 )
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import Engine
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.options import ModelChoice
 from paceline.output import whole_file
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile, PassCost
@@ -79,28 +63,11 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _CHARACTERS = _EIGHTHS + "–↓"
 
 
+@with_options(together=(("dtype", "max_sequences"),))
 def profile_command(
     context: typer.Context,
-    model: TargetModel = None,
-    model_draft: AnyDraftModel = None,
-    engine: EngineChoice = None,
-    ctx_size: ContextSize = None,
-    ctx_size_draft: DraftContextSize = None,
-    gpu_layers: GpuLayers = -1,
-    gpu_layers_draft: DraftGpuLayers = -1,
-    device: Devices = "",
-    device_draft: DraftDevices = "",
-    threads: Threads = None,
-    threads_batch: BatchThreads = None,
-    threads_draft: DraftThreads = None,
-    threads_batch_draft: DraftBatchThreads = None,
-    flash_attn: FlashAttention = "auto",
-    exact: Exact = False,
-    dtype: WeightsType = None,
-    parallel: Annotated[
-        int,
-        typer.Option("-np", "--parallel", help="Requests the engines hold at once.", rich_help_panel=MODELS_PANEL),
-    ] = 1,
+    *,
+    models: Annotated[ModelChoice, ModelFlags(also=("max_sequences",), draft_help="Draft model.")],
     widths: Annotated[
         str | None,
         typer.Option(
@@ -141,14 +108,15 @@ def profile_command(
     figure_of = None if png is None else _matplotlib_figure()
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     check_outputs({"--json": json_file, "--png": png})
-    if model is None and model_draft is None:
-        model_draft = str(embedded_draft())
-    if model_draft is None:
+    named_draft = models.draft.path
+    if models.target is None and named_draft is None:
+        named_draft = embedded_draft()
+    if named_draft is None:
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
-    target_options = options_for_target(embedded_target() if model is None else resolve(model), context.params)
+    target_options = models.target_options(embedded_target() if models.target is None else resolve(models.target))
     draft_options = None
-    if model_draft is not None:
-        draft_options = options_for_draft(target_options, resolve(model_draft), context.params)
+    if named_draft is not None:
+        draft_options = models.draft_options(target_options, resolve(named_draft))
     with (
         # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
         interrupts_held() as interrupted,

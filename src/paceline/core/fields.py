@@ -227,5 +227,5 @@ def _check_range(field: Field, value: float) -> None:
     judged = (about.counted or f"{field.called} {{}}").format(value)
     if high is None:
         raise about.error(f"{judged}: the least is {low} ({about.way_out})")
-    bound = "above" if about.low_excluded else "from"
-    raise about.error(f"{judged} is out of range: give a value {bound} {low} to {high} ({about.way_out})")
+    verb, bound = "are" if about.counted else "is", "above" if about.low_excluded else "from"
+    raise about.error(f"{judged} {verb} out of range: give a value {bound} {low} to {high} ({about.way_out})")
