@@ -27,8 +27,10 @@ SUMMARY_LINES = pytest.StashKey[list[str]]()
 
 @pytest.fixture(autouse=True, scope="session")
 def cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what tests measure and make out of the user's cache, and the user's out of the tests."""
+    """Keep what tests measure and make out of the user's cache, and the user's cache and options out of the tests."""
     with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PACELINE_")]:
+            patch.delenv(name)
         patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -10,11 +13,21 @@ import pytest
 
 from paceline.api import GenerateOptions
 from paceline.core.errors import InputError
-from paceline.core.params import TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
-from paceline.engines.loading import ModelOptions
+from paceline.core.fields import fields_of
+from paceline.core.params import MAX_TOKENS, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
+from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.models.cache import CACHE_VARIABLE
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.options import REQUEST_PARTS, ModelChoice, as_options, read_options
+from paceline.options import (
+    REQUEST_PARTS,
+    Environment,
+    ModelChoice,
+    as_options,
+    from_environment,
+    read_options,
+    variables_of_the_table,
+)
 
 
 def test_every_option_may_be_left_out_or_none() -> None:
@@ -95,3 +108,90 @@ def test_what_a_request_asks_for_can_be_asked_for_again() -> None:
     request = read_options({"temperature": 0.5, "stop": "a", "drafters": ["suffix"], "logit_bias": {3: 1.0}})
     assert read_options(as_options(*request)) == request
     assert as_options(request.rules) == {"max_tokens": 256, "stop": ("a",), "ignore_end": False}
+
+
+def test_the_environment_sets_what_the_table_has() -> None:
+    environment = from_environment(
+        {
+            "PACELINE_TEMPERATURE": "0",
+            "PACELINE_LOGIT_BIAS": "3=-inf, 4=1.5",
+            "PACELINE_ORDER": "transformers",
+            "PACELINE_MAX_TOKENS": "-1",
+            "PACELINE_STOP": "a, b",
+            "PACELINE_IGNORE_END": "yes",
+            "PACELINE_SPECULATE": "off",
+            "PACELINE_DRAFTERS": "suffix,draft",
+            "PACELINE_DRAFT_MAX": "3",
+            "PACELINE_TOP_K": "",
+            "PACELINE_MODEL": "big",
+            "PACELINE_CONTEXT_LENGTH": "0",
+            "PACELINE_FLASH_ATTENTION": "off",
+            "PACELINE_OVERRIDE_TENSORS": "a=B,exps=CPU",
+            "PACELINE_DRAFT_MODEL": "small",
+            "PACELINE_DRAFT_CONTEXT_LENGTH": "64",
+            "PACELINE_DRAFT_DEVICES": "none",
+            "PACELINE_CACHE": "elsewhere",
+            "TEMPERATURE": "hot",
+        }
+    )
+    assert environment.request == {
+        "temperature": 0.0,
+        "logit_bias": {3: -math.inf, 4: 1.5},
+        "order": TRANSFORMERS_ORDER,
+        "max_tokens": MAX_TOKENS,
+        "stop": ("a, b",),
+        "ignore_end": True,
+        "speculate": False,
+        "drafters": ("suffix", "draft"),
+        "draft_max": 3,
+    }
+    models = environment.models
+    assert (models.target, models.whole_context) == ("big", True)
+    assert models.settings == ModelOptions("", flash_attention=False, override_tensors=(("a", "B"), ("exps", "CPU")))
+    assert models.draft == DraftOptions("small", 64, devices=("none",))
+    assert from_environment({}) == Environment({}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("TEMPERATURE", "hot", "'hot': give a number, or unset it"),
+        ("TEMPERATURE", "200", "'200': temperature 200.0 is out of range: give a value from 0.0 to 100.0 (--temp, 0 "),
+        ("TOP_K", "6.5", "'6.5': give a whole number, or unset it"),
+        ("VERIFY", "trust", "'trust': give one of coupled, rejection, or unset it"),
+        ("EXACT", "perhaps", "'perhaps': give one of true, yes, on, 1, false, no, off, 0, or unset it"),
+        ("DRAFTERS", ",", "',': no drafter is named"),
+        ("LOGIT_BIAS", "seven", "'seven': --logit-bias 'seven' is not TOKEN_ID=BIAS"),
+        ("MAX_SEQUENCES", "0", "'0': 0 sequences: the least is 1 (-np), or unset it"),
+        ("CONTEXT_LENGTH", "-5", "'-5': context_length (-c, or -cd for a draft model) is -5, but must be from 1"),
+        ("DRAFT_CONTEXT_LENGTH", "1", "'1': -cd 1: the least is 2"),
+    ],
+)
+def test_what_the_environment_sets_wrongly_is_named(name: str, text: str, message: str) -> None:
+    with pytest.raises(InputError, match="^" + re.escape(f"PACELINE_{name} is {message}")):
+        from_environment({f"PACELINE_{name}": text})
+
+
+def test_the_library_asks_the_environment_for_nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_TEMPERATURE", "0.25")
+    assert read_options({}).params.temperature == SamplingParams().temperature
+    assert from_environment().request == {"temperature": 0.25}
+
+
+def test_every_variable_is_of_one_field_and_none_of_them_is_taken() -> None:
+    fields = [
+        field
+        for part in (*REQUEST_PARTS, ModelOptions, DraftOptions)
+        for field in fields_of(part)
+        if field.option.variable is not None
+    ]
+    table = variables_of_the_table()
+    assert len(table) == len(fields)
+    assert CACHE_VARIABLE not in table
+
+
+def test_the_guide_lists_every_variable() -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "guides" / "environment.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(PACELINE_\w+)` \| (?:`([-\w]+)`)?", guide, re.MULTILINE)
+    flags = {name: next(iter(field.option.flags), "") for name, field in variables_of_the_table().items()}
+    assert dict(rows) == flags | {CACHE_VARIABLE: ""}

@@ -6,18 +6,25 @@ The table is the fields of the dataclasses themselves (:mod:`paceline.core.field
     ModelOptions, DraftOptions                       of the models
 
 :class:`~paceline.api.GenerateOptions` spells those of a request out for type checkers, and a test holds it to them.
+
+Every option can be set by the environment: ``PACELINE_`` and the field's name, ``PACELINE_DRAFT_`` for a draft model's.
+The command line goes before it. Only :func:`from_environment` reads these variables, so a program that uses the library
+is changed by none of them unless it asks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from paceline.core.errors import InputError
-from paceline.core.fields import fields_of
+from paceline.core.fields import Field, fields_of, read_text
+from paceline.core.numbers import shown
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules, VerifierName, draw_seed
 from paceline.engines.loading import DraftOptions, ModelOptions, own_context
 
@@ -25,6 +32,9 @@ if TYPE_CHECKING:
     from paceline.api import GenerateOptions
 
 _T = TypeVar("_T")
+
+_PREFIX: Final = "PACELINE_"
+_DRAFT_PREFIX: Final = "PACELINE_DRAFT_"
 
 
 class RequestOptions(NamedTuple):
@@ -127,3 +137,78 @@ class ModelChoice:
     def draft_options(self, target: ModelOptions, path: str | Path) -> ModelOptions:
         """Return how to run the draft model beside a target; raises as :meth:`DraftOptions.beside` does."""
         return dataclasses.replace(self.draft, path=path).beside(target)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment sets, each value checked by itself.
+
+    Attributes:
+        request: options of a call, for ``model.generate(prompt, **environment.request)``.
+        target: by the fields of :class:`ModelOptions`; a ``context_length`` of 0 is all that the model was made for.
+        draft: by the fields of :class:`DraftOptions`.
+    """
+
+    request: GenerateOptions
+    target: Mapping[str, Any]
+    draft: Mapping[str, Any]
+
+    @property
+    def models(self) -> ModelChoice:
+        """The models that are named there, and how they run."""
+        return ModelChoice.of(self.target, self.draft)
+
+
+def from_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Return what the variables of the table say. An empty one counts as not set.
+
+    The command line calls this; :func:`paceline.load` and :meth:`paceline.Model.generate` do not.
+
+    Args:
+        variables: by name; ``None`` for those of this process.
+
+    Raises:
+        InputError: a value cannot be used; the message names the variable.
+    """
+    variables = os.environ if variables is None else variables
+    request = {}
+    for part in REQUEST_PARTS:
+        request.update(_read(variables, part, _PREFIX, functools.partial(_made, part)))
+    target = _read(variables, ModelOptions, _PREFIX, lambda given: ModelChoice.of(given, {}))
+    draft = _read(variables, DraftOptions, _DRAFT_PREFIX, lambda given: ModelChoice.of({}, given))
+    return Environment(cast("GenerateOptions", request), target, draft)
+
+
+def variables_of_the_table() -> dict[str, Field]:
+    """Return the field that each environment variable sets, by the variable's name."""
+    found: dict[str, Field] = {}
+    for part in (*REQUEST_PARTS, ModelOptions):
+        found.update(_variables(part, _PREFIX))
+    found.update(_variables(DraftOptions, _DRAFT_PREFIX))
+    return found
+
+
+def _variables(part: type, prefix: str) -> dict[str, Field]:
+    return {
+        prefix + (field.option.variable or field.name.upper()): field
+        for field in fields_of(part)
+        if field.option.variable is not None
+    }
+
+
+def _read(
+    variables: Mapping[str, str], part: type, prefix: str, check: Callable[[Mapping[str, Any]], object]
+) -> dict[str, Any]:
+    """Read the variables of one dataclass; each value is checked by building it with that value alone."""
+    given: dict[str, Any] = {}
+    for name, field in _variables(part, prefix).items():
+        text = variables.get(name, "")
+        if not text:
+            continue
+        try:
+            value = read_text(field, text)
+            check({field.name: value})
+        except InputError as error:
+            raise InputError(f"{name} is {shown(text)}: {error}, or unset it") from None
+        given[field.name] = value
+    return given

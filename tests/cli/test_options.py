@@ -97,6 +97,46 @@ def test_numbers_that_stand_for_others() -> None:
     assert 0 <= params.seed < 2**32
 
 
+def test_the_environment_stands_in_for_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "TEMPERATURE": "0.5",
+        "TOP_K": "7",
+        "SEED": "3",
+        "STOP": "x",
+        "DRAFT_MAX": "2",
+        "MODEL": "big",
+        "THREADS": "4",
+        "DRAFT_THREADS": "2",
+        "EXACT": "on",
+    }.items():
+        monkeypatch.setenv(f"PACELINE_{name}", text)
+    models, params, rules, speculation, fixed, _ = called("--temp", "0", "-t", "1", "-s", "9")
+    assert params == SamplingParams(0.0, top_k=7, seed=9)
+    assert (rules.stop, speculation.draft_max, fixed) == (("x",), 2, FixedPolicy())
+    assert (models.target, models.settings) == ("big", ModelOptions("", threads=1, exact=True))
+    assert models.draft == DraftOptions(threads=2)
+    monkeypatch.setenv("PACELINE_TOP_K", "many")
+    with pytest.raises(InputError, match=r"^PACELINE_TOP_K is 'many': give a whole number, or unset it$"):
+        called()
+
+
+def test_a_command_hears_only_of_the_models_options_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for a server's many requests would be taken from a single one."""
+    monkeypatch.setenv("PACELINE_MAX_SEQUENCES", "16")
+    monkeypatch.setenv("PACELINE_CONTEXT_LENGTH", "128")
+    got: list[ModelChoice] = []
+    app = typer.Typer()
+
+    @with_options()
+    def command(context: typer.Context, *, models: ModelChoice) -> None:
+        """Take the models."""
+        got.append(models)
+
+    app.command()(command)
+    assert CliRunner().invoke(app, [], catch_exceptions=False).exit_code == 0
+    assert got[0].settings == ModelOptions("", context_length=128)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -450,6 +450,33 @@ def test_json_says_what_was_predicted_and_what_it_cost(invoke: Invoke) -> None:
     assert fixed["planner"] is None
 
 
+def test_the_environment_sets_defaults_of_a_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = invoke("run", "-p", "def f(x):", *FAST, "--no-speculation")
+    settings = {"MAX_TOKENS": "24", "THREADS": "1", "TEMPERATURE": "0", "SEED": "1", "SPECULATE": "false"}
+    for name, text in settings.items():
+        monkeypatch.setenv(f"PACELINE_{name}", text)
+    # What would draft is left aside.
+    monkeypatch.setenv("PACELINE_DRAFT_MODEL", str(embedded_draft()))
+    monkeypatch.setenv("PACELINE_DRAFTERS", "suffix,draft")
+    assert invoke("run", "-p", "def f(x):").out == wanted.out
+    assert "n_predict = 5" in invoke("run", "-p", "def f(x):", "-n", "5", "--ignore-eos").err
+    status, out, err = invoke("run", "-p", "x", "--draft-siblings", "2")
+    assert (status, out) == (2, "")
+    assert "--draft-siblings has no effect without speculation: leave it out, or unset PACELINE_SPECULATE" in err
+    monkeypatch.setenv("PACELINE_SPECULATE", "maybe")
+    status, out, err = invoke("run", "-p", "x")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("paceline: PACELINE_SPECULATE is 'maybe': give one of true, yes")
+
+
+def test_drafters_on_the_command_line_go_before_a_draft_model_of_the_environment(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_DRAFT_MODEL", str(embedded_draft()))
+    answer = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", "--drafters", "suffix").out)
+    assert answer["drafters"] == ["suffix"]
+
+
 def test_draft_max_0_decodes_plainly(invoke: Invoke) -> None:
     zero = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", "--draft-max", "0").out)
     plain = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", "--no-speculation").out)

@@ -106,10 +106,10 @@ def test_texts_of_several_are_put_together() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("wheels", "6.0", "^'6.0' is not a whole number: give one$"),
-        ("weight", "", "^'' is not a number: give one$"),
-        ("parked", "maybe", "^'maybe' is none of true, yes, on, 1, false, no, off, 0: give one of these$"),
-        ("colour", "green", "^'green' is none of red, blue: give one of these$"),
+        ("wheels", "6.0", "^give a whole number$"),
+        ("weight", "", "^give a number$"),
+        ("parked", "maybe", "^give one of true, yes, on, 1, false, no, off, 0$"),
+        ("colour", "green", "^give one of red, blue$"),
     ],
 )
 def test_texts_that_stand_for_nothing(name: str, text: str, message: str) -> None:

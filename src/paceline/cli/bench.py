@@ -27,6 +27,7 @@ from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
+    ENVIRONMENT_NOTE,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     check_outputs,
@@ -49,7 +50,7 @@ from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.terminal_text import json_text, printable
 from paceline.vocabularies.relation import check_vocabularies
 
-EPILOG = """[bold]Examples[/bold]
+EPILOG = f"""[bold]Examples[/bold]
 
 paceline bench --quick  [dim]# the embedded pair, two minutes[/dim]
 
@@ -60,6 +61,8 @@ paceline bench -m target-1b-q4_0 -md draft --workloads new-code,hard,mixed --tem
 paceline bench -m big.gguf -md small.gguf --against llama-server=./llama-server
 
 paceline bench -m big.gguf --time-limit 1800  [dim]# no draft model: suffix and lookup[/dim]
+
+{ENVIRONMENT_NOTE}
 """
 
 _MODELS, _WHAT, _OUTPUT = "Models", "What is measured", "Output"
@@ -213,7 +216,7 @@ def bench(
     if "draft" in settings.drafters and not uses_draft_model:
         raise InputError("drafter 'draft' needs a draft model: name one with -md, or leave it out of --drafters")
     if "draft" not in settings.drafters:
-        if models.draft.path is not None:
+        if is_given(context, "draft_path"):
             raise InputError("a draft model is given but 'draft' is not among --drafters: add it, or leave out -md")
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
     server = None if against is None else _named_server(against, settings.workloads)

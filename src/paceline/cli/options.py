@@ -27,7 +27,7 @@ from paceline.core.fields import Field, fields_of, read_texts, stood_for
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.cache import complete_model
-from paceline.options import REQUEST_PARTS, ModelChoice, read_options
+from paceline.options import REQUEST_PARTS, Environment, ModelChoice, from_environment, read_options
 from paceline.output import check_parent
 from paceline.planning.policies.fixed import FixedPolicy
 
@@ -40,6 +40,12 @@ OF_THE_DRAFT_MODEL: Final = tuple(_DRAFT + field.name for field in fields_of(Dra
 
 WITHOUT_DRAFT_MODEL: Final = "has no effect without a draft model: name one with -md"
 """Why these are refused where there is none."""
+
+ENVIRONMENT_NOTE: Final = (
+    "[dim]Defaults of these options can be set by the environment: PACELINE_ and the option's name in the library, "
+    "such as PACELINE_TEMPERATURE for --temp; docs/guides/environment.md lists all.[/dim]"
+)
+"""Stands at the end of the help of commands that have options of the table."""
 
 _NOT_EVERYWHERE: Final = ("override_tensors", "max_sequences", "verbose")
 """Options of models that only some commands have."""
@@ -158,7 +164,7 @@ def with_options(*, together: Sequence[Sequence[str]] = ()) -> Callable[[_Comman
                 for flag in flags
                 if is_given(context, flag.name)
             }
-            made = _made({part for part, _ in parts.values()}, given)
+            made = _made(dict(parts.values()), given, from_environment())
             own = {name: value for name, value in values.items() if name in hints}
             command(**own, **{name: made[part] for name, (part, _) in parts.items()})
 
@@ -197,23 +203,36 @@ def _flags_of(part: type, hint: Any) -> list[_Flag]:
     return flags
 
 
-def _made(parts: set[type], given: Mapping[str, Any]) -> dict[type, object]:
-    """Build the dataclasses of the table that a command takes, of what is given of their fields."""
+def _made(parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environment: Environment) -> dict[type, object]:
+    """Build the dataclasses of the table that a command takes.
+
+    Args:
+        parts: with the flags that the command has of each.
+        given: on the command line, by parameter.
+        environment: what else is set.
+    """
     made: dict[type, object] = {}
     if ModelChoice in parts:
-        target = {field.name: given[field.name] for field in fields_of(ModelOptions) if field.name in given}
-        draft = {
-            field.name: given[_DRAFT + field.name] for field in fields_of(DraftOptions) if _DRAFT + field.name in given
-        }
+        there_are = {flag.name for flag in parts[ModelChoice]}
+        target = {name: value for name, value in environment.target.items() if name in there_are}
+        target |= {field.name: given[field.name] for field in fields_of(ModelOptions) if field.name in given}
+        draft = {name: value for name, value in environment.draft.items() if _DRAFT + name in there_are}
+        for field in fields_of(DraftOptions):
+            if _DRAFT + field.name in given:
+                draft[field.name] = given[_DRAFT + field.name]
         made[ModelChoice] = ModelChoice.of(target, draft)
     if FixedPolicy in parts:
-        own = {field.name for field in fields_of(FixedPolicy)}
-        made[FixedPolicy] = FixedPolicy(**{name: value for name, value in given.items() if name in own})
-    if not parts.isdisjoint(REQUEST_PARTS):
-        own = {field.name for part in parts & set(REQUEST_PARTS) for field in fields_of(part) if field.option.flags}
-        request = read_options({name: value for name, value in given.items() if name in own})
-        made.update(zip(REQUEST_PARTS, request, strict=True))
+        made[FixedPolicy] = FixedPolicy(**_given_of(parts[FixedPolicy], given))
+    if not parts.keys().isdisjoint(REQUEST_PARTS):
+        request: dict[str, object] = {**environment.request}
+        for part in REQUEST_PARTS:
+            request |= _given_of(parts.get(part, []), given)
+        made.update(zip(REQUEST_PARTS, read_options(request), strict=True))
     return made
+
+
+def _given_of(flags: Sequence[_Flag], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {flag.name: given[flag.name] for flag in flags if flag.name in given}
 
 
 def _listed_together(parameters: Sequence[inspect.Parameter], names: Sequence[str]) -> list[inspect.Parameter]:

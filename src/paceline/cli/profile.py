@@ -21,6 +21,7 @@ from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
+    ENVIRONMENT_NOTE,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     ModelFlags,
@@ -40,7 +41,7 @@ from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.planning.costs.profiling import usable_widths
 from paceline.terminal_text import can_encode, json_text
 
-EPILOG = """[bold]Examples[/bold]
+EPILOG = f"""[bold]Examples[/bold]
 
 paceline profile  [dim]# the embedded pair[/dim]
 
@@ -51,6 +52,8 @@ paceline profile -m target-1b-q4_0 --widths 1-16 --budget-s 60 --force
 paceline profile -m big.gguf --png staircase.png --json profile.json
 
 paceline profile --json - | jq .profile.target.widths
+
+{ENVIRONMENT_NOTE}
 """
 
 _MEASURING, _OUTPUT = "Measuring", "Output"

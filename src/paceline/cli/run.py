@@ -17,6 +17,7 @@ from paceline.cli import exits
 from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
+    ENVIRONMENT_NOTE,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     ModelFlags,
@@ -41,7 +42,7 @@ from paceline.planning.registry import POLICY_NAMES, check_policy_name
 
 _SPECULATION, _OUTPUT = "Speculation", "Prompt and output"
 
-EPILOG = """[bold]Examples[/bold]
+EPILOG = f"""[bold]Examples[/bold]
 
 paceline run  [dim]# the embedded pair on a text it has not seen[/dim]
 
@@ -54,6 +55,8 @@ paceline run -m big.gguf -f draft.txt --drafters suffix,lookup --temp 0
 paceline run -m big.gguf -md small.gguf -p "Once upon" --compare
 
 paceline run -m ./hf-model -md ./hf-draft -p "Once upon" --json
+
+{ENVIRONMENT_NOTE}
 """
 
 
@@ -148,9 +151,14 @@ def run(
         raise InputError(f"--repeats {repeats}: the least is 1")
     names = speculation.drafters
     named_draft = models.draft.path
+    if names is not None and "draft" not in names and not is_given(context, "draft_path"):
+        named_draft = None
     uses_draft_model = named_draft is not None or (models.target is None and (names is None or "draft" in names))
     plain = not speculation.speculate or fixed.draft_max == 0
     _refuse_without_effect(context, fixed, plain=plain, compares=compare, uses_draft_model=uses_draft_model)
+    if plain:
+        # Of the environment: on the command line they are refused.
+        names = named_draft = None
     rules = replace(rules, stop=tuple(typed_text(text, "--stop", escape=escape) for text in rules.stop))
     chosen = _policy(context, policy, plain, fixed)
     if remember and chosen != "auto":
@@ -181,6 +189,8 @@ def run(
         if rules.max_tokens == MAX_TOKENS:
             rules = replace(rules, max_tokens=loaded.target.capabilities.context_length)
         options = as_options(params, rules)
+        if speculation.draft_max is not None and not is_given(context, "draft_max"):
+            options["draft_max"] = speculation.draft_max
         if compare:
             _compare(
                 loaded, text, options, repeats, as_json, interrupted, reader_of(loaded.target_options or target_options)
@@ -292,10 +302,16 @@ def _refuse_without_effect(
     if not uses_draft_model:
         without_effect |= dict.fromkeys(_OF_DRAFTING_BY_MODEL, WITHOUT_DRAFT_MODEL)
     if plain:
-        way_out = "has no effect without speculation: leave it out, or leave out --no-speculation (or --draft-max 0)"
+        by_environment = fixed.draft_max != 0 and not is_given(context, "speculate")
+        off = "leave out --no-speculation (or --draft-max 0)"
+        if by_environment:
+            off = "unset PACELINE_SPECULATE"
+        way_out = f"has no effect without speculation: leave it out, or {off}"
         without_effect |= dict.fromkeys((*_OF_SPECULATION, *_OF_DRAFTING_BY_MODEL), way_out)
         if fixed.draft_max != 0:
-            without_effect["draft_max"] = "has no effect with --no-speculation: leave out one of them"
+            without_effect["draft_max"] = (
+                way_out if by_environment else "has no effect with --no-speculation: leave out one of them"
+            )
     if not compares:
         without_effect["repeats"] = "has no effect without --compare"
     refuse_given(context, without_effect)

@@ -151,7 +151,7 @@ def read_text(field: Field, text: str) -> object:
     """Return the value that a text stands for, as an environment variable has it. Its range is not checked.
 
     Raises:
-        InputError: the text is none of a value of this kind. The message begins with the text.
+        InputError: the text stands for no value of this kind. The message says what to give, and not the text.
     """
     about = field.option
     if about.words:
@@ -163,7 +163,7 @@ def read_text(field: Field, text: str) -> object:
             return stood_for(field, int(text) if about.kind == "whole" else float(text))
         except ValueError:
             number = "whole number" if about.kind == "whole" else "number"
-            raise about.error(f"{text!r} is not a {number}: give one") from None
+            raise about.error(f"give a {number}") from None
     return read_texts(field, [text]) if about.kind == "texts" or about.parse is not None else text
 
 
@@ -187,7 +187,7 @@ def stood_for(field: Field, number: float) -> float:
 
 def _word(about: Option, words: Mapping[str, object], text: str) -> object:
     if text.lower() not in words:
-        raise about.error(f"{text!r} is none of {', '.join(words)}: give one of these")
+        raise about.error(f"give one of {', '.join(words)}")
     return words[text.lower()]
 
 
