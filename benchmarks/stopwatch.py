@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
-from paceline.planning.base import Policy, RoundRecord
+from paceline.planning.base import Policy, PolicyBase, RoundRecord
 
 VERIFIED, DROPPED, SILENT, PLAIN = "verified", "dropped", "nothing proposed", "nobody asked"
 
@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Stopwatch:
+class Stopwatch(PolicyBase):
     """A policy whose time is taken; an observer of rounds does not see what the parts of one take.
 
     Args:

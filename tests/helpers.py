@@ -18,7 +18,7 @@ from paceline.core.tree import ROOT, DraftTree, Evidence
 from paceline.core.verify import make_verifier
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
-from paceline.planning.base import Policy, RoundRecord
+from paceline.planning.base import Policy, PolicyBase, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.runtime.loop import DecodingLoop
 
@@ -241,7 +241,7 @@ class ScribblingDrafter:
         return rng.random() < 0.3
 
 
-class WatchingPolicy:
+class WatchingPolicy(PolicyBase):
     """Another policy, and a count of what the walks did, from the trees and paths themselves.
 
     Attributes:
@@ -291,7 +291,7 @@ class WatchingPolicy:
         self._inner.end(request)
 
 
-class MoodyPolicy:
+class MoodyPolicy(PolicyBase):
     """Changes its mind every round: budgets, whole requests, levels, and which nodes are verified."""
 
     def __init__(self, rng: random.Random) -> None:

@@ -31,14 +31,13 @@ from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.options import read_options
 from paceline.planning.auto.learned import load_learned, store_learned
-from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy
 from paceline.planning.costs.attention import MAX_S as ATTENTION_S
 from paceline.planning.costs.attention import like_target, open_model
 from paceline.planning.costs.meter import FIRST_LOAD, Report
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.keeping import PairKey
-from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
 from paceline.prompts import Prompt, read_prompt
 from paceline.runtime.loop import DecodingLoop
@@ -333,7 +332,7 @@ def load(
     if isinstance(policy, str):
         check_policy_name(policy)
         policy = policy if policy in COST_POLICIES else build_policy(policy)
-    speculates = not isinstance(policy, FixedPolicy) or policy.speculates
+    speculates = isinstance(policy, str) or policy.speculates
     if not speculates and (draft is not None or drafters):
         raise InputError("drafters and draft models have no effect without speculation: leave out one or the other")
     if target is None:
@@ -349,8 +348,9 @@ def load(
         draft_options = dataclasses.replace(
             draft_options, context_may_shrink=True, max_sequences=target_options.max_sequences
         )
-    if target_options.branches is None and isinstance(policy, FixedPolicy):
-        branches = min(policy.most_branches(len(names)) * target_options.max_sequences, MAX_BRANCHES)
+    most_branches = None if isinstance(policy, str) else policy.most_branches(len(names))
+    if target_options.branches is None and most_branches is not None:
+        branches = min(most_branches * target_options.max_sequences, MAX_BRANCHES)
         target_options = dataclasses.replace(target_options, branches=branches)
     opened = open_model(dataclasses.replace(target_options, rollback=speculates), report=report)
     target_engine, target_options = opened.engine, opened.options
@@ -376,7 +376,7 @@ def load(
             key = kept.key if remember else None
             learned = load_learned(key) if key is not None else None
             policy = build_policy(policy, costs=kept.profile, branches=branches, learned=learned)
-            if key is not None and isinstance(policy, AutoPolicy):
+            if key is not None:
                 closing = functools.partial(_keep_learned, key, policy)
     except BaseException:
         if draft_engine is not None:
@@ -386,15 +386,16 @@ def load(
     return Model(target_engine, built, policy, verify=verify, target_options=target_options, closing=closing)
 
 
-def _keep_learned(key: PairKey, policy: AutoPolicy) -> None:
-    if policy.has_learned:
-        store_learned(key, policy.learned())
+def _keep_learned(key: PairKey, policy: Policy) -> None:
+    learned = policy.learned()
+    if learned is not None:
+        store_learned(key, learned)
 
 
 def _default_drafters(policy: Policy | str, speculates: bool, has_draft: bool) -> list[str]:
     if not speculates:
         return []
-    if isinstance(policy, FixedPolicy):
+    if not isinstance(policy, str) and not policy.weighs_drafters:
         return ["draft"] if has_draft else ["suffix"]
     # Beside a model's drafts, which tell what a copy is worth, a second source of copies brings more than it costs.
     return ["suffix", "lookup", "draft"] if has_draft else ["suffix"]

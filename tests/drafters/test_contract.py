@@ -94,6 +94,16 @@ def test_nothing_is_proposed_below_the_ends_that_it_names(make: Callable[[], Dra
 
 
 @every_drafter
+def test_it_says_whether_it_has_a_model_and_where_it_ends(make: Callable[[], Drafter]) -> None:
+    drafter = make()
+    request = request_of(REPETITIVE)
+    drafter.begin(request)
+    has_model = drafter.unread(request) is not None
+    assert has_model is isinstance(drafter, DraftModelDrafter)
+    assert drafter.end_ids == (ScriptedVocabulary.of_size(VOCAB_SIZE + 2).end_ids if has_model else frozenset())
+
+
+@every_drafter
 def test_p_min_holds_for_the_first_token_too(make: Callable[[], Drafter]) -> None:
     drafter = make()
     request = request_of(REPETITIVE)

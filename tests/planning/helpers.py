@@ -14,7 +14,7 @@ from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.planning.auto.policy import AutoPolicy
-from paceline.planning.base import RoundRecord
+from paceline.planning.base import PolicyBase, RoundRecord
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.planning.replaying.recording import Chain, DrafterTape, Level, Recording
@@ -87,7 +87,7 @@ def allow_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.api.find_or_measure", find)
 
 
-class AroundAuto:
+class AroundAuto(PolicyBase):
     """The planner, of which a test takes methods for its own: where it is compiled it cannot be inherited from."""
 
     def __init__(self, auto: AutoPolicy) -> None:

@@ -551,7 +551,9 @@ def test_what_one_drafter_brings_several_requests_is_not_credited_to_the_next() 
     for _ in range(12):
         loop.step()
     assert len(loop.active) == 8
-    drafters = policy.learned().drafters
+    learned = policy.learned()
+    assert learned is not None
+    drafters = learned.drafters
     assert drafters["perfect"].gains.alone.mean > 1.0
     assert drafters["draft"].gains.alone.rounds >= 8
     assert drafters["draft"].gains.alone.mean <= 0.0

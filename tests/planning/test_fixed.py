@@ -22,6 +22,8 @@ def test_every_request_gets_the_same_budget() -> None:
 
 def test_no_speculation_has_no_budgets() -> None:
     assert NO_SPECULATION.budgets([request_of([1])]) == [None]
+    assert not NO_SPECULATION.speculates
+    assert FixedPolicy(4, siblings=3).most_branches(2) == 9
 
 
 @pytest.mark.parametrize(

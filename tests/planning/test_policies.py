@@ -29,6 +29,30 @@ from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 STAIRS = Curve(lambda rows: {1: 1.0, 2: 2.0, 3: 2.1, 4: 2.2, 5: 4.0, 6: 4.1}[rows])
 
 
+@pytest.mark.parametrize(
+    ("name", "speculates", "weighs_drafters", "draft_length", "most_branches"),
+    [
+        ("auto", True, True, "up to 16, as it pays", None),
+        ("fixed", True, False, "5", 1),
+        ("accept-ratio", True, True, "as the policy says", None),
+        ("profile-ev", True, True, "as the policy says", None),
+        ("heuristic", True, True, "as the policy says", None),
+    ],
+)
+def test_what_policies_say_of_themselves(
+    name: str, speculates: bool, weighs_drafters: bool, draft_length: str, most_branches: int | None
+) -> None:
+    policy = build_policy(name, costs=STAIRS)
+    assert (policy.speculates, policy.weighs_drafters, policy.draft_length) == (
+        speculates,
+        weighs_drafters,
+        draft_length,
+    )
+    assert policy.most_branches(2) == most_branches
+    assert policy.learned() is None
+    assert (policy.report() is None) is (name != "auto")
+
+
 class NamedDrafter(SuffixDrafter):
     def __init__(self, name: str) -> None:
         super().__init__()

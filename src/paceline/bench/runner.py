@@ -45,7 +45,6 @@ from paceline.comparison import Stopped, Trial, explain
 from paceline.core.divergence import first_difference
 from paceline.core.errors import EngineError, PacelineError
 from paceline.planning.auto.learned import Learned
-from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profiling import has_long_context
 
@@ -461,9 +460,9 @@ def _pair(lap: int, task: Task, before: Answer, answer: Answer, after: Answer) -
 
 def _snapshot(contestant: Contestant) -> Mapping[str, Any] | None:
     """Return what a policy that plans says of its predictions and its ledger, as plain data; ``None`` of others."""
-    if not isinstance(contestant, Session) or not isinstance(contestant.policy, AutoPolicy):
+    told = contestant.policy.report() if isinstance(contestant, Session) else None
+    if told is None:
         return None
-    told = contestant.policy.report()
     return {
         "calibration": {name: found.rows() for name, found in told.reliability.items()},
         "ledger": [(entry.tokens, entry.debt_s, entry.allowance_s) for entry in told.ledger],

@@ -17,7 +17,7 @@ from paceline.comparison import OpenReader, Stop, finish
 from paceline.core.clock import Clock, WallClock
 from paceline.drafters.registry import build_drafters
 from paceline.engines.base import Engine
-from paceline.planning.base import Policy, RoundRecord
+from paceline.planning.base import Policy, PolicyBase, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.prompts import Prompt, read_prompt
 from paceline.runtime.loop import DecodingLoop
@@ -104,7 +104,7 @@ class Contestant(Protocol):
         ...
 
 
-class _Metered:
+class _Metered(PolicyBase):
     """A policy, and the seconds that drafters took under it; the loop tells them to policies alone."""
 
     def __init__(self, policy: Policy) -> None:

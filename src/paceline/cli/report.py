@@ -10,9 +10,7 @@ from rich.console import Console
 from paceline.api import Generation, Model
 from paceline.comparison import Comparison
 from paceline.core.stats import RequestStats, percentile
-from paceline.planning.auto.policy import AutoPolicy, PlannerReport
-from paceline.planning.base import Policy
-from paceline.planning.policies.fixed import FixedPolicy
+from paceline.planning.auto.policy import PlannerReport
 
 PERCENTILES = (0.5, 0.9, 0.99)
 _VERDICT_STYLES = {"speculation is faster": "green", "plain is faster": "yellow"}
@@ -33,7 +31,7 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
     if model.drafters:
         share = stats.accept_share
         lines += [
-            f"n_draft   = {_draft_length(model.policy)}",
+            f"n_draft   = {model.policy.draft_length}",
             f"n_predict = {stats.predicted_tokens}",
             f"n_drafted = {stats.num_drafted}",
             f"n_accept  = {stats.num_accepted}",
@@ -70,6 +68,7 @@ def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
     """Return the answer and its figures as plain data; times in milliseconds."""
     stats = generation.stats
     gaps = stats.inter_token_s()
+    planned = model.policy.report()
     return {
         "text": generation.text,
         "token_ids": list(generation.token_ids),
@@ -78,7 +77,7 @@ def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
         "seed": generation.seed,
         "target": model.target.description,
         "drafters": [drafter.name for drafter in model.drafters],
-        "planner": planner_json(model.policy.report()) if isinstance(model.policy, AutoPolicy) else None,
+        "planner": None if planned is None else planner_json(planned),
         "stats": {
             "prompt_n": stats.prompt_tokens,
             "prompt_ms": stats.prompt_s * 1e3,
@@ -124,14 +123,6 @@ def planner_json(report: PlannerReport) -> dict[str, Any]:
         "drift": report.drift,
         "remembered": list(report.remembered),
     }
-
-
-def _draft_length(policy: Policy) -> str:
-    if isinstance(policy, FixedPolicy):
-        return str(policy.draft_max)
-    if isinstance(policy, AutoPolicy):
-        return f"up to {policy.draft_max}, as it pays"
-    return "as the policy says"
 
 
 def comparison_report(console: Console, model: Model, comparison: Comparison) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
+
+if TYPE_CHECKING:
+    from paceline.planning.auto.learned import Learned
+    from paceline.planning.auto.policy import PlannerReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,44 @@ class Policy(Observer, Protocol):
     Under ``coupled`` the text stays the same whatever it decides. Under ``rejection`` its decisions must not depend on
     tokens that were drawn (:attr:`~paceline.core.verify.Verifier.judges_every_draw`); :meth:`check` refuses requests
     for which they would.
+
+    The first half says what a policy is, to whoever loads models for it and reports on it; :class:`PolicyBase` answers
+    that for policies to which nothing of it applies. The other half is what the loop asks, round by round.
     """
+
+    @property
+    def speculates(self) -> bool:
+        """Whether anything is ever drafted; if not, nothing is loaded for it."""
+        ...
+
+    @property
+    def weighs_drafters(self) -> bool:
+        """Whether it can tell which of several drafters pays; if not, only one is loaded unless more are named."""
+        ...
+
+    @property
+    def draft_length(self) -> str:
+        """How long drafts are, as a report says it."""
+        ...
+
+    def most_branches(self, num_drafters: int) -> int | None:
+        """Return how many branches one request's tree can have beside its first path.
+
+        Args:
+            num_drafters: drafters that may propose.
+
+        Returns:
+            The number, or ``None`` where the policy keeps to what the engine holds.
+        """
+        ...
+
+    def report(self) -> PlannerReport | None:
+        """Return what was predicted, and what came of it; ``None`` of a policy that predicts nothing."""
+        ...
+
+    def learned(self) -> Learned | None:
+        """Return what to keep for the next process with these models; ``None`` where nothing was learned."""
+        ...
 
     def check(self, request: Request) -> None:
         """Raise if this policy would make ``request`` other than lossless.
@@ -112,3 +153,39 @@ class Policy(Observer, Protocol):
     def end(self, request: Request) -> None:
         """Forget a request that is over; its last round has been observed."""
         ...
+
+
+class PolicyBase:
+    """What a policy says of itself where it says nothing else: it drafts, learns for its own use, and reports nothing.
+
+    A policy need not inherit from it; one that does has only the loop's questions left to answer.
+    """
+
+    __slots__ = ()
+
+    @property
+    def speculates(self) -> bool:
+        """It drafts."""
+        return True
+
+    @property
+    def weighs_drafters(self) -> bool:
+        """All drafters that there are may be asked."""
+        return True
+
+    @property
+    def draft_length(self) -> str:
+        """Nothing can be said beforehand."""
+        return "as the policy says"
+
+    def most_branches(self, num_drafters: int) -> int | None:
+        """Keep to what the engine holds."""
+        return None
+
+    def report(self) -> PlannerReport | None:
+        """Report nothing."""
+        return None
+
+    def learned(self) -> Learned | None:
+        """Keep nothing."""
+        return None

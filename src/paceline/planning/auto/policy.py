@@ -293,13 +293,27 @@ class AutoPolicy:
             self._follow_on_paper(request, own, plain_s)
 
     @property
-    def has_learned(self) -> bool:
-        """Whether any drafter was asked."""
-        return bool(self._known.drafters)
+    def speculates(self) -> bool:
+        """It drafts where that pays."""
+        return True
 
-    def learned(self) -> Learned:
-        """Return what was learned of drafters, for another policy to start with."""
-        return self._known.learned()
+    @property
+    def weighs_drafters(self) -> bool:
+        """What each of them brings is what it finds out."""
+        return True
+
+    @property
+    def draft_length(self) -> str:
+        """The deepest draft, and that others are shorter."""
+        return f"up to {self.draft_max}, as it pays"
+
+    def most_branches(self, num_drafters: int) -> int | None:
+        """Keep to what the engine was loaded for."""
+        return None
+
+    def learned(self) -> Learned | None:
+        """Return what was learned of drafters, for another policy to start with; ``None`` if none was asked."""
+        return self._known.learned() if self._known.drafters else None
 
     def report(self) -> PlannerReport:
         """Return what was learned so far."""

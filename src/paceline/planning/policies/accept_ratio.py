@@ -9,12 +9,12 @@ from paceline.core.errors import InputError
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
-from paceline.planning.base import RoundRecord
+from paceline.planning.base import PolicyBase, RoundRecord
 from paceline.planning.policies.fixed import MAX_DRAFT
 
 
 @dataclass(slots=True)
-class AcceptRatioPolicy:
+class AcceptRatioPolicy(PolicyBase):
     """Moves each request's draft length by one token a round, by the share of its last draft that was accepted.
 
     It knows no costs: a draft that is accepted is lengthened even where a wider pass costs more than it gives, and it

@@ -11,7 +11,7 @@ from paceline.core.fields import Option, setting, take_values
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
-from paceline.planning.base import RoundRecord
+from paceline.planning.base import PolicyBase, RoundRecord
 
 MAX_DRAFT = 128
 MAX_SIBLINGS = 16
@@ -21,7 +21,7 @@ _OPTION = functools.partial(Option, panel="Speculation", variable=None)
 
 
 @dataclass(frozen=True, slots=True)
-class FixedPolicy:
+class FixedPolicy(PolicyBase):
     """Always draft to the same limits.
 
     Attributes:
@@ -105,6 +105,16 @@ class FixedPolicy:
     def speculates(self) -> bool:
         """Whether anything is ever drafted."""
         return self.draft_max > 0
+
+    @property
+    def weighs_drafters(self) -> bool:
+        """All that are asked draft to the same limits, whether or not that pays."""
+        return False
+
+    @property
+    def draft_length(self) -> str:
+        """The length that was set."""
+        return str(self.draft_max)
 
     def most_branches(self, num_drafters: int) -> int:
         """Return how many branches one request's tree can have beside its first path."""

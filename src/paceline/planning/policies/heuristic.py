@@ -19,12 +19,12 @@ from paceline.core.errors import InputError
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
-from paceline.planning.base import RoundRecord
+from paceline.planning.base import PolicyBase, RoundRecord
 from paceline.planning.policies.fixed import MAX_DRAFT
 
 
 @dataclass(slots=True)
-class HeuristicPolicy:
+class HeuristicPolicy(PolicyBase):
     """Two tokens longer after a draft accepted whole, one shorter after any other.
 
     Attributes:

@@ -22,12 +22,12 @@ from paceline.core.errors import InputError, SamplingError
 from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
-from paceline.planning.base import RoundCosts, RoundRecord
+from paceline.planning.base import PolicyBase, RoundCosts, RoundRecord
 from paceline.planning.policies.fixed import MAX_DRAFT
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileEvPolicy:
+class ProfileEvPolicy(PolicyBase):
     """Maximises sequence probability times speed, round by round.
 
     Attributes:

@@ -21,7 +21,7 @@ from paceline.core.request import FinishReason, Request
 from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.base import Vocabulary
-from paceline.planning.base import RoundRecord
+from paceline.planning.base import PolicyBase, RoundRecord
 from paceline.planning.replaying.models import ReplayEngine, TextVerifier
 from paceline.planning.replaying.recording import (
     RECORDED_DEPTH,
@@ -170,7 +170,7 @@ def record_answer(
     )
 
 
-class _NotingPolicy:
+class _NotingPolicy(PolicyBase):
     """Lets one drafter say all it would, notes that, and has nothing of it verified.
 
     Args:
