@@ -1,7 +1,9 @@
 """Speculative decoding one switches on and forgets: lossless, and honest about what it gained.
 
 :func:`load` gives a :class:`Model` with ``generate`` and ``stream``. The parts it is made of are public too: engines
-(``paceline.engines``), drafters, policies (``paceline.planning``) and the loop (``paceline.runtime.loop``).
+(``paceline.engines``), drafters, policies (``paceline.planning``) and the loop (``paceline.runtime.loop``). What one
+needs to write an engine (:class:`Engine`), a drafter (:class:`Drafter`) or a policy (:class:`Policy`) of one's own is
+here, too.
 
 A name is imported when it is first used (PEP 562): the command line comes through here, and has to hear Ctrl-C before
 numpy is there.
@@ -12,13 +14,29 @@ from __future__ import annotations
 __version__ = "0.1.0"
 
 __all__ = [
+    "COMMITTED_END",
     "NO_SPECULATION",
+    "ROOT",
     "BusyError",
     "CapabilityError",
     "ClosedError",
+    "Commit",
     "ContextLengthError",
+    "DraftBudget",
+    "DraftJob",
+    "DraftOptions",
+    "DraftTree",
+    "Drafter",
+    "Emission",
+    "Engine",
+    "EngineCapabilities",
     "EngineError",
+    "Environment",
+    "Evidence",
+    "FinishReason",
     "FixedPolicy",
+    "ForwardOutput",
+    "GenerateOptions",
     "Generation",
     "InputError",
     "Model",
@@ -26,18 +44,31 @@ __all__ = [
     "ModelOptions",
     "ModelWarning",
     "NoRoomError",
+    "Observer",
     "PacelineError",
+    "Policy",
+    "PolicyBase",
+    "Request",
+    "RequestStats",
+    "RoundCosts",
+    "RoundRecord",
     "SamplingError",
     "SamplingParams",
+    "SpeculationParams",
+    "Step",
     "StopRules",
     "Stream",
+    "TargetRows",
+    "TextSegment",
+    "Vocabulary",
     "VocabularyMismatchError",
+    "from_environment",
     "load",
 ]
 
 TYPE_CHECKING = False  # to type checkers it is true by its name; importing typing would take as long as all the rest
 if TYPE_CHECKING:
-    from paceline.api import Generation, Model, Stream, load
+    from paceline.api import GenerateOptions, Generation, Model, Stream, load
     from paceline.core.errors import (
         BusyError,
         CapabilityError,
@@ -52,13 +83,21 @@ if TYPE_CHECKING:
         SamplingError,
         VocabularyMismatchError,
     )
-    from paceline.core.params import SamplingParams, StopRules
-    from paceline.engines.loading import ModelOptions
+    from paceline.core.params import SamplingParams, SpeculationParams, StopRules
+    from paceline.core.request import Emission, FinishReason, Request
+    from paceline.core.stats import RequestStats
+    from paceline.core.text import TextSegment
+    from paceline.core.tree import ROOT, DraftTree, Evidence
+    from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob, TargetRows
+    from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, ForwardOutput, Step, Vocabulary
+    from paceline.engines.loading import DraftOptions, ModelOptions
+    from paceline.options import Environment, from_environment
+    from paceline.planning.base import Observer, Policy, PolicyBase, RoundCosts, RoundRecord
     from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 else:
     # Hidden from type checkers, which would take any name for one of this module's.
     _MODULES = {
-        "paceline.api": ("Generation", "Model", "Stream", "load"),
+        "paceline.api": ("GenerateOptions", "Generation", "Model", "Stream", "load"),
         "paceline.core.errors": (
             "BusyError",
             "CapabilityError",
@@ -73,8 +112,23 @@ else:
             "SamplingError",
             "VocabularyMismatchError",
         ),
-        "paceline.core.params": ("SamplingParams", "StopRules"),
-        "paceline.engines.loading": ("ModelOptions",),
+        "paceline.core.params": ("SamplingParams", "SpeculationParams", "StopRules"),
+        "paceline.core.request": ("Emission", "FinishReason", "Request"),
+        "paceline.core.stats": ("RequestStats",),
+        "paceline.core.text": ("TextSegment",),
+        "paceline.core.tree": ("ROOT", "DraftTree", "Evidence"),
+        "paceline.drafters.base": ("Commit", "DraftBudget", "DraftJob", "Drafter", "TargetRows"),
+        "paceline.engines.base": (
+            "COMMITTED_END",
+            "Engine",
+            "EngineCapabilities",
+            "ForwardOutput",
+            "Step",
+            "Vocabulary",
+        ),
+        "paceline.engines.loading": ("DraftOptions", "ModelOptions"),
+        "paceline.options": ("Environment", "from_environment"),
+        "paceline.planning.base": ("Observer", "Policy", "PolicyBase", "RoundCosts", "RoundRecord"),
         "paceline.planning.policies.fixed": ("NO_SPECULATION", "FixedPolicy"),
     }
 
