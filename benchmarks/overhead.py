@@ -17,7 +17,7 @@ from paceline.core.arrays import FloatArray
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engines.base import EngineCapabilities, Step
+from paceline.engines.base import EngineCapabilities, SavedSequence, Step
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
@@ -54,7 +54,7 @@ class InstantEngine:
 
     def __init__(self, table: FloatArray, *, max_rows: int = 512) -> None:
         self.vocabulary = ScriptedVocabulary([b"a"] * table.shape[1])
-        self.capabilities = EngineCapabilities(1 << 20, max_rows, max_rows, 1, True, None, False, 0.0)
+        self.capabilities = EngineCapabilities(1 << 20, max_rows, max_rows, 1, None, True, None, False, 0.0)
         self._rows = list(table)
 
     def open(self) -> int:
@@ -76,6 +76,18 @@ class InstantEngine:
     def fork(self, sequence: int) -> int:
         """Return the only sequence."""
         return sequence
+
+    def saved_bytes(self, sequence: int) -> int:
+        """Nothing is kept."""
+        return 0
+
+    def save(self, sequence: int) -> SavedSequence:
+        """Keep nothing."""
+        return SavedSequence(0, 0, 0, None)
+
+    def restore(self, saved: SavedSequence) -> int:
+        """Return the only sequence."""
+        return 0
 
     def trim(self, sequence: int, length: int) -> None:
         """Keep nothing."""

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from paceline.core.arrays import FloatArray
-from paceline.core.errors import CapabilityError, ClosedError
+from paceline.core.errors import CapabilityError, ClosedError, NoRoomError
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft
@@ -27,13 +27,14 @@ MAX_ROWS = 32
 PROMPT = [11, 42, 7, 99, 3, 3, 250, 17]
 
 
-def scripted() -> Engine:
+def scripted(cells: int | None = None) -> Engine:
     return ScriptedEngine(
         random_model(300, seed=5, order=4),
         ScriptedVocabulary.of_size(300, end_ids=[0]),
         context_length=128,
         max_rows=MAX_ROWS,
         max_sequences=4,
+        cells=cells,
     )
 
 
@@ -48,7 +49,7 @@ def exact_draft() -> Path:
     return folder / "draft-f32.gguf"
 
 
-def llama_cpp() -> Engine:
+def llama_cpp(cells: int | None = None) -> Engine:
     from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
 
     # Nothing is rounded with F32 weights and cache: rows have to be equal.
@@ -58,6 +59,7 @@ def llama_cpp() -> Engine:
             context_length=128,
             batch_rows=MAX_ROWS,
             max_sequences=4,
+            cache_cells=cells,
             branches=12,
             threads=1,
             cache_type="f32",
@@ -65,23 +67,23 @@ def llama_cpp() -> Engine:
     )
 
 
-def torch_hf() -> Engine:
+def torch_hf(cells: int | None = None) -> Engine:
     pytest.importorskip("torch", reason="needs paceline[torch]")
     from paceline.engines.torch_hf import TorchHFConfig, TorchHFEngine
 
     return TorchHFEngine(
-        TorchHFConfig(embedded_draft(), context_length=128, max_rows=MAX_ROWS, max_sequences=4, threads=1)
+        TorchHFConfig(embedded_draft(), context_length=128, max_rows=MAX_ROWS, max_sequences=4, threads=1, cells=cells)
     )
 
 
 @pytest.fixture(params=[scripted, llama_cpp, torch_hf], ids=lambda make: make.__name__)
-def make_engine(request: pytest.FixtureRequest) -> Callable[[], Engine]:
-    make: Callable[[], Engine] = request.param
+def make_engine(request: pytest.FixtureRequest) -> Callable[..., Engine]:
+    make: Callable[..., Engine] = request.param
     return make
 
 
 @pytest.fixture
-def engine(make_engine: Callable[[], Engine]) -> Iterator[Engine]:
+def engine(make_engine: Callable[..., Engine]) -> Iterator[Engine]:
     engine = make_engine()
     yield engine
     engine.close()
@@ -232,6 +234,104 @@ def test_trim_takes_committed_and_pending_tokens_back(engine: Engine) -> None:
         engine.trim(sequence, 5)
 
 
+def test_what_was_saved_goes_on_where_it_stood(engine: Engine) -> None:
+    sequence = prefilled(engine)
+    saved = engine.save(sequence)
+    assert (saved.length, saved.floor) == (len(PROMPT), 0)
+    assert saved.num_bytes == engine.saved_bytes(sequence) > 0
+    engine.close_sequence(sequence)
+    prefilled(engine, [9, 9, 9])  # takes the cells
+    restored = engine.restore(saved)
+    assert engine.length(restored) == len(PROMPT)
+    step = Step(restored, [20, 21, 22, 23], [COMMITTED_END, COMMITTED_END, 0, 0], range(4))
+    output = engine.forward([step])
+    rows = [output.logits(0, row).copy() for row in range(4)]
+    for row, path in zip(rows, [[20], [21], [20, 22], [20, 23]], strict=True):
+        assert_same_row(engine, row, reference(engine, PROMPT + path))
+    engine.commit(restored, [0, 3])
+    engine.trim(restored, len(PROMPT) + 1)
+    row = engine.forward([chain(restored, [24])]).logits(0, 0).copy()
+    assert_same_row(engine, row, reference(engine, [*PROMPT, 20, 24]))
+    engine.trim(restored, 3)
+    row = engine.forward([chain(restored, [25])]).logits(0, 0).copy()
+    assert_same_row(engine, row, reference(engine, [*PROMPT[:3], 25]))
+
+
+def test_saving_changes_nothing_and_serves_more_than_once(engine: Engine) -> None:
+    sequence = prefilled(engine)
+    fork = engine.fork(sequence)
+    saved = engine.save(fork)
+    engine.forward([chain(sequence, [40, 41], outputs=[])])
+    engine.commit(sequence, [0, 1])
+    restored = [engine.restore(saved), engine.restore(saved)]
+    tokens = {sequence: [*PROMPT, 40, 41], fork: PROMPT, restored[0]: PROMPT, restored[1]: PROMPT}
+    output = engine.forward([chain(handle, [50 + at]) for at, handle in enumerate(tokens)])
+    rows = [output.logits(at, 0).copy() for at in range(4)]
+    for handle in restored:
+        engine.close_sequence(handle)
+    for at, (row, text) in enumerate(zip(rows, tokens.values(), strict=True)):
+        assert_same_row(engine, row, reference(engine, [*text, 50 + at]))
+
+
+def test_an_empty_sequence_can_be_saved(engine: Engine) -> None:
+    saved = engine.save(engine.open())
+    assert saved.length == 0
+    restored = engine.restore(saved)
+    row = engine.forward([chain(restored, [60])]).logits(0, 0).copy()
+    assert_same_row(engine, row, reference(engine, [60]))
+
+
+def test_pending_nodes_and_the_saved_of_others_are_refused(make_engine: Callable[..., Engine], engine: Engine) -> None:
+    sequence = prefilled(engine)
+    other = make_engine()
+    foreign = other.save(prefilled(other))
+    with pytest.raises(ValueError, match="saved"):
+        engine.restore(foreign)
+    other.close()
+    engine.forward([chain(sequence, [20], outputs=[])])
+    with pytest.raises(ValueError, match="pending"):
+        engine.save(sequence)
+
+
+def test_without_room_nothing_is_restored_and_nothing_changes(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(256)  # llama.cpp takes cells by so many
+    assert engine.capabilities.cells == 256
+    text = list(range(1, 31))
+    sequence = prefilled(engine, text)
+    saved = engine.save(sequence)
+    others = [prefilled(engine, text) for _ in range(3)]
+    with pytest.raises(CapabilityError, match="4"):
+        engine.restore(saved)
+    engine.close_sequence(sequence)
+    engine.close_sequence(others.pop())
+    for other in others:
+        for _ in range(3):
+            engine.forward([chain(other, text, outputs=[])])
+            engine.commit(other, range(30))
+    with pytest.raises(NoRoomError, match="cells"):
+        engine.restore(saved)
+    engine.close_sequence(others.pop())
+    output = engine.forward([chain(engine.restore(saved), [70]), chain(others[0], [71])])
+    roomy = make_engine()
+    for step, expected in enumerate([[*text, 70], [*text * 4, 71]]):
+        row = output.logits(step, 0).copy()
+        assert_same_row(engine, row, reference(roomy, expected))
+    roomy.close()
+    engine.close()
+
+
+def test_cells_that_forks_share_count_once(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(256)
+    sequence = prefilled(engine, range(1, 31))
+    for _ in range(3):
+        engine.forward([chain(sequence, range(1, 31), outputs=[])])
+        engine.commit(sequence, range(30))
+    forks = [engine.fork(sequence) for _ in range(3)]
+    assert sum(map(engine.length, [sequence, *forks])) == 480
+    engine.forward([chain(handle, range(1, 9), outputs=[]) for handle in [sequence, *forks]])
+    engine.close()
+
+
 def test_a_step_that_breaks_the_contract_changes_nothing(engine: Engine) -> None:
     sequence = prefilled(engine)
     bad_steps = [
@@ -277,6 +377,7 @@ def test_sequences_are_a_limit_and_come_back(engine: Engine) -> None:
 def test_after_closing_everything_says_so(make_engine: Callable[[], Engine]) -> None:
     engine = make_engine()
     sequence = engine.open()
+    saved = engine.save(sequence)
     closed = engine.open()
     engine.close_sequence(closed)
     with pytest.raises(ClosedError):
@@ -290,6 +391,9 @@ def test_after_closing_everything_says_so(make_engine: Callable[[], Engine]) -> 
         lambda: engine.length(sequence),
         lambda: engine.fork(sequence),
         lambda: engine.trim(sequence, 0),
+        lambda: engine.saved_bytes(sequence),
+        lambda: engine.save(sequence),
+        lambda: engine.restore(saved),
         lambda: engine.close_sequence(sequence),
     ):
         with pytest.raises(ClosedError):
@@ -321,7 +425,7 @@ def test_the_vocabulary_spells_out_its_text(engine: Engine) -> None:
 
 
 def test_any_history_of_passes_leaves_the_right_rows(engine: Engine) -> None:
-    """Random trees over several passes, commits, trims, forks and closings, against a plain chain each time."""
+    """Random trees over several passes, commits, trims, forks, saves and closings, each against a plain chain."""
     rng = random.Random(20)
     committed: dict[int, list[int]] = {}
     for _ in range(60):
@@ -334,6 +438,12 @@ def test_any_history_of_passes_leaves_the_right_rows(engine: Engine) -> None:
         elif len(committed) < 3 and rng.random() < 0.2:
             original = rng.choice(list(committed))
             committed[engine.fork(original)] = list(committed[original])
+        elif rng.random() < 0.2:
+            # To host memory and back, into whatever cells are free.
+            moved = rng.choice(list(committed))
+            saved = engine.save(moved)
+            engine.close_sequence(moved)
+            committed[engine.restore(saved)] = committed.pop(moved)
         for sequence, tokens in committed.items():
             if len(tokens) > 90:
                 keep = rng.randrange(len(tokens))

@@ -46,6 +46,9 @@ class PromptKeeper:
         self.length = engine.length
         self.fork = engine.fork
         self.trim = engine.trim
+        self.saved_bytes = engine.saved_bytes
+        self.save = engine.save
+        self.restore = engine.restore
 
     @property
     def description(self) -> str:

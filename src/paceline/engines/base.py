@@ -54,6 +54,8 @@ class EngineCapabilities:
         max_rows: most rows in one forward pass, over all its steps.
         max_outputs: most rows of one pass whose logits can be asked for.
         max_sequences: most sequences open at once.
+        cells: most tokens that all sequences together may hold, committed and pending, tokens that forks share counted
+            once; ``None`` for no limit but what each may hold.
         trees: whether a pending node may have several children; without, a pending tree is a chain.
         max_rollback: how many rows of a sequence's latest pass can be dropped again; ``None`` means that any pending
             nodes and committed tokens can, however many passes ago they were fed.
@@ -67,10 +69,29 @@ class EngineCapabilities:
     max_rows: int
     max_outputs: int
     max_sequences: int
+    cells: int | None
     trees: bool
     max_rollback: int | None
     hidden_states: bool
     logit_tolerance: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedSequence:
+    """The committed tokens of a sequence as :meth:`Engine.save` copied them to host memory.
+
+    Attributes:
+        length: number of tokens.
+        num_bytes: host memory that the copy takes.
+        floor: fewest tokens that a sequence restored from it, or a fork of that, can be trimmed to, but for none at
+            all; 0 for any number.
+        state: what only the engine that made it reads.
+    """
+
+    length: int
+    num_bytes: int
+    floor: int
+    state: object
 
 
 class Vocabulary(Protocol):
@@ -203,8 +224,32 @@ class Engine(Protocol):
         """Keep the first ``length`` committed tokens; pending nodes are dropped.
 
         Raises:
-            CapabilityError: more would be dropped than ``max_rollback`` allows; nothing was changed.
+            CapabilityError: more would be dropped than ``max_rollback`` allows, or than leaves the ``floor`` of a
+                sequence that was restored; nothing was changed.
             ValueError: fewer tokens are committed.
+        """
+        ...
+
+    def saved_bytes(self, sequence: int) -> int:
+        """Return the host memory that :meth:`save` would take now, in bytes."""
+        ...
+
+    def save(self, sequence: int) -> SavedSequence:
+        """Copy the committed tokens' state to host memory. The sequence, which has nothing pending, stays as it is.
+
+        Raises:
+            CapabilityError: this model's state cannot be copied, or not as the engine was loaded.
+            ValueError: nodes are pending.
+        """
+        ...
+
+    def restore(self, saved: SavedSequence) -> int:
+        """Start a sequence that holds the saved tokens, in cells of its own, and return its handle.
+
+        Raises:
+            NoRoomError: the cache has no cells for them; nothing was changed.
+            CapabilityError: ``max_sequences`` are open already; nothing was changed.
+            ValueError: another engine saved them, or the same one before its cache was made anew.
         """
         ...
 

@@ -16,7 +16,8 @@ from paceline.core.arrays import Float64Array
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import CapabilityError, ClosedError, InputError, NoRoomError
 from paceline.core.noise import uniform_from_words
-from paceline.engines.base import EngineCapabilities, Step
+from paceline.engines.base import EngineCapabilities, SavedSequence, Step
+from paceline.engines.cell_count import CellCount
 from paceline.engines.pending import PendingTree, check_step
 
 LogitFunction: TypeAlias = Callable[[Sequence[int]], Float64Array]
@@ -24,6 +25,10 @@ LogitFunction: TypeAlias = Callable[[Sequence[int]], Float64Array]
 
 CostCurve: TypeAlias = Callable[[int, int], float]
 """Seconds of a pass, from its number of rows and the number of tokens in the cache before it."""
+
+
+_SAVED_TOKEN_BYTES = 4
+"""Host memory that a saved token is taken to need."""
 
 
 class ScriptedVocabulary:
@@ -85,6 +90,12 @@ class _Sequence:
         return self.committed + [self.pending_tokens[i] for i in self.pending.path_to(node)]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Saved:
+    engine: ScriptedEngine
+    committed: tuple[int, ...]
+
+
 class ScriptedOutput:
     """Logits of a pass, computed when they are read."""
 
@@ -115,7 +126,7 @@ class ScriptedEngine:
         max_outputs: most rows of one pass with logits; ``None`` for all.
         max_sequences: most sequences open at once.
         trees: whether pending trees may branch.
-        cells: tokens that all sequences together may hold (shared tokens of forks count again); ``None`` for no limit.
+        cells: tokens that all sequences together may hold; ``None`` for no limit.
         cost: seconds of a pass; by default 1.
         clock: moved by ``cost``.
     """
@@ -142,6 +153,7 @@ class ScriptedEngine:
             max_rows=max_rows,
             max_outputs=max_rows if max_outputs is None else max_outputs,
             max_sequences=max_sequences,
+            cells=cells,
             trees=trees,
             max_rollback=None,
             hidden_states=False,
@@ -149,9 +161,9 @@ class ScriptedEngine:
         )
         self.clock = clock or VirtualClock()
         self._model = model
-        self._cells = cells
         self._cost = cost or (lambda rows, context: 1.0)
         self._sequences: dict[int, _Sequence] = {}
+        self._cell_count = CellCount()
         self._next_handle = 0
         self._closed = False
 
@@ -184,9 +196,7 @@ class ScriptedEngine:
             for token_id in step.token_ids:
                 if not 0 <= token_id < self.vocabulary.size:
                     raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocabulary.size}")
-        used = sum(len(s.committed) + len(s.pending) for s in self._sequences.values())
-        if self._cells is not None and used + rows > self._cells:
-            raise NoRoomError(f"{used} of {self._cells} cells are used and {rows} more are needed")
+        used = self._take_cells(rows)
         prefixes = []
         for step in steps:
             sequence = self._sequences[step.sequence]
@@ -214,6 +224,7 @@ class ScriptedEngine:
         if len(state.pending):
             raise ValueError("a sequence with pending nodes cannot be forked: commit first")
         handle = self.open()
+        self._cell_count.fork(sequence, handle, len(state.committed))
         self._sequences[handle].committed = list(state.committed)
         return handle
 
@@ -222,18 +233,51 @@ class ScriptedEngine:
         state = self._sequence(sequence)
         if not 0 <= length <= len(state.committed):
             raise ValueError(f"cannot keep {length} of {len(state.committed)} committed tokens")
+        self._cell_count.trim(sequence, length)
         del state.committed[length:]
         self._drop_pending(state)
+
+    def saved_bytes(self, sequence: int) -> int:
+        """Return the bytes that :meth:`save` would take."""
+        return _SAVED_TOKEN_BYTES * len(self._sequence(sequence).committed)
+
+    def save(self, sequence: int) -> SavedSequence:
+        """Copy the committed tokens."""
+        state = self._sequence(sequence)
+        if len(state.pending):
+            raise ValueError("a sequence with pending nodes cannot be saved: commit first")
+        saved = _Saved(self, tuple(state.committed))
+        return SavedSequence(len(saved.committed), _SAVED_TOKEN_BYTES * len(saved.committed), 0, saved)
+
+    def restore(self, saved: SavedSequence) -> int:
+        """Start a sequence with saved tokens."""
+        self._check_open()
+        if not isinstance(saved.state, _Saved) or saved.state.engine is not self:
+            raise ValueError("another engine saved this sequence: restore it there")
+        self._take_cells(saved.length)
+        handle = self.open()
+        self._sequences[handle].committed = list(saved.state.committed)
+        return handle
 
     def close_sequence(self, sequence: int) -> None:
         """Forget a sequence."""
         self._sequence(sequence)
+        self._cell_count.close(sequence)
         del self._sequences[sequence]
 
     def close(self) -> None:
         """Forget all sequences."""
         self._sequences.clear()
         self._closed = True
+
+    def _take_cells(self, more: int) -> int:
+        """Return the cells in use; raise ``NoRoomError`` if there are not so many more."""
+        used = self._cell_count.used({handle: len(state.committed) for handle, state in self._sequences.items()})
+        used += sum(len(state.pending) for state in self._sequences.values())
+        cells = self.capabilities.cells
+        if cells is not None and used + more > cells:
+            raise NoRoomError(f"{used} of {cells} cells are used and {more} more are needed")
+        return used
 
     def _drop_pending(self, state: _Sequence) -> None:
         state.pending.clear()

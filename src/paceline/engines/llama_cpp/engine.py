@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, NoRoomError
-from paceline.engines.base import COMMITTED_END, EngineCapabilities, Step
+from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.forks import native_threads
 from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, load
 from paceline.engines.llama_cpp.native import get_logits_address
@@ -57,6 +57,7 @@ class _Sequence:
         following: branch ids not in use, to the number of committed tokens they see.
         keeper: with sliding windows, an id that keeps old cells from being overwritten; else ``None``.
         kept: number of committed tokens the keeper sees.
+        floor: fewest tokens it can be trimmed to, but for none: what windows saw before was not saved with it.
         last_rows: rows this sequence had in its latest pass.
         rewound: a recurrent state was stepped back and not used since.
         torn: something is being done to it; between calls, an interrupt cut that short and it can only be closed.
@@ -70,6 +71,7 @@ class _Sequence:
     tips: dict[int, int] = field(default_factory=dict)
     following: dict[int, int] = field(default_factory=dict)
     kept: int = 0
+    floor: int = 0
     last_rows: int = 0
     rewound: bool = False
     torn: bool = False
@@ -108,6 +110,14 @@ class _Placement:
     before: int
     tips: dict[int, int] | None = None
     fresh: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SavedState:
+    """What llama.cpp wrote of a sequence, and the context that can read it."""
+
+    context: Any
+    data: npt.NDArray[np.uint8]
 
 
 class _Batch:
@@ -305,7 +315,7 @@ class LlamaCppEngine:
             raise CapabilityError("a recurrent sequence cannot be forked between a rejection and its next pass")
         handle = self.open()
         copy = self._sequences[handle]
-        copy.committed = state.committed
+        copy.committed, copy.floor = state.committed, state.floor
         api.llama_memory_seq_cp(self._memory, state.main, copy.main, 0, -1)
         self._keep(copy)
         return handle
@@ -315,7 +325,8 @@ class LlamaCppEngine:
 
         Raises:
             ValueError: ``length`` is negative or more than is committed.
-            CapabilityError: the model is recurrent and cannot step back so far; nothing was changed.
+            CapabilityError: the model is recurrent and cannot step back so far, or has sliding windows and what they
+                saw there was not saved with the sequence; nothing was changed.
         """
         state = self._state(sequence)
         if not 0 <= length <= state.committed:
@@ -323,7 +334,14 @@ class LlamaCppEngine:
         if self._recurrent:
             self._step_back(state, length)
         else:
+            if 0 < length < state.floor:
+                raise CapabilityError(
+                    f"a sequence of a model with sliding windows that was restored with {state.floor} tokens cannot be "
+                    f"trimmed to {length}; trim to 0 and feed the tokens again"
+                )
             state.torn = True
+            if length == 0:
+                state.floor = 0
             memory = self._memory
             if state.pending.parents or length < state.committed:
                 self._drop_lines(state, state.main, length)
@@ -336,6 +354,64 @@ class LlamaCppEngine:
                 api.llama_memory_seq_rm(memory, state.keeper, length, -1)
                 state.kept = length
         state.settle(length)
+
+    def saved_bytes(self, sequence: int) -> int:
+        """Return the host memory that :meth:`save` would take now, in bytes."""
+        return int(api.llama_state_seq_get_size(self._context, self._state(sequence).main))
+
+    def save(self, sequence: int) -> SavedSequence:
+        """Copy the committed tokens' state to host memory. The sequence, which has nothing pending, stays as it is.
+
+        Of layers with sliding windows llama.cpp writes what their next token sees and nothing older, and of recurrent
+        ones the latest state: what is restored goes on from there, and cannot be trimmed.
+
+        Raises:
+            CapabilityError: the model has sliding windows, and the engine one sequence only.
+            EngineError: llama.cpp wrote no state.
+            ValueError: nodes are pending.
+        """
+        state = self._state(sequence)
+        if state.pending.parents:
+            raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before saving")
+        if self._loaded.window and not (self._recurrent or self._has_keepers):
+            # Restored, old tokens of its own would lie ahead of it in the cache and be overwritten too early.
+            raise CapabilityError(
+                "a model with sliding windows whose engine has one sequence cannot save it: load it for two or more"
+            )
+        data = np.empty(self.saved_bytes(sequence), np.uint8)
+        written = api.llama_state_seq_get_data(self._context, _bytes_of(data), len(data), state.main)
+        if written != len(data):
+            raise EngineError(f"llama.cpp wrote {written} of the {len(data)} bytes of sequence {sequence}")
+        floor = state.committed if self._recurrent or state.committed > self._loaded.window > 0 else 0
+        return SavedSequence(state.committed, len(data), floor, _SavedState(self._context, data))
+
+    def restore(self, saved: SavedSequence) -> int:
+        """Start a sequence that holds the saved tokens, in cells of its own, and return its handle.
+
+        Raises:
+            NoRoomError: the cache has no cells for them; nothing was changed.
+            CapabilityError: ``max_sequences`` are open already; nothing was changed.
+            ValueError: another engine saved them, or this one before attention was fused or not.
+        """
+        self._check_open()
+        source = saved.state
+        if not isinstance(source, _SavedState) or source.context is not self._context:
+            raise ValueError("this sequence was saved from another cache: feed its tokens")
+        handle = self.open()
+        if saved.length == 0:
+            return handle
+        try:
+            state = self._sequences[handle]
+            read = api.llama_state_seq_set_data(self._context, _bytes_of(source.data), len(source.data), state.main)
+            if read != len(source.data):
+                # Of its reasons the others are excluded: the state is of this context.
+                raise NoRoomError(f"the cache has no free cells for the {saved.length} tokens of a saved sequence")
+            state.committed, state.floor = saved.length, saved.floor
+            self._keep(state)
+        except BaseException:
+            self.close_sequence(handle)
+            raise
+        return handle
 
     def close_sequence(self, sequence: int) -> None:
         """Forget a sequence and free its cells. Its handle is unknown afterwards."""
@@ -724,6 +800,10 @@ def _is_chain(parents: Sequence[int], tip: int) -> bool:
             return False
         tip += 1
     return True
+
+
+def _bytes_of(array: npt.NDArray[np.uint8]) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _release(loaded: LoadedModel, vocabulary: GgufVocabulary) -> None:

@@ -146,6 +146,7 @@ class LoadedModel:
         description: the model, its quantisation and where it runs, in a few words for people.
         sequence_ids: how many native sequence ids there are.
         branches: how many of them tree branches may take.
+        window: tokens that the layers with sliding windows look back; 0 without such layers.
         keepers: every sequence needs a second id that keeps its old cells from being overwritten.
         recurrent: rolling back is bounded, and only possible within the latest pass.
         on_devices: some layers may be on a GPU.
@@ -161,6 +162,7 @@ class LoadedModel:
     description: str
     sequence_ids: int
     branches: int
+    window: int
     keepers: bool
     recurrent: bool
     on_devices: bool
@@ -242,6 +244,8 @@ def load(config: LlamaCppConfig) -> LoadedModel:
             max_rows=settings.batch_rows,
             max_outputs=settings.output_rows,
             max_sequences=config.max_sequences,
+            # A recurrent state takes the same room however many tokens it has seen.
+            cells=None if api.llama_model_is_recurrent(model) else settings.cells,
             trees=branches > 0,
             max_rollback=snapshots if recurrent else None,
             hidden_states=False,
@@ -250,6 +254,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         description=_describe(model, config, settings),
         sequence_ids=settings.max_ids,
         branches=branches,
+        window=settings.window,
         keepers=settings.keepers and not recurrent,
         recurrent=recurrent,
         on_devices=bool(settings.devices),
@@ -287,6 +292,7 @@ class _Settings:
     max_ids: int
     threads: PassThreads
     recurrent: bool
+    window: int
     keepers: bool
     devices: tuple[str, ...]
     flash_attention: int
@@ -350,7 +356,8 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         )
     recurrent = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
     # A single sequence never meets old cells of another one, nor of its own unless a tree is deeper than the window.
-    keepers = not recurrent and config.max_sequences > 1 and int(api.llama_model_n_swa(model)) > 0
+    window = int(api.llama_model_n_swa(model))
+    keepers = not recurrent and config.max_sequences > 1 and window > 0
     branches = 0 if recurrent or config.exact else config.branches
     max_ids = config.max_sequences * (2 if keepers else 1) + branches
     if max_ids > native.MAX_SEQUENCE_IDS:
@@ -376,6 +383,7 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         max_ids=max_ids,
         threads=PassThreads(config.threads, config.threads_batch),
         recurrent=recurrent,
+        window=window,
         keepers=keepers,
         devices=devices,
         flash_attention=int(flash),

@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paceline.core.errors import CapabilityError, ClosedError, EngineError
-from paceline.engines.base import COMMITTED_END, EngineCapabilities, Step
+from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.context import choose_context_length
 from paceline.engines.forks import native_threads
 from paceline.engines.pending import check_step
@@ -168,6 +168,7 @@ class TorchHFEngine:
             max_rows=max_rows,
             max_outputs=max_rows,
             max_sequences=max_sequences,
+            cells=len(self._pool),
             trees=True,
             max_rollback=None,
             hidden_states=self._head_input.possible,
@@ -276,6 +277,47 @@ class TorchHFEngine:
         self._pool.release(state.keep([]))
         self._pool.release(state.cut(length))
         self._torn = False
+
+    def saved_bytes(self, sequence: int) -> int:
+        """Return the host memory that :meth:`save` would take now, in bytes."""
+        return self._sequence(sequence).length * int(self._cache.cell_bytes)
+
+    def save(self, sequence: int) -> SavedSequence:
+        """Copy the keys and values of the committed tokens to host memory. The sequence stays as it is.
+
+        Raises:
+            ValueError: ``sequence`` has pending nodes.
+        """
+        state = self._sequence(sequence)
+        if len(state.pending):
+            raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before saving it")
+        with torch.inference_mode():
+            layers = self._cache.read(torch.from_numpy(state.committed).to(self._device))
+        return SavedSequence(state.length, self.saved_bytes(sequence), 0, _Saved(self._cache, layers))
+
+    def restore(self, saved: SavedSequence) -> int:
+        """Start a sequence that holds the saved tokens, in cells of its own, and return its handle.
+
+        Raises:
+            NoRoomError: the pool has fewer free cells than tokens were saved; nothing was changed.
+            CapabilityError: ``max_sequences`` are open already; nothing was changed.
+            ValueError: another engine saved them.
+        """
+        self._check_open()
+        if not isinstance(saved.state, _Saved) or saved.state.cache is not self._cache:
+            raise ValueError("another engine saved this sequence: feed its tokens")
+        if self._torn:
+            self._mend()
+        cells = self._pool.find(saved.length)
+        handle = self.open()
+        self._torn = True
+        with torch.inference_mode():
+            self._cache.write(torch.from_numpy(cells).to(self._device), saved.state.layers)
+        self._pool.positions[cells] = np.arange(saved.length)
+        self._sequences[handle].append_committed(cells)
+        self._pool.share(cells)
+        self._torn = False
+        return handle
 
     def close_sequence(self, sequence: int) -> None:
         """Forget a sequence; cells that no fork shares are free."""
@@ -515,6 +557,13 @@ class TorchOutput:
         if not 0 <= output < past - first:
             raise IndexError(f"step {step} has {past - first} outputs, there is no {output}")
         return first + output
+
+
+class _Saved(NamedTuple):
+    """Keys and values of saved tokens, by layer, and the cache that they are from."""
+
+    cache: PoolCache
+    layers: dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
 class _PackedRows(NamedTuple):

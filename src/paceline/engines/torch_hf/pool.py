@@ -41,6 +41,26 @@ class PoolCache(Cache):  # type: ignore[misc]
         values.index_copy_(2, self._cells, value_states)
         return keys[:, :, : self._width], values[:, :, : self._width]
 
+    @property
+    def cell_bytes(self) -> int:
+        """What one token takes over all layers; 0 before the first pass."""
+        pools = [pool for layer in self._pools.values() for pool in layer]
+        return sum(pool[0, :, 0].numel() * pool.element_size() for pool in pools)
+
+    def read(self, cells: torch.Tensor) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Return copies of ``cells`` on the host: keys and values ``[1, heads, len(cells), head_dim]`` by layer."""
+        return {
+            layer: (keys.index_select(2, cells).cpu(), values.index_select(2, cells).cpu())
+            for layer, (keys, values) in self._pools.items()
+        }
+
+    def write(self, cells: torch.Tensor, layers: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Put into ``cells`` what :meth:`read` returned for as many."""
+        for layer, (keys, values) in layers.items():
+            pool_keys, pool_values = self._pools[layer]
+            pool_keys.index_copy_(2, cells, keys.to(pool_keys.device))
+            pool_values.index_copy_(2, cells, values.to(pool_values.device))
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Cells that were there before the pass. Models ask, but with positions given they have no use for it."""
         return self._width - len(self._cells)

@@ -21,7 +21,7 @@ from paceline.core.errors import CapabilityError
 from paceline.core.params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.core.verify import CoupledVerifier, RowLogits, Walk, follow
-from paceline.engines.base import EngineCapabilities, Step, Vocabulary
+from paceline.engines.base import EngineCapabilities, SavedSequence, Step, Vocabulary
 from paceline.engines.pending import PendingTree
 
 _NO_LIMIT = 1 << 30
@@ -99,6 +99,7 @@ class ReplayEngine:
             max_rows=_NO_LIMIT,
             max_outputs=_NO_LIMIT,
             max_sequences=_NO_LIMIT,
+            cells=None,
             trees=True,
             # The loop drafts no deeper than can be taken back, which is how it hears what was recorded.
             max_rollback=max_depth,
@@ -143,6 +144,18 @@ class ReplayEngine:
     def fork(self, sequence: int) -> int:
         """Refuse: a recording is of a whole request."""
         raise CapabilityError("a replayed sequence cannot be forked: replay its prompt")
+
+    def saved_bytes(self, sequence: int) -> int:
+        """A recorded text takes none."""
+        return 0
+
+    def save(self, sequence: int) -> SavedSequence:
+        """Refuse: a recording is of a whole request."""
+        raise CapabilityError("a replayed sequence cannot be saved: replay its prompt")
+
+    def restore(self, saved: SavedSequence) -> int:
+        """Refuse: nothing was saved."""
+        raise CapabilityError("a replayed sequence cannot be restored: replay its prompt")
 
     def trim(self, sequence: int, length: int) -> None:
         """Keep the first ``length`` committed tokens."""

@@ -1,0 +1,84 @@
+"""How many cells sequences take together, where forks share some of them.
+
+A fork shares the tokens that were committed before it. Either side may go on, be trimmed or be closed; what it took
+alone is then free, and what both held stays until both let go::
+
+    parent   |------ shared part ------|--- its own tokens ---|
+    fork     |------ shared --|  trimmed to here, and then --- its own tokens ---|
+             cells: the longest hold on the shared part, and what each holds beyond
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Cells that several sequences hold a beginning of.
+
+    Attributes:
+        start: tokens before the first of them.
+        ends: for each sequence that holds some, the tokens up to its last of them.
+    """
+
+    start: int
+    ends: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def saved(self) -> int:
+        """Cells that sharing saves."""
+        held = [end - self.start for end in self.ends.values()]
+        return sum(held) - max(held)
+
+
+class CellCount:
+    """Counts the cells of sequences by their lengths and by what was forked from what.
+
+    A sequence that never took part in a fork need not be made known. One that was cut and has grown again between two
+    calls passes for one that was not, so whoever cuts a sequence says so (:meth:`trim`).
+    """
+
+    def __init__(self) -> None:
+        # The shared parts of each sequence, first to last. Its tokens behind them are in cells of its own.
+        self._parts: dict[int, list[_Part]] = {}
+
+    def fork(self, parent: int, fork: int, length: int) -> None:
+        """Note that ``fork`` shares the first ``length`` tokens of ``parent``, which are all that it has committed."""
+        self.trim(parent, length)
+        parts = self._parts.setdefault(parent, [])
+        start = parts[-1].ends[parent] if parts else 0
+        if start < length:
+            parts.append(_Part(start, {parent: length}))
+        for part in parts:
+            part.ends[fork] = part.ends[parent]
+        self._parts[fork] = list(parts)
+
+    def trim(self, sequence: int, length: int) -> None:
+        """Note that a sequence keeps its first ``length`` tokens only."""
+        parts = self._parts.get(sequence, [])
+        while parts and parts[-1].start >= length:
+            del parts.pop().ends[sequence]
+        if parts:
+            parts[-1].ends[sequence] = min(parts[-1].ends[sequence], length)
+        else:
+            self._parts.pop(sequence, None)
+
+    def close(self, sequence: int) -> None:
+        """Note that a sequence is gone."""
+        self.trim(sequence, 0)
+
+    def used(self, lengths: Mapping[int, int]) -> int:
+        """Return the cells that sequences take together.
+
+        Args:
+            lengths: tokens of every sequence there is.
+        """
+        for sequence, parts in list(self._parts.items()):
+            if parts[-1].ends[sequence] > lengths[sequence]:
+                self.trim(sequence, lengths[sequence])
+        shared = {part for parts in self._parts.values() for part in parts if len(part.ends) > 1}
+        if not shared:
+            self._parts.clear()
+        return sum(lengths.values()) - sum(part.saved for part in shared)
