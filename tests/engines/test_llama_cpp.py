@@ -292,6 +292,7 @@ class Shadow:
     committed: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    floor: int = 0
 
     def path(self, node: int) -> list[int]:
         nodes = []
@@ -338,7 +339,7 @@ class RandomCaller:
         self.random = random.Random(seed)
         self.tolerance = tolerance
         self.shadows: dict[int, Shadow] = {}
-        self.compared = self.branched = self.refused = 0
+        self.compared = self.branched = self.refused = self.moved = self.floored = 0
         self.vocabulary = list(range(1, 9))  # few tokens, so that different sequences share prefixes
 
     def run(self, calls: int) -> None:
@@ -348,6 +349,7 @@ class RandomCaller:
             (self.commit, 8),
             (self.fork, 2),
             (self.trim, 2),
+            (self.move, 3),
             (self.close, 1),
         ]
         for _ in range(calls):
@@ -376,12 +378,33 @@ class RandomCaller:
     def fork(self) -> None:
         handle = self.pick()
         if self.room() and not self.shadows[handle].parents:
-            self.shadows[self.engine.fork(handle)] = Shadow(list(self.shadows[handle].committed))
+            shadow = self.shadows[handle]
+            self.shadows[self.engine.fork(handle)] = Shadow(list(shadow.committed), floor=shadow.floor)
+
+    def move(self) -> None:
+        """To host memory and back, into whatever cells are free."""
+        handle = self.pick()
+        shadow = self.shadows[handle]
+        if shadow.parents:
+            return
+        saved = self.engine.save(handle)
+        assert saved.floor in (0, len(shadow.committed))
+        self.engine.close_sequence(handle)
+        self.shadows[self.engine.restore(saved)] = Shadow(list(shadow.committed), floor=saved.floor)
+        del self.shadows[handle]
+        self.moved += 1
 
     def trim(self) -> None:
         handle = self.pick()
         shadow = self.shadows[handle]
         length = self.random.randint(0, len(shadow.committed))
+        if 0 < length < shadow.floor:
+            with pytest.raises(CapabilityError, match="sliding windows"):
+                self.engine.trim(handle, length)
+            self.floored += 1
+            return
+        if length == 0:
+            shadow.floor = 0
         self.engine.trim(handle, length)
         del shadow.committed[length:]
         shadow.forget_pending()
@@ -441,6 +464,7 @@ def test_any_history_gives_the_logits_of_the_plain_text(exact: Path, reference: 
     assert caller.compared > 100
     assert caller.branched > 10
     assert caller.refused > 0
+    assert caller.moved > 0
     engine.close()
 
 
@@ -449,12 +473,15 @@ def test_any_history_with_random_weights(architecture: str, tmp_path: Path) -> N
     """Gemma 3 has sliding windows, here of 48 tokens, whose cells llama.cpp would reuse too early."""
     path = write_model(tmp_path / "model.gguf", architecture)
     reference = Reference(path)
+    floored = 0
     for seed in range(4):
         engine = load(path, max_sequences=3, branches=12)
         caller = RandomCaller(engine, reference, seed, tolerance=0.02)
         caller.run(300)
         assert caller.compared > 150
+        floored += caller.floored
         engine.close()
+    assert (floored > 0) == (architecture == "gemma3")
     reference.engine.close()
 
 
@@ -538,6 +565,90 @@ def test_sliding_windows_keep_what_stepping_back_needs(tmp_path: Path) -> None:
     feed(engine, engine.open(), third)
     engine.trim(kept, 60)
     assert_close(feed(engine, kept, [7, 8]), reference([*second[:60], 7, 8]), tolerance=0.02)
+
+
+def test_what_windows_saw_before_is_not_saved(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "gemma3")
+    reference = Reference(path)
+    engine = load(path, max_sequences=2, cache_cells=512)
+    text = random.Random(5).choices(range(1, 90), k=120)
+    sequence = engine.open()
+    feed(engine, sequence, text[:48])
+    assert engine.save(sequence).floor == 0, "no window has left anything behind"
+    feed(engine, sequence, text[48:])
+    saved = engine.save(sequence)
+    assert saved.floor == 120
+    engine.close_sequence(sequence)
+    restored = engine.restore(saved)
+    assert_close(feed(engine, restored, [7, 8]), reference([*text, 7, 8]), tolerance=0.02)
+    fork = engine.fork(restored)
+    for handle in (restored, fork):
+        with pytest.raises(CapabilityError, match="restored with 120 tokens cannot be trimmed to 119"):
+            engine.trim(handle, 119)
+        engine.trim(handle, 120)
+        assert_close(feed(engine, handle, [9]), reference([*text, 9]), tolerance=0.02)
+    engine.trim(fork, 0)
+    feed(engine, fork, [1, 2, 3])
+    engine.trim(fork, 1)
+    assert_close(feed(engine, fork, [9]), reference([1, 9]), tolerance=0.02)
+    check_ids(engine)
+
+
+def test_sliding_windows_need_a_second_sequence_to_be_saved(tmp_path: Path) -> None:
+    engine = load(write_model(tmp_path / "model.gguf", "gemma3"))
+    sequence = engine.open()
+    feed(engine, sequence, [1, 2, 3])
+    with pytest.raises(CapabilityError, match="load it for two or more"):
+        engine.save(sequence)
+
+
+@pytest.mark.parametrize("settings", [{"flash_attention": True}, {"cache_type": "f16"}, {"exact": True}])
+def test_every_kind_of_cache_can_be_saved(exact: Path, settings: dict[str, Any]) -> None:
+    engine = load(exact, max_sequences=2, **settings)
+    text = random.Random(6).choices(range(1, 4000), k=100)
+    sequence = engine.open()
+    feed(engine, sequence, text)
+    saved = engine.save(sequence)
+    engine.trim(sequence, 1)  # the others' cells are free, and the restored tokens take them behind this one
+    assert_close(
+        feed(engine, engine.restore(saved), [5]),
+        feed(engine, sequence, [*text[1:], 5]),
+        engine.capabilities.logit_tolerance,
+    )
+
+
+def test_what_was_saved_before_attention_was_fused_is_refused(exact: Path) -> None:
+    engine = load(exact, max_sequences=2)
+    sequence = engine.open()
+    feed(engine, sequence, [1, 2, 3])
+    saved = engine.save(sequence)
+    engine.close_sequence(sequence)
+    engine.fuse_attention(True)
+    with pytest.raises(ValueError, match="another cache"):
+        engine.restore(saved)
+
+
+@pytest.mark.parametrize("call", ["llama_state_seq_get_data", "llama_state_seq_set_data"])
+def test_an_interrupt_while_saving_or_restoring_changes_nothing(
+    call: str, exact: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(exact, max_sequences=2)
+    sequence = engine.open()
+    feed(engine, sequence, [1, 2, 3])
+    saved = engine.save(sequence)
+    real = getattr(api, call)
+
+    def interrupted(*arguments: Any) -> int:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.save(sequence) if "get" in call else engine.restore(saved)
+    check_ids(engine)
+    for handle in (sequence, engine.restore(saved)):
+        assert_close(feed(engine, handle, [4]), reference([1, 2, 3, 4]))
 
 
 # --- no room, failures ------------------------------------------------------------------------------------------------
@@ -793,6 +904,41 @@ def test_a_hybrid_model_refuses_what_would_restore_an_old_state(tmp_path: Path) 
     engine.trim(sequence, 0)
     assert engine.length(sequence) == 0
     feed(engine, sequence, [1])
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "mamba"])
+def test_a_recurrent_state_is_saved_as_it_is_and_cannot_be_trimmed(architecture: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", architecture)
+    reference = Reference(path, rollback=False)
+    engine = load(path, max_sequences=3, rollback=architecture == "lfm2")
+    assert (engine.capabilities.cells is None) == (architecture == "mamba")
+    sequence = engine.open()
+    feed(engine, sequence, [1, 2, 3])
+    text = [1, 2, 3, 5, 6]
+    if engine.capabilities.max_rollback:
+        engine.forward([chain(sequence, [5, 6, 7, 8])])
+        engine.commit(sequence, range(2))
+        with pytest.raises(CapabilityError, match="forked"):
+            engine.fork(sequence)
+    else:
+        feed(engine, sequence, [5, 6])
+    saved = engine.save(sequence)  # of a state that was stepped back, too
+    assert (saved.length, saved.floor) == (5, 5)
+    feed(engine, sequence, [9, 9])
+    restored = [engine.restore(saved), engine.restore(saved)]
+    with pytest.raises(CapabilityError, match="step back"):
+        engine.trim(restored[0], 4)
+    engine.close_sequence(sequence)
+    for token_id, handle in enumerate(restored, 10):
+        assert_close(feed(engine, handle, [token_id]), reference([*text, token_id]), 0.01)
+    if engine.capabilities.max_rollback:
+        output = engine.forward([chain(restored[0], [5, 6, 7, 8], outputs=range(4))])
+        for row in range(4):
+            assert_close(output.logits(0, row), reference([*text, 10, *[5, 6, 7, 8][: row + 1]]), 0.01)
+        engine.commit(restored[0], range(1))
+        assert_close(feed(engine, restored[0], [4]), reference([*text, 10, 5, 4]), 0.01)
+    fork = engine.fork(restored[1])
+    assert_close(feed(engine, fork, [12]), reference([*text, 11, 12]), 0.01)
 
 
 @pytest.mark.parametrize("where", ["forward", "commit"])

@@ -205,7 +205,7 @@ class Text:
 
 
 class RandomHistory(RuleBasedStateMachine):
-    """Any order of passes, commits, trims, forks and closings; each pass is compared with the plain forward."""
+    """Any order of passes, commits, trims, forks, saves and closings; each pass is compared with the plain forward."""
 
     model_name = "llama"
 
@@ -279,6 +279,16 @@ class RandomHistory(RuleBasedStateMachine):
     def fork(self, data: st.DataObject) -> None:
         sequence = self.pick(data, lambda text: not text.pending)
         self.texts[self.engine.fork(sequence)] = Text(list(self.texts[sequence].committed))
+
+    @rule(data=st.data())
+    @precondition(lambda self: not all(text.pending for text in self.texts.values()))
+    def save_and_restore(self, data: st.DataObject) -> None:
+        sequence = self.pick(data, lambda text: not text.pending)
+        committed = self.texts.pop(sequence).committed
+        saved = self.engine.save(sequence)
+        self.engine.close_sequence(sequence)
+        # In cells of its own, whatever shared the others.
+        self.texts[self.engine.restore(saved)] = Text([(next(self.serial_numbers), token) for _, token in committed])
 
     @rule(data=st.data())
     @precondition(lambda self: self.texts)

@@ -34,6 +34,7 @@ class Request:
         rules: when it stops.
         speculation: how it is sped up.
         verifier: judges its trees; holds its randomness.
+        namespace: whose it is; what engines keep of it is used for no other namespace.
         sequence: its handle at the target engine.
         sources: for each token of the answer the drafter it came from, or :data:`SOURCE_TARGET`.
         segments: the answer's text, as far as it is final.
@@ -48,6 +49,7 @@ class Request:
         "error",
         "finish_reason",
         "id",
+        "namespace",
         "num_prompt",
         "params",
         "rules",
@@ -69,6 +71,8 @@ class Request:
         rules: StopRules,
         speculation: SpeculationParams,
         verifier: Verifier,
+        *,
+        namespace: str = "",
     ) -> None:
         self.id = request_id
         self.token_ids = list(prompt_ids)
@@ -77,6 +81,7 @@ class Request:
         self.rules = rules
         self.verifier = verifier
         self.speculation = speculation
+        self.namespace = namespace
         self.sequence = -1
         self.text = TextStream(rules.stop)
         self.sources: list[str] = []

@@ -146,7 +146,7 @@ class ReplayEngine:
         raise CapabilityError("a replayed sequence cannot be forked: replay its prompt")
 
     def saved_bytes(self, sequence: int) -> int:
-        """A recorded text takes none."""
+        """Return 0: a recorded text takes none."""
         return 0
 
     def save(self, sequence: int) -> SavedSequence:
