@@ -17,6 +17,7 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.engines.sequence_pool import SequencePool
 from tests.drafters.helpers import grow, proposals, random_path, settle
 from tests.helpers import PLAIN_PARAMS, request_of
 
@@ -28,7 +29,8 @@ def draft_model() -> DraftModelDrafter:
     engine = ScriptedEngine(
         random_model(VOCAB_SIZE + 2, seed=1, order=2), ScriptedVocabulary.of_size(VOCAB_SIZE + 2), max_rows=7
     )
-    return DraftModelDrafter(engine, target_vocab_size=VOCAB_SIZE)
+    pool = SequencePool(engine, max_idle=4, max_saved_bytes=1000, least_reuse=2)
+    return DraftModelDrafter(engine, target_vocab_size=VOCAB_SIZE, pool=pool)
 
 
 MAKERS: dict[str, Callable[[], Drafter]] = {
@@ -139,6 +141,10 @@ def test_history_is_all_that_matters(make: Callable[[], Drafter], params: Sampli
                 tree.keep([node for node in range(1, len(tree)) if tree.depths[node] <= 2])
             if rng.random() < 0.8:  # else the pass failed: nobody is told
                 settle(drafter, request, tree, random_path(rng, tree), rng.randrange(VOCAB_SIZE))
+            if rng.random() < 0.2:  # ended, or taken back and begun anew with what stands of it
+                drafter.end(request)
+                del request.token_ids[rng.randint(request.num_prompt, len(request.token_ids)) :]
+                drafter.begin(request)
 
 
 @every_drafter

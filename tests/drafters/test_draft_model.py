@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +21,11 @@ from paceline.engines.scripted import (
     ScriptedEngine,
     ScriptedOutput,
     ScriptedVocabulary,
+    blended_model,
     random_model,
     table_model,
 )
+from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from tests.drafters.helpers import grow, proposals, settle
@@ -375,3 +378,133 @@ def test_closing_closes_the_engine() -> None:
     drafter.close()
     with pytest.raises(ClosedError):
         engine.open()
+
+
+# --- what the cache holds already -------------------------------------------------------------------------------------
+
+
+def pool_for(engine: ScriptedEngine, **limits: Any) -> SequencePool:
+    return SequencePool(engine, **{"max_idle": 4, "max_saved_bytes": 1 << 20, "least_reuse": 3, **limits})
+
+
+def test_a_prompt_that_was_read_is_not_read_again() -> None:
+    engine = RecordingEngine(max_sequences=1)
+    drafter = drafter_for(engine, pool=pool_for(engine))
+    text = [0, 1, 2, 3, 4, 5]
+    (request,) = begun(drafter, text)
+    assert drafter.unread(request) == 6
+    (tree,) = grow(drafter, [request], DraftBudget(2))
+    accept(drafter, request, tree, 1, then=8)
+    drafter.end(request)
+    engine.take_passes()
+    # The next turn of the same chat, and then the first once more.
+    (request,) = begun(drafter, [*request.token_ids, 9])
+    assert drafter.unread(request) == 2, "the last token of an answer is not fed"
+    assert grow(drafter, [request], DraftBudget(2))[0].token_ids == [9, 0, 1]
+    assert drafter.unread(request) == 0
+    assert engine.take_passes() == [[[8, 9]], [[0]]]
+    drafter.end(request)
+    (request,) = begun(drafter, text)
+    assert drafter.unread(request) == 1, "the last token is read for its row"
+    assert grow(drafter, [request], DraftBudget(1))[0].token_ids == [5, 6]
+    assert engine.take_passes() == [[[5]]]
+
+
+def test_requests_at_once_share_what_the_first_has_read() -> None:
+    engine = RecordingEngine()
+    drafter = drafter_for(engine, pool=pool_for(engine))
+    first, second = begun(drafter, [0, 1, 2, 3, 4], [0, 1, 2, 3, 9])
+    grow(drafter, [first], DraftBudget(1))
+    engine.take_passes()
+    assert drafter.unread(second) == 1
+    assert grow(drafter, [second], DraftBudget(1))[0].token_ids == [9, 0]
+    assert engine.take_passes() == [[[9]]]
+    assert drafter.pool.used_cells == 6
+    # Both go on by themselves.
+    assert [tree.token_ids for tree in grow(drafter, [first, second], DraftBudget(2))] == [[4, 5, 6], [9, 0, 1]]
+
+
+def test_namespaces_are_kept_apart() -> None:
+    engine = RecordingEngine()
+    drafter = drafter_for(engine, pool=pool_for(engine))
+    (request,) = begun(drafter, [0, 1, 2, 3, 4])
+    grow(drafter, [request], DraftBudget(1))
+    drafter.end(request)
+    for namespace, unread in (("other", 5), ("", 1)):
+        request = request_of([0, 1, 2, 3, 4], GREEDY)
+        request.namespace = namespace
+        drafter.begin(request)
+        assert drafter.unread(request) == unread
+        drafter.end(request)
+
+
+def test_a_text_whose_beginning_was_forgotten_is_not_kept() -> None:
+    engine = RecordingEngine(context_length=8)
+    drafter = drafter_for(engine, pool=pool_for(engine))
+    (kept,) = begun(drafter, [0, 1, 2, 3])
+    grow(drafter, [kept], DraftBudget(1))
+    drafter.end(kept)
+    # Longer than the draft's context from the start: its end is read, and the sequence that is kept is left alone.
+    (request,) = begun(drafter, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert drafter.unread(request) == 8
+    engine.take_passes()
+    assert grow(drafter, [request], DraftBudget(1))[0].token_ids == [9, 0]
+    assert engine.take_passes() == [[[6, 7, 8, 9]]]
+    drafter.end(request)
+    assert not engine._sequences
+    (request,) = begun(drafter, [6, 7, 8, 9, 0])
+    assert drafter.unread(request) == 5
+    drafter.end(request)
+    (request,) = begun(drafter, [0, 1, 2, 3, 4])
+    assert drafter.unread(request) == 1
+
+
+def test_a_request_that_is_begun_anew_reads_nothing_twice() -> None:
+    """As after a round that was taken back: its answer is shorter than what the cache holds of it."""
+    engine = RecordingEngine()
+    drafter = drafter_for(engine, pool=pool_for(engine))
+    (request,) = begun(drafter, [0, 1, 2, 3])
+    (tree,) = grow(drafter, [request], DraftBudget(3))
+    accept(drafter, request, tree, 2, then=9)
+    del request.token_ids[5:]
+    drafter.end(request)
+    drafter.begin(request)
+    engine.take_passes()
+    assert drafter.unread(request) == 1
+    assert grow(drafter, [request], DraftBudget(1))[0].token_ids == [4, 5]
+    assert engine.take_passes() == [[[4]]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_reuses_proposes_what_one_proposes_that_reads_all(temperature: float) -> None:
+    """A server's afternoon: turns of three chats that begin alike, several at once, in a cache that is too small."""
+    model = random_model(10, seed=8)
+    draft_model = blended_model(model, random_model(10, seed=9), 0.3)
+    answers, rows, reused = [], [], []
+    for max_idle in (4, 0):
+        rng = random.Random(3)
+        target = RecordingEngine(model)
+        engine = RecordingEngine(draft_model, max_sequences=3, cells=400)
+        drafter = drafter_for(engine, pool=pool_for(engine, max_idle=max_idle, max_saved_bytes=1000, least_reuse=4))
+        loop = DecodingLoop(target, [drafter], FixedPolicy(3), clock=target.clock)
+        chats = [[*[1, 2, 3] * 6, chat] for chat in range(3)]
+        said = []
+        for _ in range(12):
+            chosen = rng.sample(range(3), rng.randint(1, 3))
+            requests = {
+                chat: loop.add(
+                    chats[chat], SamplingParams(temperature, 0, 1.0, 0.0, seed=7), StopRules(rng.randint(3, 12))
+                )
+                for chat in chosen
+            }
+            while loop.active:
+                loop.step()
+            for chat, request in requests.items():
+                said.append((request.output_ids, request.sources, dict(request.stats.drafted_by_source)))
+                chats[chat] = [*request.token_ids, rng.randrange(10)]
+        answers.append(said)
+        rows.append(sum(len(step) for steps in engine.passes for step in steps))
+        reused.append(drafter.pool.stats.reused_tokens)
+    assert answers[0] == answers[1]
+    assert rows[1] - rows[0] == reused[0] > 500
+    assert reused[1] == 0

@@ -17,12 +17,16 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
+from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 
 VOCABULARY = ScriptedVocabulary.of_size(30)
 TARGET = random_model(30, seed=1, order=2)
 DRAFT = blended_model(TARGET, random_model(30, seed=2, order=2), 0.3)
+
+
+OPENING = {"open", "fork", "restore", "_open", "_fork", "_restore"}
 
 
 class Interruption:
@@ -69,8 +73,8 @@ class LineTracer:
     """Raises KeyboardInterrupt before the ``at``-th line of the package that runs while it is active.
 
     Python looks for signals after calls and at jumps backwards only, so those assignments in ``turns.py`` that follow
-    neither are left out. An engine's ``open`` is, too: between the handle's birth and its reaching the caller, some
-    hundred nanoseconds for each answer, an interrupt loses it.
+    neither are left out. So is what opens sequences: between the handle's birth and its reaching who is to know of it,
+    some hundred nanoseconds for each answer, an interrupt loses it.
     """
 
     def __init__(self, at: int) -> None:
@@ -85,7 +89,7 @@ class LineTracer:
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         module = frame.f_globals.get("__name__", "")
-        left_out = module == "paceline.runtime.turns" or frame.f_code.co_name == "open"
+        left_out = module == "paceline.runtime.turns" or frame.f_code.co_name in OPENING
         return self._line if module.startswith("paceline.") and not left_out else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -105,7 +109,12 @@ def decode_several(tracer: LineTracer, *, cancel_after: int = 4) -> list[Request
     """Decode three requests, the last of which is cancelled, and check that nothing is left of them."""
     engine = ScriptedEngine(TARGET, VOCABULARY, max_sequences=3)
     draft = ScriptedEngine(DRAFT, VOCABULARY, max_sequences=3)
-    drafters: list[Drafter] = [DraftModelDrafter(draft, target_vocab_size=30), SuffixDrafter(), LookupDrafter()]
+    pool = SequencePool(draft, max_idle=2, max_saved_bytes=400, least_reuse=2)
+    drafters: list[Drafter] = [
+        DraftModelDrafter(draft, target_vocab_size=30, pool=pool),
+        SuffixDrafter(),
+        LookupDrafter(),
+    ]
     loop = DecodingLoop(engine, drafters, FixedPolicy(3, siblings=2), clock=engine.clock)
     rules = (StopRules(9), StopRules(7, stop=("zz", "q")), StopRules(50))
     requests = [
@@ -123,6 +132,7 @@ def decode_several(tracer: LineTracer, *, cancel_after: int = 4) -> list[Request
         rounds += 1
         assert rounds < 100
     assert not engine._sequences
+    pool.drop_all()
     assert not draft._sequences
     return requests
 

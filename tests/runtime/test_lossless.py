@@ -33,6 +33,7 @@ from paceline.engines.scripted import (
     random_model,
     table_model,
 )
+from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import FixedPolicy
@@ -115,6 +116,7 @@ class Tally:
         self.cut_short: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.num_refused_passes = 0
+        self.reused_tokens = 0
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +256,14 @@ def build_drafters(
                 max_sequences=4 if scene.calm else rng.choice((4, 1)),
                 cells=None if scene.calm else rng.choice((None, 60, 25)),
             )
-            yield DraftModelDrafter(engine, target_vocab_size=scene.vocab_size)
+            # From no reuse at all to every token that two texts share.
+            pool = SequencePool(
+                engine,
+                max_idle=rng.choice((4, 1, 0)),
+                max_saved_bytes=rng.choice((1 << 20, 200, 0)),
+                least_reuse=rng.choice((1, 3, 8)),
+            )
+            yield DraftModelDrafter(engine, target_vocab_size=scene.vocab_size, pool=pool)
 
 
 @dataclass(frozen=True)
@@ -388,13 +397,18 @@ def assert_equals_plain(
     assert policy.active == set(), "the policy was not told of every end"
     tally.num_refused_passes += engine.num_refused
     # Nothing leaks: every sequence can be opened again.
-    for some_engine in (engine, *(d.engine for d in drafters if isinstance(d, DraftModelDrafter))):
+    models = [drafter for drafter in drafters if isinstance(drafter, DraftModelDrafter)]
+    for drafter in models:
+        tally.reused_tokens += drafter.pool.stats.reused_tokens
+        drafter.pool.drop_all()
+        assert drafter.pool.used_cells == 0
+    for some_engine in (engine, *(drafter.engine for drafter in models)):
         for _ in range(some_engine.capabilities.max_sequences):
             some_engine.open()
 
 
 def check_caches(loop: DecodingLoop, engine: ScriptedEngine, drafters: Sequence[Drafter]) -> None:
-    """Check what holds between rounds: the target's cache lacks the last token, the draft's is never ahead."""
+    """Check what holds between rounds: the target's cache lacks the last token, the draft's is part of the text."""
     for request in loop.active:
         assert engine.length(request.sequence) == request.cached
         assert not request.decoding or request.cached == len(request.token_ids) - 1
@@ -403,7 +417,11 @@ def check_caches(loop: DecodingLoop, engine: ScriptedEngine, drafters: Sequence[
             if isinstance(drafter, DraftModelDrafter):
                 follower = drafter._followers[request.id]
                 if follower.sequence is not None:
+                    assert isinstance(drafter.engine, ScriptedEngine)
                     assert drafter.engine.length(follower.sequence) == follower.cached
+                    held = drafter.engine._sequences[follower.sequence].committed
+                    seen = request.token_ids[follower.start : follower.start + follower.cached]
+                    assert held == drafter._readable(seen)
                     assert follower.start + follower.cached <= len(request.token_ids)
 
 
@@ -417,10 +435,12 @@ def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.F
         pytest.skip("the property test did not run")
     line = (
         f"lossless: {tally.finished} requests equal to plain decoding, {tally.partial} of them with partial rejection, "
-        f"ended by {dict(tally.reasons)}; cut short {dict(tally.cut_short)}; {tally.num_refused_passes} passes refused"
+        f"ended by {dict(tally.reasons)}; cut short {dict(tally.cut_short)}; {tally.num_refused_passes} passes "
+        f"refused; drafts did not read {tally.reused_tokens} tokens again"
     )
     request.config.stash[SUMMARY_LINES].append(line)
     assert tally.partial >= LEAST_PARTIAL_CASES, line
     assert tally.num_refused_passes > 0
+    assert tally.reused_tokens > 0
     assert {"cancelled", "no_room"} <= set(tally.cut_short)
     assert {"stop", "end", "length", "context"} <= set(tally.reasons)

@@ -8,12 +8,16 @@ ask, and the first pass after a pause feeds what was missed. For one request and
     draft cache, pending           └─ d1 ─ d2               drafted tokens that were fed to draft the next level
 
 The deepest level is proposed but not fed, so after a full acceptance the catch-up is that token and the bonus token.
+
+A request that drafts for the first time starts from what the cache holds of its text already: the draft reads no turn
+of a chat twice (:mod:`paceline.engines.sequence_pool`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +30,13 @@ from paceline.core.tree import ROOT, DraftTree, Evidence
 from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
 from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
+from paceline.engines.sequence_pool import SequencePool
+
+MAX_IDLE: Final = 16
+"""Texts of requests that are over which a draft model keeps by default."""
+
+MAX_SAVED_BYTES: Final = 512 << 20
+"""Host memory that it keeps them in by default."""
 
 
 @dataclass(slots=True)
@@ -39,6 +50,7 @@ class _Follower:
         tree: tree being grown this round.
         frontier: tree node to extend next.
         fed: drafted tokens in the draft's cache: the chain from below the root to the frontier's parent.
+        at_hand: tokens the pool holds of the text of a request that has not drafted; ``None`` if that must be asked.
     """
 
     sequence: int | None = None
@@ -47,6 +59,7 @@ class _Follower:
     tree: DraftTree | None = None
     frontier: int = ROOT
     fed: list[int] = field(default_factory=list)
+    at_hand: int | None = None
 
 
 class DraftModelDrafter:
@@ -60,9 +73,12 @@ class DraftModelDrafter:
         unshared_ids: ids of the draft that are no token, or another one, to the target; never proposed either.
         end_ids: tokens after which the target says nothing; by default those of the draft.
         context_length: tokens of history the draft sees at most; by default all its engine can hold.
+        pool: gives out the engine's sequences, all of them; by default one that keeps :data:`MAX_IDLE` in
+            :data:`MAX_SAVED_BYTES`.
 
     Attributes:
         engine: the draft model.
+        pool: as given, or made.
         end_ids: as given.
 
     Raises:
@@ -80,6 +96,7 @@ class DraftModelDrafter:
         unshared_ids: Iterable[int] = (),
         end_ids: Collection[int] | None = None,
         context_length: int | None = None,
+        pool: SequencePool | None = None,
     ) -> None:
         if engine.capabilities.max_rollback is not None:
             raise CapabilityError(
@@ -93,6 +110,7 @@ class DraftModelDrafter:
             raise InputError(f"a draft context of {context_length} tokens (-cd): give at least 2, and {most}")
         vocabulary = engine.vocabulary
         self.engine = engine
+        self.pool = pool or SequencePool(engine, max_idle=MAX_IDLE, max_saved_bytes=MAX_SAVED_BYTES)
         self.end_ids = vocabulary.end_ids if end_ids is None else frozenset(end_ids)
         self._width, self._masked = _proposable(min(target_vocab_size, vocabulary.size), unshared_ids)
         self._lacks_ids = target_vocab_size > vocabulary.size
@@ -109,7 +127,14 @@ class DraftModelDrafter:
     def unread(self, request: Request) -> int:
         """Return the length of what was said since the model last read, at most its context."""
         follower = self._followers[request.id]
-        return min(len(request.token_ids) - follower.start - follower.cached, self._context_length)
+        cached = follower.cached
+        if follower.sequence is None:
+            if follower.at_hand is None:
+                follower.at_hand = self.pool.match_length(
+                    request.token_ids, most=self._most_cached(request), namespace=request.namespace
+                )
+            cached = follower.at_hand
+        return min(len(request.token_ids) - follower.start - cached, self._context_length)
 
     def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
         """Add one level to every tree, in one pass of the draft (more only to catch up)."""
@@ -155,15 +180,17 @@ class DraftModelDrafter:
         self._end_round(follower, kept)
 
     def end(self, request: Request) -> None:
-        """Free the request's sequence."""
+        """Give the request's sequence back to the pool."""
         follower = self._followers[request.id]
         if follower.sequence is not None:
-            self.engine.close_sequence(follower.sequence)
+            self.pool.release(follower.sequence)
+            self._look_again()
         del self._followers[request.id]
 
     def close(self) -> None:
         """Close the draft engine."""
         self._followers.clear()
+        self.pool.drop_all()
         self.engine.close()
 
     def _start_round(self, follower: _Follower, job: DraftJob) -> None:
@@ -173,15 +200,33 @@ class DraftModelDrafter:
             self._end_round(follower, 0)
             if follower.sequence is not None and follower.start + follower.cached == len(job.request.token_ids):
                 follower.cached -= 1
-                self.engine.trim(follower.sequence, follower.cached)
+                self.pool.trim(follower.sequence, follower.cached)
         if follower.sequence is None:
             if len([f for f in self._followers.values() if f.sequence is not None]) >= (
                 self.engine.capabilities.max_sequences
             ):
                 return
-            follower.sequence = self.engine.open()
+            request = job.request
+            follower.sequence = self.pool.open(
+                request.token_ids, most=self._most_cached(request), namespace=request.namespace
+            ).sequence
+            follower.cached = self.engine.length(follower.sequence)
+            self._look_again()
         follower.tree = job.tree
         follower.frontier = ROOT
+
+    def _most_cached(self, request: Request) -> int:
+        """Return how much of a text the cache may hold beforehand: the root is read for its row.
+
+        Of a text that is longer than the draft's context, the end is read and the beginning is of no use.
+        """
+        length = len(request.token_ids)
+        return length - 1 if length <= self._context_length else 0
+
+    def _look_again(self) -> None:
+        """Forget what the pool held: it has changed."""
+        for follower in self._followers.values():
+            follower.at_hand = None
 
     def _end_round(self, follower: _Follower, kept: int) -> None:
         if follower.fed and follower.sequence is not None:
@@ -200,9 +245,10 @@ class DraftModelDrafter:
             return False
         # Which history a draft sees changes what it proposes, never what is emitted.
         assert follower.sequence is not None
+        self.pool.hold(follower.sequence, ())
         follower.start = len(job.request.token_ids) - self._context_length // 2
         follower.cached = 0
-        self.engine.trim(follower.sequence, 0)
+        self.pool.trim(follower.sequence, 0)
         return True
 
     def _feed(self, open_jobs: Sequence[tuple[DraftJob, _Follower]]) -> tuple[ForwardOutput, list[int]]:

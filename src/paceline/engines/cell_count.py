@@ -47,6 +47,8 @@ class CellCount:
     def fork(self, parent: int, fork: int, length: int) -> None:
         """Note that ``fork`` shares the first ``length`` tokens of ``parent``, which are all that it has committed."""
         self.trim(parent, length)
+        if length == 0:
+            return
         parts = self._parts.setdefault(parent, [])
         start = parts[-1].ends[parent] if parts else 0
         if start < length:

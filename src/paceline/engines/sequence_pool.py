@@ -242,7 +242,7 @@ class SequencePool:
                 be called again. An empty one where the sequence holds something else.
             namespace: whose a sequence is that is new to this pool.
         """
-        tokens = _array(token_ids)
+        tokens = _array(token_ids if self._max_idle else ())
         entry = self._entries.get(sequence)
         if entry is None:
             entry = self._entries[sequence] = _Entry(sequence, namespace, tokens, token_ids)

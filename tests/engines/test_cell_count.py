@@ -1,0 +1,65 @@
+"""Cells counted by lengths and forks, against sets of cells."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from paceline.engines.cell_count import CellCount
+
+
+def test_a_shared_prompt_counts_once() -> None:
+    count = CellCount()
+    lengths = {0: 100}
+    for fork in (1, 2, 3):
+        count.fork(0, fork, 100)
+        lengths[fork] = 100
+    assert count.used(lengths) == 100
+    lengths |= {0: 110, 1: 120}
+    assert count.used(lengths) == 130
+    count.close(0)
+    del lengths[0]
+    assert count.used(lengths) == 120
+    count.trim(1, 40)
+    lengths[1] = 45
+    assert count.used(lengths) == 105
+
+
+def test_a_sequence_that_became_shorter_unheard_of_is_noticed() -> None:
+    count = CellCount()
+    count.fork(0, 1, 10)
+    assert count.used({0: 10, 1: 4}) == 10
+    assert count.used({0: 10, 1: 9}) == 15
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_history_counts_what_sets_of_cells_count(seed: int) -> None:
+    rng = random.Random(seed)
+    count, serials, handles = CellCount(), itertools.count(), itertools.count()
+    cells: dict[int, list[int]] = {}
+    shared = 0
+    for _ in range(300):
+        action = rng.random()
+        if not cells or action < 0.1:
+            cells[next(handles)] = []
+            continue
+        sequence = rng.choice(list(cells))
+        if action < 0.3 and len(cells) < 8:
+            fork = next(handles)
+            count.fork(sequence, fork, len(cells[sequence]))
+            cells[fork] = list(cells[sequence])
+        elif action < 0.4:
+            count.close(sequence)
+            del cells[sequence]
+        elif action < 0.55:
+            length = rng.randint(0, len(cells[sequence]))
+            count.trim(sequence, length)
+            del cells[sequence][length:]
+        else:
+            cells[sequence] += itertools.islice(serials, rng.randint(1, 9))
+        used = len(set().union(*cells.values()))
+        assert count.used({handle: len(held) for handle, held in cells.items()}) == used
+        shared += sum(map(len, cells.values())) > used
+    assert shared > 50
