@@ -27,6 +27,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
 from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, ModelOptions, open_engine
+from paceline.engines.sequence_pool import SequencePool
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.options import read_options
@@ -366,7 +367,8 @@ def load(
             draft_options = like_target(draft_options, target_options)
             # The draft's own pending tree is a chain: siblings are proposed but never fed.
             draft_engine = open_engine(dataclasses.replace(draft_options, branches=0))
-        built = build_drafters(names, target=target_engine, draft=draft_engine)
+        draft_pool = None if draft_engine is None else SequencePool(draft_engine)
+        built = build_drafters(names, target=target_engine, draft=draft_engine, draft_pool=draft_pool)
         if isinstance(policy, str):
             budget = FIRST_LOAD.less(ATTENTION_S) if opened.measured else FIRST_LOAD
             kept = find_or_measure(

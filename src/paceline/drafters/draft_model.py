@@ -9,15 +9,14 @@ ask, and the first pass after a pause feeds what was missed. For one request and
 
 The deepest level is proposed but not fed, so after a full acceptance the catch-up is that token and the bonus token.
 
-A request that drafts for the first time starts from what the cache holds of its text already: the draft reads no turn
-of a chat twice (:mod:`paceline.engines.sequence_pool`).
+A request that drafts for the first time starts from what the pool keeps of its text, so that no turn of a chat is read
+twice (:mod:`paceline.engines.sequence_pool`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +30,6 @@ from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
 from paceline.engines.base import COMMITTED_END, Engine, ForwardOutput, Step
 from paceline.engines.sequence_pool import SequencePool
-
-MAX_IDLE: Final = 16
-"""Texts of requests that are over which a draft model keeps by default."""
-
-MAX_SAVED_BYTES: Final = 512 << 20
-"""Host memory that it keeps them in by default."""
 
 
 @dataclass(slots=True)
@@ -73,8 +66,8 @@ class DraftModelDrafter:
         unshared_ids: ids of the draft that are no token, or another one, to the target; never proposed either.
         end_ids: tokens after which the target says nothing; by default those of the draft.
         context_length: tokens of history the draft sees at most; by default all its engine can hold.
-        pool: gives out the engine's sequences, all of them; by default one that keeps :data:`MAX_IDLE` in
-            :data:`MAX_SAVED_BYTES`.
+        pool: gives out the engine's sequences; by default one that keeps nothing, so that several drafters may share an
+            engine.
 
     Attributes:
         engine: the draft model.
@@ -110,7 +103,7 @@ class DraftModelDrafter:
             raise InputError(f"a draft context of {context_length} tokens (-cd): give at least 2, and {most}")
         vocabulary = engine.vocabulary
         self.engine = engine
-        self.pool = pool or SequencePool(engine, max_idle=MAX_IDLE, max_saved_bytes=MAX_SAVED_BYTES)
+        self.pool = pool or SequencePool(engine, max_idle=0, max_saved_bytes=0)
         self.end_ids = vocabulary.end_ids if end_ids is None else frozenset(end_ids)
         self._width, self._masked = _proposable(min(target_vocab_size, vocabulary.size), unshared_ids)
         self._lacks_ids = target_vocab_size > vocabulary.size

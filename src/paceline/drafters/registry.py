@@ -11,6 +11,7 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.base import Engine
+from paceline.engines.sequence_pool import SequencePool
 from paceline.vocabularies.relation import check_vocabularies
 
 DrafterName: TypeAlias = Literal["draft", "suffix", "lookup"]
@@ -32,8 +33,16 @@ def check_drafter_names(names: Sequence[str]) -> None:
             raise InputError(f"drafter {name!r} is named twice: name each once, in the order they are to be asked")
 
 
-def build_drafters(names: Sequence[str], *, target: Engine, draft: Engine | None) -> list[Drafter]:
+def build_drafters(
+    names: Sequence[str], *, target: Engine, draft: Engine | None, draft_pool: SequencePool | None = None
+) -> list[Drafter]:
     """Build drafters in the order named; the first to propose a token owns it.
+
+    Args:
+        names: of the drafters.
+        target: whose tokens they propose.
+        draft: the draft model.
+        draft_pool: keeps what the draft model has read; by default nothing is kept.
 
     Raises:
         InputError: an unknown or repeated name, ``draft`` without a draft model, or a draft model without ``draft``.
@@ -55,6 +64,7 @@ def build_drafters(names: Sequence[str], *, target: Engine, draft: Engine | None
                     target_vocab_size=target.vocabulary.size,
                     unshared_ids=relation.unshared_ids,
                     end_ids=target.vocabulary.end_ids,
+                    pool=draft_pool,
                 )
             )
         elif name == "suffix":

@@ -42,8 +42,8 @@ from paceline.engines.cell_count import CellCount
 
 _Tokens = npt.NDArray[np.int32]
 
-_COMPARED: Final = 1024
-"""Tokens that are compared at a time."""
+_COMPARED: Final = 256
+"""Tokens that are compared first."""
 
 _LITTLE: Final = 8
 """Losing this part of a sequence is losing little of it."""
@@ -160,7 +160,9 @@ class SequencePool:
         least_reuse: fewer shared tokens than these are read anew, and sequences of fewer are not kept.
     """
 
-    def __init__(self, engine: Engine, *, max_idle: int, max_saved_bytes: int, least_reuse: int = 32) -> None:
+    def __init__(
+        self, engine: Engine, *, max_idle: int = 16, max_saved_bytes: int = 512 << 20, least_reuse: int = 32
+    ) -> None:
         self._engine = engine
         self._max_idle = max_idle
         self._max_saved_bytes = max_saved_bytes
@@ -505,11 +507,14 @@ def _is_open(source: _Entry | _Saved) -> bool:
 def _shared(first: _Tokens, second: _Tokens) -> int:
     """Return how many tokens two texts have in common before they part."""
     length = min(len(first), len(second))
-    for start in range(0, length, _COMPARED):
-        end = min(start + _COMPARED, length)
+    start, count = 0, _COMPARED
+    while start < length:
+        end = min(start + count, length)
         differs = first[start:end] != second[start:end]
         if differs.any():
             return start + int(differs.argmax())
+        # Most texts part soon or go on together for long.
+        start, count = end, 16 * count
     return length
 
 

@@ -11,7 +11,6 @@ from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import ForwardOutput
-from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.replaying.models import ReplayEngine
 from paceline.planning.replaying.recording import Chain, DrafterTape, evidence_of
 
@@ -26,8 +25,7 @@ class ReplayModelDrafter(DraftModelDrafter):
     """
 
     def __init__(self, engine: ReplayEngine, tapes: Sequence[DrafterTape], target_vocab_size: int) -> None:
-        pool = SequencePool(engine, max_idle=0, max_saved_bytes=0)
-        super().__init__(engine, target_vocab_size=target_vocab_size, pool=pool)
+        super().__init__(engine, target_vocab_size=target_vocab_size)
         self.name = tapes[0].name
         self._tapes = _Tapes(tapes)
 
