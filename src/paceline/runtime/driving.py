@@ -1,0 +1,205 @@
+"""A loop whose rounds a worker makes: requests come in from any thread, and what they gain goes out to them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Sequence
+
+from paceline.core.errors import ClosedError
+from paceline.core.request import Emission, Request
+from paceline.core.stats import RequestStats
+from paceline.runtime.loop import DecodingLoop
+from paceline.runtime.outbox import Ending, Outbox
+from paceline.runtime.worker import CLOSED, Tie, Worker
+
+
+class Ticket:
+    """One request at a drive.
+
+    Attributes:
+        drive: where it is.
+        outbox: where what becomes of it goes.
+        prompt_ids: its prompt, once it was admitted; empty before.
+        request: the request, of the engine's thread alone.
+        tie: to its owner, while it runs.
+    """
+
+    __slots__ = ("drive", "outbox", "prompt_ids", "request", "tie")
+
+    def __init__(self, drive: Drive, outbox: Outbox, owner: object) -> None:
+        self.drive = drive
+        self.outbox = outbox
+        self.prompt_ids: Sequence[int] = ()
+        self.request: Request | None = None
+        self.tie: Tie | None = drive.worker.tie(owner, functools.partial(drive.cancel, self))
+
+    def cancel(self) -> None:
+        """End the request, unless it is over, and wait until it is; on the engine's thread, without waiting."""
+        worker = self.drive.worker
+        with contextlib.suppress(ClosedError):  # then it is over
+            if worker.is_current:
+                self.cancel_soon()
+            elif worker.is_here:
+                worker.call(functools.partial(self.drive.cancel, self))
+
+    def cancel_soon(self) -> None:
+        """End the request between two rounds, unless it is over, without waiting."""
+        self.drive.worker.post(functools.partial(self.drive.cancel, self))
+
+    def stats(self) -> RequestStats:
+        """Return a copy of the counts and times so far; on the engine's thread only."""
+        return RequestStats() if self.request is None else copy.deepcopy(self.request.stats)
+
+
+class _Submission:
+    """A request that is to be admitted without anybody waiting."""
+
+    def __init__(self, ticket: Ticket, add: Callable[[], Request]) -> None:
+        self._ticket = ticket
+        self._add = add
+
+    def run(self) -> None:
+        try:
+            self._ticket.drive.admit(self._ticket, self._add)
+        except BaseException as error:
+            self._fail(error)
+
+    def refuse(self) -> None:
+        self._fail(ClosedError(CLOSED))
+
+    def _fail(self, error: BaseException) -> None:
+        self._ticket.tie = None
+        with contextlib.suppress(Exception):
+            self._ticket.outbox.end(Ending("error", RequestStats(), error))
+
+
+class Drive:
+    """A loop whose rounds a worker makes.
+
+    Several may share a worker, over the same engines or others: each has a round in turn.
+
+    Args:
+        worker: the thread that owns the engines.
+        loop: touched by that thread only, from the first request on.
+
+    Attributes:
+        worker: likewise.
+        loop: likewise.
+    """
+
+    def __init__(self, worker: Worker, loop: DecodingLoop) -> None:
+        self.worker = worker
+        self.loop = loop
+        worker.made_ready()
+        # Requests that are not over, by their ids.
+        self._tickets: dict[int, Ticket] = {}
+
+    # --- from any thread ----------------------------------------------------------------------------------------------
+
+    def submit(self, add: Callable[[], Request], outbox: Outbox, owner: object) -> Ticket:
+        """Have a request admitted, and wait for that.
+
+        Args:
+            add: adds it to the loop, on the engine's thread. It must not hold the owner.
+            outbox: where what becomes of it goes. It must not hold the owner either.
+            owner: once this is collected, the request is cancelled.
+
+        Raises:
+            PacelineError: whatever ``add`` raises.
+            ClosedError: the worker has ended.
+            BusyError: this is the engine's thread.
+        """
+        ticket = Ticket(self, outbox, owner)
+        try:
+            self.worker.call(functools.partial(self.admit, ticket, add))
+        except BaseException:
+            # It may be admitted all the same, where it was the wait that was interrupted.
+            ticket.cancel_soon()
+            raise
+        return ticket
+
+    def submit_soon(self, add: Callable[[], Request], outbox: Outbox, owner: object) -> Ticket:
+        """Have a request admitted, without waiting; an error of that goes to the outbox. Else as :meth:`submit`."""
+        ticket = Ticket(self, outbox, owner)
+        self.worker.ask(_Submission(ticket, add))
+        return ticket
+
+    # --- on the engine's thread ---------------------------------------------------------------------------------------
+
+    def admit(self, ticket: Ticket, add: Callable[[], Request]) -> None:
+        """Add a request, whose rounds are made from then on."""
+        request = add()
+        ticket.request = request
+        ticket.prompt_ids = request.token_ids[: request.num_prompt]
+        self._tickets[request.id] = ticket
+        self.worker.keep_going(self)
+
+    def make_round(self) -> None:
+        """Make a round, and hand out what came of it. An error ends all requests of this loop, and no others."""
+        waiting = self._tickets.copy()
+        made = self._step()
+        if isinstance(made, BaseException):
+            for ticket in waiting.values():
+                self._fail(ticket, made)
+            return
+        for emission in made:
+            waiting.pop(emission.request.id, None)
+            if emission.request.id in self._tickets:
+                self._hand_out(self._tickets[emission.request.id], emission)
+        for ticket in waiting.values():
+            self._hand_out(ticket, None)
+
+    def _step(self) -> Sequence[Emission] | BaseException:
+        # A frame of its own, which an error keeps: the one above holds outboxes, which will hold the error.
+        try:
+            return self.loop.step()
+        except BaseException as error:
+            return error
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End a request, unless it is over."""
+        request = ticket.request
+        if request is None or request.id not in self._tickets:
+            return
+        try:
+            emission = self.loop.cancel(request)
+        except BaseException as error:
+            self._fail(ticket, error)
+        else:
+            self._end(ticket, Ending("cancelled", request.stats), emission)
+
+    def cancel_all(self) -> None:
+        """End all requests."""
+        for ticket in list(self._tickets.values()):
+            self.cancel(ticket)
+
+    def _hand_out(self, ticket: Ticket, emission: Emission | None) -> None:
+        if emission is not None and emission.finish_reason is not None:
+            request = emission.request
+            self._end(ticket, Ending(emission.finish_reason, request.stats, request.error), emission)
+            return
+        try:
+            ticket.outbox.put(emission)
+        except Exception:
+            # Nobody can be told any more, as where an event loop is closed.
+            self.cancel(ticket)
+
+    def _fail(self, ticket: Ticket, error: BaseException) -> None:
+        request = ticket.request
+        assert request is not None
+        emission = None
+        with contextlib.suppress(Exception):
+            # What is left of it, as far as the loop can say after what happened.
+            emission = self.loop.cancel(request)
+        self._end(ticket, Ending("error", request.stats, error), emission)
+
+    def _end(self, ticket: Ticket, ending: Ending, emission: Emission | None) -> None:
+        assert ticket.request is not None
+        del self._tickets[ticket.request.id]
+        ticket.tie = None
+        if not self._tickets:
+            self.worker.rest(self)
+        with contextlib.suppress(Exception):
+            ticket.outbox.end(ending, emission)

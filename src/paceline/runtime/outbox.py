@@ -1,0 +1,110 @@
+"""What the consumer of one request gets from the thread that owns the engine: rounds in their order, and the end.
+
+That thread only ever appends, and a consumer only reads, so neither needs a lock, and an interrupt in the consumer's
+thread loses nothing::
+
+    engine's thread     put(round) ... put(round) ... end(ending)
+                              │            │             │ rings, where the consumer waits for so much
+    consumer            wait(1)      wait(2)       wait(3)
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.core.request import Emission, FinishReason
+from paceline.core.stats import RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended.
+
+    Attributes:
+        finish_reason: why.
+        stats: counts and times, which nobody changes any more.
+        error: what consumers are to be told, if it ended by an error.
+    """
+
+    finish_reason: FinishReason
+    stats: RequestStats
+    error: BaseException | None = None
+
+
+class Outbox(Protocol):
+    """Takes what becomes of a request. Only the engine's thread calls it.
+
+    What a method raises, as where an event loop is closed, cancels the request and is told to nobody.
+    """
+
+    def put(self, emission: Emission | None) -> None:
+        """Take what a round added; ``None`` for a round in which the request gained nothing, as it read its prompt."""
+        ...
+
+    def end(self, ending: Ending, emission: Emission | None = None) -> None:
+        """Take the last that was added, if anything was, and how the request ended. Called once."""
+        ...
+
+
+class Record:
+    """All that became of a request so far. Only the engine's thread writes to it, and any thread may read.
+
+    Attributes:
+        rounds: what each round added; ``None`` where a round added nothing. It is complete once there is an ending.
+        ending: ``None`` while the request runs.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: list[Emission | None] = []
+        self.ending: Ending | None = None
+        self._wanted = math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the request ended."""
+        return self.ending is not None
+
+    def has(self, rounds: float) -> bool:
+        """Whether there are so many rounds, or all there will be."""
+        return len(self.rounds) >= rounds or self.is_over
+
+    def put(self, emission: Emission | None) -> None:
+        """Add a round."""
+        self.rounds.append(emission)
+        if len(self.rounds) >= self._wanted:
+            self._ring()
+
+    def end(self, ending: Ending, emission: Emission | None = None) -> None:
+        """Add the last round, and the end."""
+        if emission is not None:
+            self.rounds.append(emission)
+        self.ending = ending
+        self._ring()
+
+    def _ring(self) -> None:
+        """Wake whoever waits."""
+        raise NotImplementedError
+
+
+class ThreadOutbox(Record):
+    """An outbox for a consumer in a thread, which may be any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def wait(self, rounds: float) -> None:
+        """Wait until there are so many rounds, or the end. An interrupt ends the wait, and nothing else."""
+        # Said before the last look, so that what comes after that rings. Between waits only the end does.
+        self._wanted = rounds
+        while not self.has(rounds):
+            self._bell.get()
+            if self.is_over:
+                self._bell.put(None)  # for others that wait
+        self._wanted = math.inf
+
+    def _ring(self) -> None:
+        self._bell.put(None)

@@ -1,0 +1,343 @@
+"""The thread that owns an engine: it alone loads, measures, decodes and frees, and everybody else asks it to.
+
+::
+
+    any thread     call(function) ──┐                                    ┌──> its result
+    consumers      submit, cancel ──┤                                    ├──> outbox: rounds, ending
+    collector      tie of a stream ─┤                                    │
+                                    v                                    │
+    the worker       │ inbox, until it is empty │ a round of each loop that has requests │ inbox ...
+                       (waits while there are none)
+
+One thread for all of it, because native code keeps threads for each thread that calls it, and idle ones get in the way
+of those at work. The inbox takes notes from anywhere: its ``put`` is one step, which finalizers and signal handlers may
+interrupt and be interrupted in.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+from paceline.core.errors import BusyError, CapabilityError, ClosedError
+
+if TYPE_CHECKING:
+    from paceline.runtime.driving import Drive
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+CLOSED: Final = "this model is closed: load it again"
+"""What a ``ClosedError`` says, wherever it is found out."""
+
+
+class Note(Protocol):
+    """What lies in an inbox. Neither method raises anything."""
+
+    def run(self) -> None:
+        """Do what is asked for, on the worker's thread."""
+        ...
+
+    def refuse(self) -> None:
+        """Tell whoever asked that the worker has ended."""
+        ...
+
+
+class _Call(Generic[_T]):
+    """A function to be called, and what comes of it."""
+
+    _result: _T
+
+    def __init__(self, function: Callable[[], _T]) -> None:
+        self._function = function
+        self._error: BaseException | None = None
+        self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+        self._done.put(None)
+
+    def refuse(self) -> None:
+        self._error = ClosedError(CLOSED)
+        self._done.put(None)
+
+    def wait(self) -> _T:
+        """Return what the function returned, or raise what it raised."""
+        self._done.get()
+        error, self._error = self._error, None
+        if error is None:
+            return self._result
+        try:
+            raise error
+        finally:
+            del error  # else this frame and the error would keep each other
+
+
+class _Post:
+    """A function to be called, for which nobody waits."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+
+    def run(self) -> None:
+        try:
+            self._function()
+        except BaseException:
+            _log.exception("what the engine's thread was asked for failed, and nobody waits for it")
+
+    def refuse(self) -> None:
+        """Nobody waits."""
+
+
+class Tie(weakref.ref[object]):
+    """A weak reference to an owner, and what is to be done once nobody has the owner any more.
+
+    Its callback is the inbox's ``put``, so nothing of ours runs while the owner is collected: neither a round nor an
+    interrupt can come between.
+    """
+
+    __slots__ = ("then",)
+    then: Callable[[], object]
+
+    def run(self) -> None:
+        """Do it."""
+        try:
+            self.then()
+        except BaseException:
+            _log.exception("what was left to be done after a collected owner failed")
+
+    def refuse(self) -> None:
+        """Nobody waits."""
+
+
+class _Room:
+    """What the thread knows. It holds no worker and no loop that is idle, so that what nobody else holds is collected.
+
+    Attributes:
+        inbox: what is asked for.
+        busy: loops with requests that are not over, in the order of their turns; of the thread alone.
+        leaving: nothing more is begun.
+        ended: nothing in the inbox is looked at any more.
+        process: id of the process that the thread lives in.
+        tie: to the worker.
+    """
+
+    tie: Tie
+
+    def __init__(self, name: str) -> None:
+        self.inbox: queue.SimpleQueue[Note] = queue.SimpleQueue()
+        self.busy: dict[Drive, None] = {}
+        self.leaving = False
+        self.ended = False
+        self.process = os.getpid()
+        # A thread that holds up the end of the process would do so even where nobody closed the model.
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def ask(self, note: Note) -> None:
+        """Put a note into the inbox."""
+        self.inbox.put(note)
+        if self.ended:
+            # It may have come after the thread's last look.
+            self._refuse_all()
+
+    def leave(self) -> None:
+        """Begin nothing more; on the thread."""
+        self.leaving = True
+
+    def _work(self) -> None:
+        _rooms.add(self)
+        try:
+            while not self.leaving:
+                while not self.leaving and not (self.busy and self.inbox.empty()):
+                    self.inbox.get().run()
+                self._make_rounds()
+            for drive in list(self.busy):
+                drive.cancel_all()
+        finally:
+            self.busy.clear()
+            self.ended = True
+            self._refuse_all()
+            _rooms.discard(self)
+
+    def _make_rounds(self) -> None:
+        # A frame of its own: the one above would go on holding the last of them while it waits.
+        for drive in list(self.busy):
+            drive.make_round()
+
+    def _refuse_all(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.inbox.get_nowait().refuse()
+
+
+_rooms: Final[set[_Room]] = set()
+"""Of threads that have not ended."""
+
+
+def _end_all() -> None:
+    """End every thread before the interpreter goes: after that none may come back from native code."""
+    here = [room for room in list(_rooms) if room.process == os.getpid()]
+    for room in here:
+        room.ask(_Post(room.leave))
+    for room in here:
+        room.thread.join()
+
+
+def _end_before_others() -> None:
+    """Have threads end, at exit, before what was registered so far is freed: the last that is registered is first."""
+    atexit.unregister(_end_all)
+    atexit.register(_end_all)
+
+
+class Worker:
+    """Owns an engine, as the only thread that touches it. Any thread may call its methods, and any process but a fork.
+
+    It ends when it is closed, when it is collected, or at the latest when the interpreter exits.
+
+    Args:
+        name: of the thread, for debuggers.
+    """
+
+    def __init__(self, name: str = "paceline") -> None:
+        self._room = _Room(name)
+        self._room.tie = self.tie(self, self._room.leave)
+        _end_before_others()
+        self._room.thread.start()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has the thread: one that is forked has not."""
+        return self._room.process == os.getpid()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the engine's thread."""
+        return self.is_here and threading.get_ident() == self._room.thread.ident
+
+    def check(self) -> None:
+        """Raise where waiting for the thread would take for ever.
+
+        Raises:
+            BusyError: this is the thread itself.
+            CapabilityError: this process was forked from the one that has the thread.
+        """
+        # First of all, as nothing else says anything in a fork.
+        if not self.is_here:
+            raise CapabilityError(
+                "this model belongs to the process that this one was forked from, and the thread that runs it stayed "
+                "there: start processes with multiprocessing.get_context('spawn'), or load models after the fork only"
+            )
+        if self.is_current:
+            raise BusyError(
+                "a model was asked for something from within one of its own rounds, as by a drafter, a policy or a "
+                "finalizer: ask between rounds, from another thread"
+            )
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Run a function on the engine's thread, between rounds, and return what it returns or raise what it raises.
+
+        An interrupt ends the wait; the function is run all the same.
+
+        Raises:
+            ClosedError: the worker has ended.
+            BusyError: this is the engine's thread.
+            CapabilityError: this process was forked from the worker's.
+        """
+        self.check()
+        call = _Call(function)
+        self._room.ask(call)
+        return call.wait()
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Run a function on the engine's thread, between rounds, without waiting; what it raises is logged.
+
+        It may be called at any time, from a finalizer too. Nothing happens where the worker has ended, or in a fork.
+        """
+        self.ask(_Post(function))
+
+    def ask(self, note: Note) -> None:
+        """Put a note into the inbox, without waiting; one that comes too late is refused. In a fork nothing happens."""
+        if self.is_here:
+            self._room.ask(note)
+
+    def tie(self, owner: object, then: Callable[[], object]) -> Tie:
+        """Have something done on the engine's thread, between rounds, once ``owner`` was collected.
+
+        Returns:
+            What has to be kept for as long as that is wanted.
+        """
+        tie = Tie(owner, self._room.inbox.put)
+        tie.then = then
+        return tie
+
+    def keep_going(self, drive: Drive) -> None:
+        """Make rounds of a loop until :meth:`rest`; on the engine's thread only."""
+        self._room.busy[drive] = None
+
+    def rest(self, drive: Drive) -> None:
+        """Make no more rounds of a loop; on the engine's thread only."""
+        self._room.busy.pop(drive, None)
+
+    def made_ready(self) -> None:
+        """Note that engines were opened: whatever frees them at exit must not do so while the thread still runs."""
+        _end_before_others()
+
+    @contextlib.contextmanager
+    def entered(self, manager: AbstractContextManager[_T]) -> Iterator[_T]:
+        """Enter and leave another context on the engine's thread, such as one that opens engines and closes them."""
+        values: list[_T] = []
+
+        def leave(error: BaseException | None = None) -> bool | None:
+            return manager.__exit__(type(error), error, error.__traceback__) if error else manager.__exit__(*[None] * 3)
+
+        try:
+            self.call(lambda: values.append(manager.__enter__()))
+        except BaseException:
+            # Where it was the wait that was interrupted, it is entered all the same.
+            self.post(lambda: leave() if values else None)
+            raise
+        try:
+            yield values[0]
+        except BaseException as error:
+            caught = error
+            if not self.call(lambda: leave(caught)):
+                raise
+        else:
+            self.call(leave)
+
+    def leave(self) -> None:
+        """End the thread once it has done what it was asked for before, without waiting."""
+        _end_before_others()
+        self.post(self._room.leave)
+
+    def close(self) -> None:
+        """End the thread, and wait for that. Requests that are under way are cancelled. Idempotent.
+
+        Raises:
+            BusyError: this is the engine's thread.
+        """
+        if self.is_here:
+            self.check()
+            self.leave()
+            self._room.thread.join()
