@@ -6,6 +6,7 @@ llama-server does at temperature. What limits both is how well the draft model f
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def measure() -> dict[str, Any]:
     """Return accepted tokens a round with and without filters, beside the usual practice."""
     with load(policy=FixedPolicy(draft_max=5)) as model:
         return {
-            name: per_round(model, filters)
+            name: model.worker.call(functools.partial(per_round, model, filters))
             for name, filters in (("temperature alone", UNFILTERED), ("default filters", {}))
         }
 

@@ -24,19 +24,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import typer
 
 import paceline
 from benchmarks.progress import progress_bar
 from paceline.core.errors import CapabilityError, InputError
+from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.loading import ModelOptions
 from paceline.engines.threads import PERIOD_S, usable_cores
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import heldout
 from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.runtime.loop import DecodingLoop
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -136,13 +138,13 @@ class _Side(Protocol):
 
 
 class _Paceline:
-    """Plain decoding here: one stream, read on window by window."""
+    """Plain decoding here: one request, whose rounds are made window by window, in the engine's thread."""
 
     def __init__(self, stack: ExitStack, path: Path, temperature: float, threads: int | None) -> None:
         options = ModelOptions(path, threads=threads)
         self._model = stack.enter_context(paceline.load(options, policy=NO_SPECULATION))
         self._temperature = temperature
-        self._rounds: Iterator[Any] = iter(())
+        self.token_ids: Sequence[int] = ()
 
     def text(self, length: int) -> list[int]:
         """Return held-out text of so many tokens."""
@@ -150,25 +152,26 @@ class _Paceline:
         token_ids = itertools.chain.from_iterable(vocabulary.tokenize(text) for text in heldout("code") * 50)
         return list(itertools.islice(token_ids, length))
 
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """The text and its continuation so far."""
-        return self._stream.request.token_ids
-
     def begin(self, token_ids: Sequence[int]) -> None:
-        self._text = list(token_ids)
-        most = self._model.target.capabilities.context_length - len(token_ids)
-        self._stream = self._model.stream(
-            token_ids, max_tokens=most, temperature=self._temperature, seed=1, ignore_end=True
-        )
-        self._rounds = self._stream.rounds()
-        while not self._stream.request.decoding:
-            next(self._rounds)
+        self._model.worker.call(lambda: self._begin(token_ids))
 
     def window(self, tokens: int, so_far: Sequence[int]) -> float:
+        return self._model.worker.call(lambda: self._window(tokens))
+
+    def _begin(self, token_ids: Sequence[int]) -> None:
+        self._text = list(token_ids)
+        most = self._model.target.capabilities.context_length - len(token_ids)
+        params, rules = SamplingParams(self._temperature, seed=1), StopRules(most, ignore_end=True)
+        self._loop = DecodingLoop(self._model.target, [], NO_SPECULATION)
+        self._request = self._loop.add(token_ids, params, rules)
+        while not self._request.decoding:
+            self._loop.step()
+        self.token_ids = list(self._request.token_ids)
+
+    def _window(self, tokens: int) -> float:
         if len(self.token_ids) - len(self._text) > _MOST_GROWTH:
-            self._stream.close()
-            self.begin(self._text)
+            self._loop.cancel(self._request)
+            self._begin(self._text)
         # Until the cores have been looked at without the other side at work.
         give_up_s = time.perf_counter() + _RUN_IN_S
         while time.perf_counter() < give_up_s:
@@ -179,8 +182,10 @@ class _Paceline:
 
     def _continue(self, tokens: int) -> None:
         for _ in range(tokens):
-            if next(self._rounds, None) is None:
+            self._loop.step()
+            if self._request.finish_reason is not None:
                 raise InputError("the context is full: ask for fewer or shorter windows (--windows, -n)")
+        self.token_ids = list(self._request.token_ids)
 
 
 @dataclass

@@ -10,10 +10,11 @@ What limits it is reading the weights from memory. The two take turns; the ratio
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,13 +23,13 @@ import numpy as np
 import typer
 from rich.progress import track
 
-from paceline.api import Generation, Model
+from paceline.api import Model
 from paceline.cli.display import error_console
 from paceline.comparison import measure_rounding
 from paceline.core.arrays import FloatArray
 from paceline.core.divergence import first_difference, judge_divergence
 from paceline.core.errors import InputError
-from paceline.core.params import SamplingParams
+from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
 from paceline.machine import machine
@@ -36,6 +37,9 @@ from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.inflate import PRESETS, LlamaShape, file_type_named, fitted_shape, inflate
 from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.runtime.loop import DecodingLoop
+from paceline.runtime.worker import Worker
+from paceline.streams import Generation
 
 PROMPT_CHARACTERS = 300
 CONTEXT_TOKENS = 1024
@@ -95,7 +99,9 @@ def compare_texts(plain: Model, inflated: Model, texts: list[str], num_tokens: i
         prompt = list(plain.target.vocabulary.tokenize(text))
         index = first_difference(answers[0].token_ids, answers[1].token_ids)
         history = [*prompt, *answers[0].token_ids[:index]]
-        plain_row, inflated_row = (_last_row(model, history) for model in (plain, inflated))
+        plain_row, inflated_row = (
+            model.worker.call(functools.partial(_last_row, model, history)) for model in (plain, inflated)
+        )
         differences.append(float(np.abs(plain_row - inflated_row).max()))
         if index is not None:
             divergence = judge_divergence(
@@ -104,7 +110,7 @@ def compare_texts(plain: Model, inflated: Model, texts: list[str], num_tokens: i
                 inflated_row,
                 SamplingParams(temperature=0.0),
                 history,
-                rounding=measure_rounding(plain.target, history, len(prompt)),
+                rounding=plain.worker.call(functools.partial(measure_rounding, plain.target, history, len(prompt))),
                 tolerance=plain.target.capabilities.logit_tolerance,
             )
             divergences.append(
@@ -130,19 +136,19 @@ def compare_speed(
     """Return tokens per second of both models, in turns, and the ratio of their medians."""
     speeds: dict[str, list[float]] = {"inflated": [], "random": []}
     with ExitStack() as stack:
-        models = {
-            "inflated": stack.enter_context(_model(inflated, threads)),
-            "random": stack.enter_context(_model(random, threads)),
+        # The loop itself, as the counters are set back between two of its rounds.
+        engines = {
+            "inflated": stack.enter_context(closing(_engine(inflated, threads))),
+            "random": stack.enter_context(closing(_engine(random, threads))),
         }
         for repeat in track(range(repeats + 1), description=f"{name}, speed", transient=True, console=error_console()):
-            for which, model in models.items():
-                engine = model.target
-                assert isinstance(engine, LlamaCppEngine)
-                rounds = model.stream([5, 6, 7], max_tokens=num_tokens, temperature=0.0, ignore_end=True).rounds()
-                next(rounds)  # the prompt's pass is not decoding
+            for which, engine in engines.items():
+                loop = DecodingLoop(engine, [], NO_SPECULATION)
+                loop.add([5, 6, 7], SamplingParams(0.0), StopRules(num_tokens, ignore_end=True))
+                loop.step()  # the prompt's pass is not decoding
                 engine.reset_decode_counters()
-                for _ in rounds:
-                    pass
+                while loop.active:
+                    loop.step()
                 passes, seconds = engine.decode_counters()
                 if repeat:  # the first brings the weights into memory
                     speeds[which].append(passes / seconds)
@@ -181,8 +187,12 @@ def write_random_llama(path: Path, shape: LlamaShape) -> None:
 
 
 def _model(path: Path, threads: int | None) -> Model:
-    config = LlamaCppConfig(path, context_length=CONTEXT_TOKENS, threads=threads, max_sequences=2)
-    return Model(LlamaCppEngine(config), [], NO_SPECULATION)
+    worker = Worker()
+    return Model(worker.call(lambda: _engine(path, threads)), [], NO_SPECULATION, worker=worker)
+
+
+def _engine(path: Path, threads: int | None) -> LlamaCppEngine:
+    return LlamaCppEngine(LlamaCppConfig(path, context_length=CONTEXT_TOKENS, threads=threads, max_sequences=2))
 
 
 def _answer(model: Model, text: str, num_tokens: int) -> Generation:

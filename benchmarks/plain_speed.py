@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
-from paceline.api import Model
+from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
 from paceline.models.llama import LlamaShape
 from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.runtime.loop import DecodingLoop
 
 SHAPE = LlamaShape(16, 2048, 8192, heads=32, kv_heads=8, head_size=64, vocab_size=32_000, tied=True)
 REPEATS = 5
@@ -29,20 +31,21 @@ def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "random-1b-q4_0.gguf"
         write_random_llama(path)
-        engine = LlamaCppEngine(LlamaCppConfig(path, context_length=512))
-        with Model(engine, [], NO_SPECULATION) as model:
-            model.generate([5, 6, 7], max_tokens=8, temperature=0.0, ignore_end=True)
+        with closing(LlamaCppEngine(LlamaCppConfig(path, context_length=512))) as engine:
+            # The loop itself, as the counters are set back between two of its rounds.
+            loop = DecodingLoop(engine, [], NO_SPECULATION)
             ratios, speeds = [], []
-            for _ in range(REPEATS):
-                stream = model.stream([5, 6, 7], max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_end=True)
-                rounds = stream.rounds()
-                next(rounds)  # the prompt's pass is not decoding
+            for repeat in range(REPEATS + 1):
+                request = loop.add([5, 6, 7], SamplingParams(0.0), StopRules(ANSWER_TOKENS, ignore_end=True))
+                loop.step()  # the prompt's pass is not decoding
                 engine.reset_decode_counters()
-                stats = stream.result().stats
+                while loop.active:
+                    loop.step()
                 passes, seconds = engine.decode_counters()
-                assert passes == stats.rounds
-                ratios.append((stats.rounds / stats.decode_s) / (passes / seconds))
-                speeds.append(passes / seconds)
+                assert passes == request.stats.rounds
+                if repeat:  # the first brings the weights into memory
+                    ratios.append((passes / request.stats.decode_s) / (passes / seconds))
+                    speeds.append(passes / seconds)
     print(
         f"1B shape, Q4_0, --no-speculation: {statistics.median(ratios):.4f} of llama.cpp's counters "
         f"({min(ratios):.4f} to {max(ratios):.4f}), which give {statistics.median(speeds):.2f} t/s"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +29,7 @@ from paceline.bench.workloads import MIXED, WORKLOADS, check_workload_names
 from paceline.cli.options import refuse_given
 from paceline.core.errors import InputError
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
+from paceline.engines.base import Engine
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.machine import machine
 from paceline.models.cache import resolve
@@ -49,6 +50,7 @@ from paceline.planning.replaying.recording import (
     save_recordings,
 )
 from paceline.planning.replaying.replay import replay, tape_named
+from paceline.runtime.worker import Worker
 
 RECORD_EPILOG = """[bold]Examples[/bold]
 
@@ -160,11 +162,14 @@ def record_command(
 
 def _record_workloads(settings: BenchSettings, target: ModelOptions, draft: ModelOptions) -> list[Recording]:
     recordings = []
-    with ExitStack() as opened, progress_bar() as progress:
-        engines = wall_engines(
-            opened.enter_context(closing(open_engine(target))),
-            opened.enter_context(closing(open_engine(draft))) if "draft" in settings.drafters else None,
-        )
+    with Worker() as worker, ExitStack() as opened, progress_bar() as progress:
+
+        def open_here(options: ModelOptions) -> Engine:
+            engine = worker.call(lambda: open_engine(options))
+            opened.callback(worker.call, engine.close)
+            return engine
+
+        engines = wall_engines(open_here(target), open_here(draft) if "draft" in settings.drafters else None, worker)
         bar = progress.add_task("", total=len(settings.workloads) * settings.prompts)
         finder = TaskFinder(engines, settings, tell=lambda doing: progress.update(bar, description=doing))
         for number, name in enumerate(settings.workloads, start=1):

@@ -16,10 +16,14 @@ from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.auto.policy import AutoPolicy
 from tests.planning.helpers import allow_drafts
 
+ENDLESS = 10**9
+"""Tokens of an answer that nobody waits for the end of."""
+
 
 def scripted_model(max_sequences: int = 4) -> paceline.Model:
     vocabulary = ScriptedVocabulary.of_size(40, end_ids=[39])
-    engine = ScriptedEngine(random_model(40, seed=3, order=2), vocabulary, max_sequences=max_sequences)
+    model = random_model(40, seed=3, order=2)
+    engine = ScriptedEngine(model, vocabulary, max_sequences=max_sequences, context_length=2 * ENDLESS)
     return paceline.Model(engine, [], paceline.NO_SPECULATION)
 
 
@@ -47,7 +51,7 @@ def test_two_streams_at_once_each_get_all_of_their_text() -> None:
 
 def test_a_dropped_stream_gives_its_place_back() -> None:
     with scripted_model(max_sequences=1) as model:
-        for _ in model.stream([1], max_tokens=1000, ignore_end=True):
+        for _ in model.stream([1], max_tokens=ENDLESS, ignore_end=True):
             break
         assert model.generate([1], max_tokens=3, ignore_end=True).finish_reason == "length"
 
@@ -102,29 +106,33 @@ def test_a_seed_is_made_up_and_told() -> None:
 
 def test_leaving_a_stream_early_frees_its_place() -> None:
     with scripted_model(max_sequences=1) as model:
-        with model.stream([1], max_tokens=1000, temperature=0.0, ignore_end=True) as stream:
-            next(iter(stream))
-            with pytest.raises(paceline.CapabilityError, match="close one"):
-                model.generate([1])
-        assert stream.so_far().finish_reason == "cancelled"
-        assert len(stream.so_far().token_ids) == 1
+        with model.stream([1], max_tokens=ENDLESS, temperature=0.0, ignore_end=True) as stream:
+            first = next(iter(stream)).text
+        left = stream.so_far()
+        assert left.finish_reason == "cancelled"
+        assert left.text.startswith(first)
+        assert len(left.token_ids) == left.stats.predicted_tokens
+        assert stream.result() == left
         assert model.generate([1], max_tokens=3, ignore_end=True).finish_reason == "length"
 
 
 def test_use_after_close_is_a_clear_error() -> None:
-    model = paceline.load()
-    stream = model.stream("x", max_tokens=50)
+    model = scripted_model()
+    stream = model.stream([1], max_tokens=ENDLESS, ignore_end=True)
     next(iter(stream))
     model.close()
     model.close()
     with pytest.raises(paceline.ClosedError, match="closed"):
-        model.generate("x")
+        model.generate([1])
     with pytest.raises(paceline.ClosedError, match="closed"):
-        model.stream("x")
+        model.stream([1])
+    with pytest.raises(paceline.ClosedError, match="closed"):
+        model.worker.call(lambda: None)
     with pytest.raises(paceline.ClosedError, match="closed"):
         model.loop.add([1], paceline.SamplingParams(), paceline.StopRules())
-    assert stream.result().finish_reason == "cancelled"
-    assert len(stream.result().token_ids) == 1
+    result = stream.result()
+    assert result.finish_reason == "cancelled"
+    assert 0 < len(result.token_ids) == result.stats.predicted_tokens
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The pair writing: an answer through the public API, and which of its tokens were drafts that the target judged."""
+"""The pair writing: an answer, and which of its tokens were drafts that the target judged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.api import Model
-from paceline.core.params import SamplingParams
+from paceline.core.params import SamplingParams, SpeculationParams, StopRules
+from paceline.runtime.loop import DecodingLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +35,27 @@ class LiveText:
 
 def write(model: Model, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> LiveText:
     """Let ``model`` continue a prompt by exactly ``max_tokens`` tokens, which its context must have room for."""
-    verdicts: list[bool | None] = []
-    with model.stream(
-        prompt_ids,
-        max_tokens=max_tokens,
-        ignore_end=True,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=params.seed,
-    ) as stream:
-        stats = stream.request.stats
-        accepted = judged = 0
-        for _ in stream.rounds():
-            newly_accepted, newly_judged = stats.num_accepted - accepted, stats.num_judged - judged
-            accepted, judged = stats.num_accepted, stats.num_judged
-            verdicts += [True] * newly_accepted + [False] * (newly_judged - newly_accepted)
-            verdicts += [None] * (stream.request.num_output - len(verdicts))
-        written = stream.result()
+    return model.worker.call(lambda: _write(model, prompt_ids, params, max_tokens))
+
+
+def _write(model: Model, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> LiveText:
+    # In a loop of its own, as what every round judged can be read between its rounds.
+    loop = DecodingLoop(model.target, model.drafters, model.policy)
+    rules, speculation = StopRules(max_tokens, ignore_end=True), SpeculationParams(verify=model.verify)
+    request = loop.add(prompt_ids, params, rules, speculation)
+    stats, verdicts = request.stats, list[bool | None]()
+    accepted = judged = 0
+    while loop.active:
+        loop.step()
+        newly_accepted, newly_judged = stats.num_accepted - accepted, stats.num_judged - judged
+        accepted, judged = stats.num_accepted, stats.num_judged
+        verdicts += [True] * newly_accepted + [False] * (newly_judged - newly_accepted)
+        verdicts += [None] * (request.num_output - len(verdicts))
     return LiveText(
         prompt_ids,
-        written.token_ids,
+        request.output_ids,
         verdicts,
         stats.tested_by_depth,
         stats.accepted_by_depth,
-        ended=not model.target.vocabulary.end_ids.isdisjoint(written.token_ids),
+        ended=not model.target.vocabulary.end_ids.isdisjoint(request.output_ids),
     )

@@ -17,6 +17,7 @@ __all__ = [
     "COMMITTED_END",
     "NO_SPECULATION",
     "ROOT",
+    "AsyncStream",
     "BusyError",
     "CapabilityError",
     "ClosedError",
@@ -68,7 +69,8 @@ __all__ = [
 
 TYPE_CHECKING = False  # to type checkers it is true by its name; importing typing would take as long as all the rest
 if TYPE_CHECKING:
-    from paceline.api import GenerateOptions, Generation, Model, Stream, load
+    from paceline.api import GenerateOptions, Model, load
+    from paceline.async_streams import AsyncStream
     from paceline.core.errors import (
         BusyError,
         CapabilityError,
@@ -94,10 +96,12 @@ if TYPE_CHECKING:
     from paceline.options import Environment, from_environment
     from paceline.planning.base import Observer, Policy, PolicyBase, RoundCosts, RoundRecord
     from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+    from paceline.streams import Generation, Stream
 else:
     # Hidden from type checkers, which would take any name for one of this module's.
     _MODULES = {
-        "paceline.api": ("GenerateOptions", "Generation", "Model", "Stream", "load"),
+        "paceline.api": ("GenerateOptions", "Model", "load"),
+        "paceline.async_streams": ("AsyncStream",),
         "paceline.core.errors": (
             "BusyError",
             "CapabilityError",
@@ -130,6 +134,7 @@ else:
         "paceline.options": ("Environment", "from_environment"),
         "paceline.planning.base": ("Observer", "Policy", "PolicyBase", "RoundCosts", "RoundRecord"),
         "paceline.planning.policies.fixed": ("NO_SPECULATION", "FixedPolicy"),
+        "paceline.streams": ("Generation", "Stream"),
     }
 
     def __getattr__(name: str) -> object:

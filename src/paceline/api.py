@@ -8,21 +8,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, ClosedError, InputError
-from paceline.core.params import VERIFIER_NAMES, SamplingParams, SpeculationParams, StopRules, VerifierName
-from paceline.core.request import FinishReason, Request
-from paceline.core.stats import RequestStats
-from paceline.core.text import TextSegment
+from paceline.core.params import VERIFIER_NAMES, VerifierName
+from paceline.core.request import Request
+from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
@@ -32,7 +31,7 @@ from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.options import read_options
 from paceline.planning.auto.learned import load_learned, store_learned
-from paceline.planning.base import Policy
+from paceline.planning.base import Observer, Policy
 from paceline.planning.costs.attention import MAX_S as ATTENTION_S
 from paceline.planning.costs.attention import like_target, open_model
 from paceline.planning.costs.meter import FIRST_LOAD, Report
@@ -41,8 +40,19 @@ from paceline.planning.keeping import PairKey
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
 from paceline.prompts import Prompt, read_prompt
-from paceline.runtime.loop import DecodingLoop
-from paceline.runtime.turns import Turns
+from paceline.runtime.driving import Drive
+from paceline.runtime.loop import DecodingLoop, ReadPrompt
+from paceline.runtime.worker import CLOSED, Worker
+from paceline.streams import Ask, Generation, Stream
+
+if TYPE_CHECKING:
+    from paceline.async_streams import AsyncStream
+
+Wrap: TypeAlias = Callable[[Verifier, Sequence[int]], Verifier]
+"""Makes another verifier of a request's own, given the prompt's tokens."""
+
+Read: TypeAlias = Callable[[Sequence[int]], ReadPrompt]
+"""Reads a prompt, given its tokens, and says where it was read."""
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -74,140 +84,31 @@ class GenerateOptions(TypedDict, total=False):
     verify: VerifierName | None
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A finished answer.
-
-    Attributes:
-        text: the answer, without the prompt.
-        token_ids: its tokens.
-        sources: for each token the drafter it came from, or ``"target"``.
-        finish_reason: why it ended; ``None`` if it has not yet.
-        seed: the seed it was sampled with; the same seed gives the same text under ``coupled``.
-        stats: counts and times.
-    """
-
-    text: str
-    token_ids: Sequence[int]
-    sources: Sequence[str]
-    finish_reason: FinishReason | None
-    seed: int
-    stats: RequestStats
-
-
-class Stream:
-    """An answer while it is written: iterate for its text, as it becomes final.
-
-    Closing it early (``close()``, leaving its ``with`` block, or dropping it) cancels the request and keeps what there
-    is. An interrupt or error while it is iterated cancels it too. The place of one that was dropped is free again
-    before the next round or request.
-
-    Args:
-        loop: decodes the answer.
-        prompt_ids: at least one token.
-        params: how the answer is sampled.
-        rules: when it ends.
-        speculation: how it is sped up.
-
-    Attributes:
-        request: the request, as the loop carries it.
-    """
-
-    def __init__(
-        self,
-        loop: DecodingLoop,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        rules: StopRules,
-        speculation: SpeculationParams,
-    ) -> None:
-        self._loop = loop
-        self._num_read = 0
-        self.request: Request = loop.add(prompt_ids, params, rules, speculation, owner=self)
-
-    def __iter__(self) -> Iterator[TextSegment]:
-        for segments in self.rounds():
-            yield from segments
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def rounds(self) -> Iterator[list[TextSegment]]:
-        """Iterate round by round: the text each made final, which may be none (while a long prompt is read).
-
-        Raises:
-            PacelineError: the request ended by an error.
-        """
-        while True:
-            running = self.request.finish_reason is None
-            if running:
-                try:
-                    self._loop.step()
-                except BaseException:
-                    self._loop.cancel(self.request)
-                    raise
-            # Another stream's rounds may have written some of it, so read from the request, not from the round.
-            segments = self._unread()
-            if segments or running:
-                yield segments
-            if not running:
-                break
-        if self.request.error is not None:
-            raise self.request.error
-
-    def close(self) -> list[TextSegment]:
-        """Cancel the request if it still runs; return text that was not read yet."""
-        self._loop.cancel(self.request)
-        return self._unread()
-
-    def result(self) -> Generation:
-        """Return the answer, run to its end if it is not there yet."""
-        for _ in self.rounds():
-            pass
-        return self.so_far()
-
-    def so_far(self) -> Generation:
-        """Return the answer as it stands; ``finish_reason`` is ``None`` while it runs."""
-        request = self.request
-        return Generation(
-            text="".join(segment.text for segment in request.segments),
-            token_ids=request.output_ids,
-            sources=list(request.sources),
-            finish_reason=request.finish_reason,
-            seed=request.params.seed,
-            stats=request.stats,
-        )
-
-    def _unread(self) -> list[TextSegment]:
-        segments = self.request.segments[self._num_read :]
-        self._num_read += len(segments)
-        return segments
-
-
 class Model:
     """A target with its drafters. Use it as a context manager, or call :meth:`close` to free native memory.
 
-    It owns its engine and drafters and closes them. Threads that use it at once take turns, round by round; how many
-    answers may be under way together is the engine's ``max_sequences``.
+    Any thread and any event loop may use it; all answers that are under way share each pass of the target. It owns its
+    engine and drafters, and the thread that uses them, and closes all of them.
 
     Args:
-        target: see below; and so ``drafters``, ``policy`` and ``verify``.
+        target: runs the target.
+        drafters: in the order they are asked.
+        policy: decides how much is drafted.
+        verify: how drafts are judged.
         clock: where times come from.
         target_options: what the target was opened with.
+        observers: told of every round of requests that speculate, in the engine's thread.
+        worker: the thread in which the engines were opened; by default a new one.
         closing: called once, before anything is freed.
 
     Attributes:
-        target: the engine that runs the target.
-        target_options: what it was opened with, with all that was found out at load; ``None`` where it is not said.
-        drafters: in the order they are asked.
-        policy: what decides how much is drafted.
-        verify: how drafts are judged.
-        loop: the decoding loop, for running several requests at once.
+        target: as it was given; nothing but :attr:`worker` may have it make a pass.
+        target_options: with all that was found out at load; ``None`` where it is not said.
+        drafters: as they were given; for :attr:`worker` alone.
+        policy: as it was given; while an answer is under way for :attr:`worker` alone.
+        verify: as it was given.
+        worker: the thread that owns the engines; ``model.worker.call(function)`` has it do something between rounds.
+        loop: the decoding loop; for :attr:`worker` alone.
     """
 
     def __init__(
@@ -219,6 +120,8 @@ class Model:
         verify: VerifierName = "coupled",
         clock: Clock | None = None,
         target_options: ModelOptions | None = None,
+        observers: Sequence[Observer] = (),
+        worker: Worker | None = None,
         closing: Callable[[], object] | None = None,
     ) -> None:
         self.target = target
@@ -226,9 +129,10 @@ class Model:
         self.drafters = list(drafters)
         self.policy = policy
         self.verify: VerifierName = verify
-        self._turns = Turns()
-        self.loop = DecodingLoop(target, drafters, policy, clock=clock, turns=self._turns)
-        self._plain = DecodingLoop(target, [], NO_SPECULATION, clock=clock, turns=self._turns)
+        self.worker = worker or Worker()
+        self.loop = DecodingLoop(target, drafters, policy, clock=clock, observers=observers)
+        self._drive = Drive(self.worker, self.loop)
+        self._plain = Drive(self.worker, DecodingLoop(target, [], NO_SPECULATION, clock=clock))
         self._closed = False
         self._closing = closing
 
@@ -248,20 +152,31 @@ class Model:
         Raises:
             InputError: the prompt or an option cannot be used.
             ClosedError: the model is closed.
+            BusyError: asked for from within a round, as by a drafter or a policy.
+            CapabilityError: this process was forked from the one that loaded the model.
         """
         with self.stream(prompt, **options) as stream:
             return stream.result()
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
         """Start an answer and return it for iteration. Raises as :meth:`generate` does."""
-        if self._closed:
-            raise ClosedError("this model is closed: load it again")
-        names = [drafter.name for drafter in self.drafters]
-        params, rules, speculation = read_options(options, verify=self.verify, drafters=names)
-        # In a turn, as another thread may close the model, and its vocabulary with it.
-        prompt_ids = self._turns.run("a prompt", lambda: read_prompt(prompt, self.target.vocabulary))
-        loop = self.loop if speculation.speculate else self._plain
-        return Stream(loop, prompt_ids, params, rules, speculation)
+        return self._start(prompt, options)
+
+    async def agenerate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
+        """Return the answer to a prompt, without keeping the event loop; else as :meth:`generate`."""
+        async with self.astream(prompt, **options) as stream:
+            return await stream.result()
+
+    def astream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncStream:
+        """Start an answer and return it for ``async for``, in a running event loop.
+
+        Raises:
+            InputError: an option cannot be used. What is wrong with the prompt is raised by the first wait.
+            ClosedError: the model is closed.
+        """
+        from paceline.async_streams import AsyncStream  # asyncio takes a while to import
+
+        return AsyncStream(*self._ask(prompt, options))
 
     def repeats_text(self, options: GenerateOptions) -> bool:
         """Return whether a seed gives the same text with and without speculation."""
@@ -270,16 +185,54 @@ class Model:
     def close(self) -> None:
         """Cancel what still runs and free native memory. Idempotent; using the model afterwards is a clear error.
 
+        Consumers of what ran get the text so far, and ``finish_reason`` is ``cancelled``. In a process that was forked
+        nothing is freed, as all of it is the parent's.
+
         Raises:
-            BusyError: a round is being made by this thread.
+            BusyError: asked for from within a round.
         """
+        if not self.worker.is_here:
+            return
+        self.worker.check()
         self._closed = True
-        for loop in (self.loop, self._plain):
-            # Twice, as cancelling takes back a round that was cut short, and what that had ended is active again.
-            for _ in range(2):
-                for request in loop.active:
-                    loop.cancel(request)
-        self._turns.run("the end of a model", self._free)
+        try:
+            with contextlib.suppress(ClosedError):  # another thread closed it
+                self.worker.call(self._free)
+        finally:
+            self.worker.close()
+
+    def _start(
+        self, prompt: Prompt, options: GenerateOptions, *, wrap: Wrap | None = None, read: Read | None = None
+    ) -> Stream:
+        """Start an answer.
+
+        Args:
+            prompt: as for :meth:`generate`.
+            options: as for :meth:`generate`.
+            wrap: makes another verifier of the one that judges its drafts, given the prompt's tokens.
+            read: reads the prompt before the request is added. Both are called in the engine's thread.
+        """
+        return Stream(*self._ask(prompt, options, wrap, read))
+
+    def _ask(
+        self, prompt: Prompt, options: GenerateOptions, wrap: Wrap | None = None, read: Read | None = None
+    ) -> tuple[Drive, Ask]:
+        if self._closed:
+            raise ClosedError(CLOSED)
+        names = [drafter.name for drafter in self.drafters]
+        params, rules, speculation = read_options(options, verify=self.verify, drafters=names)
+        drive = self._drive if speculation.speculate else self._plain
+
+        def add() -> Request:
+            if self._closed:
+                # A vocabulary that was freed is not to be asked.
+                raise ClosedError(CLOSED)
+            prompt_ids = read_prompt(prompt, self.target.vocabulary)
+            verifier = None if wrap is None else wrap(make_verifier(speculation.verify, params), prompt_ids)
+            was_read = None if read is None else read(prompt_ids)
+            return drive.loop.add(prompt_ids, params, rules, speculation, verifier=verifier, read=was_read)
+
+        return drive, Ask(params, rules, speculation, add)
 
     def _free(self) -> None:
         closing, self._closing = self._closing, None
@@ -289,6 +242,11 @@ class Model:
                 stack.callback(drafter.close)
             if closing is not None:
                 stack.callback(closing)
+            stack.callback(self._cancel_all)
+
+    def _cancel_all(self) -> None:
+        self._drive.cancel_all()
+        self._plain.cancel_all()
 
 
 def load(
@@ -320,7 +278,11 @@ def load(
             less where it was made for less.
         remember: start with what ``auto`` learned of these models on this machine before, and keep what it learns when
             the model is closed: how often drafts were right and what that was worth, nothing of any text.
-        report: told the share done while costs are measured.
+        report: told the share done while costs are measured, in the thread that loads; an error that it raises ends
+            the load.
+
+    Models are loaded, measured and run in a thread of their own, while this one waits. An interrupt of the wait gives
+    the load up: the thread closes what it opened, and ends.
 
     Raises:
         InputError: a file, a name or a value cannot be used; nothing stays loaded.
@@ -353,7 +315,71 @@ def load(
     if target_options.branches is None and most_branches is not None:
         branches = min(most_branches * target_options.max_sequences, MAX_BRANCHES)
         target_options = dataclasses.replace(target_options, branches=branches)
-    opened = open_model(dataclasses.replace(target_options, rollback=speculates), report=report)
+    worker, loading = Worker(), _Loading(report)
+
+    def load_here() -> Model:
+        loading.loaded = _open(
+            worker,
+            dataclasses.replace(target_options, rollback=speculates),
+            draft_options,
+            names,
+            policy,
+            verify=verify,
+            remember=remember,
+            report=loading.report,
+        )
+        return loading.loaded
+
+    try:
+        return worker.call(load_here)
+    except BaseException:
+        # Where it was the wait that was interrupted, the model may be loaded all the same.
+        loading.given_up = True
+        worker.post(loading.discard)
+        worker.leave()
+        raise
+
+
+class _Loading:
+    """What has become of a load, for whoever waits for it and may be interrupted.
+
+    Attributes:
+        given_up: nobody waits any more; measuring ends at its next step.
+        loaded: what was loaded.
+    """
+
+    def __init__(self, report: Report | None) -> None:
+        self.given_up = False
+        self.loaded: Model | None = None
+        self._report = report
+
+    def report(self, share: float) -> None:
+        """Tell the caller how far measuring has come."""
+        if self.given_up:
+            raise KeyboardInterrupt
+        if self._report is not None:
+            self._report(share)
+
+    def discard(self) -> None:
+        """Close what was loaded for nobody."""
+        if self.loaded is not None:
+            self.loaded._free()
+
+
+def _open(
+    worker: Worker,
+    target_options: ModelOptions,
+    draft_options: ModelOptions | None,
+    names: Sequence[str],
+    policy: Policy | str,
+    *,
+    verify: VerifierName,
+    remember: bool,
+    report: Report,
+) -> Model:
+    """Open the engines, measure them and build the drafters, in the thread that is to own all of them."""
+    speculates = target_options.rollback
+    opened = open_model(target_options, report=report)
     target_engine, target_options = opened.engine, opened.options
     draft_engine: Engine | None = None
     closing: Callable[[], object] | None = None
@@ -380,12 +406,20 @@ def load(
             policy = build_policy(policy, costs=kept.profile, branches=branches, learned=learned)
             if key is not None:
                 closing = functools.partial(_keep_learned, key, policy)
+        return Model(
+            target_engine,
+            built,
+            policy,
+            verify=verify,
+            target_options=target_options,
+            worker=worker,
+            closing=closing,
+        )
     except BaseException:
         if draft_engine is not None:
             draft_engine.close()
         target_engine.close()
         raise
-    return Model(target_engine, built, policy, verify=verify, target_options=target_options, closing=closing)
 
 
 def _keep_learned(key: PairKey, policy: Policy) -> None:

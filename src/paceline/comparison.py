@@ -6,6 +6,7 @@ one on either side, and plain is compared with plain as well, which shows how mu
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from paceline.api import GenerateOptions, Generation, Model, Stream
+from paceline.api import GenerateOptions, Model, Wrap
 from paceline.core.arrays import FloatArray
 from paceline.core.divergence import Divergence, first_difference, judge_divergence
 from paceline.core.errors import CapabilityError, EngineError, InputError
@@ -22,6 +23,7 @@ from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RowLogits, Verifier, Walk
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.reading import read_rows
+from paceline.streams import Generation, Stream
 
 OpenReader: TypeAlias = Callable[[int], Engine]
 """Loads a target once more, for a text of so many tokens and another sequence beside it."""
@@ -227,7 +229,8 @@ def explain(
                 reference = again.token_ids
                 continue
             history = ours.history
-            rounding = measure_rounding(
+            measure = functools.partial(
+                measure_rounding,
                 model.target,
                 history,
                 len(history) - index,
@@ -236,6 +239,7 @@ def explain(
                 open_reader=open_reader if theirs.branched else None,
                 stopped=stopped,
             )
+            rounding = model.worker.call(measure)
             return judge_divergence(
                 index,
                 ours.row,
@@ -461,11 +465,15 @@ def _watch(
     stopped: Stop,
 ) -> tuple[_WatchingVerifier, Generation]:
     """Make an answer again; return what was seen where it parts from the tokens that were expected, and the answer."""
-    with _stream(model, prompt, options, speculate) as stream:
-        request = stream.request
-        watching = _WatchingVerifier(request.verifier, expected, request.num_prompt)
-        request.verifier = watching
-        return watching, finish(stream, stopped)
+    made: list[_WatchingVerifier] = []
+
+    def watch(verifier: Verifier, prompt_ids: Sequence[int]) -> Verifier:
+        made.append(_WatchingVerifier(verifier, expected, len(prompt_ids)))
+        return made[0]
+
+    with _stream(model, prompt, options, speculate, wrap=watch) as stream:
+        answered = finish(stream, stopped)
+        return made[0], answered
 
 
 def answer(
@@ -488,20 +496,27 @@ def finish(stream: Stream, stopped: Stop) -> Generation:
     """Return a stream's answer.
 
     Raises:
-        Stopped: the user wants no more; the request is cancelled, unless it is done.
+        Stopped: the user wants no more; the request is cancelled, unless all of it was read.
     """
     rounds = stream.rounds()
-    while not stopped() or stream.request.finish_reason is not None:
+    while not stopped() or stream.is_read:
         if next(rounds, None) is None:
             return stream.so_far()
     stream.close()
     raise Stopped
 
 
-def _stream(model: Model, prompt: str | Sequence[int], options: GenerateOptions, speculate: bool) -> Stream:
+def _stream(
+    model: Model,
+    prompt: str | Sequence[int],
+    options: GenerateOptions,
+    speculate: bool,
+    *,
+    wrap: Wrap | None = None,
+) -> Stream:
     chosen = options.copy()
     chosen["speculate"] = speculate
-    return model.stream(prompt, **chosen)
+    return model._start(prompt, chosen, wrap=wrap)
 
 
 def _speed(generation: Generation) -> float:

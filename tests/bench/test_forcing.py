@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
+from paceline.bench.forcing import ForcedVerifier
 from paceline.bench.sessions import Session, start
 from paceline.bench.workloads import Task
 from paceline.comparison import finish
 from paceline.core.params import SamplingParams
-from paceline.core.verify import CoupledVerifier
+from paceline.core.verify import CoupledVerifier, Verifier
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from tests.bench.helpers import LEVEL_S, PASS_S, counting_model, engines
 from tests.helpers import ForcedDrafter
@@ -81,7 +83,16 @@ def test_past_the_reference_the_target_speaks_for_itself() -> None:
 
 def test_proposals_are_drawn_as_without_forcing() -> None:
     with Session(engines(), ["draft"], FixedPolicy(3)) as session:
-        verifier = start(session, TASK, 0.8, speculate=True).request.verifier
+        verifiers: list[Verifier] = []
+
+        def see(verifier: Verifier, prompt_ids: Sequence[int]) -> Verifier:
+            verifiers.append(verifier)
+            return verifier
+
+        session.reference_ids = REFERENCE
+        session._start(TASK.prompt_ids, {"temperature": 0.8}, wrap=see).close()
+        (verifier,) = verifiers
+        assert isinstance(verifier, ForcedVerifier)
         row = counting_model()([5])
         free = CoupledVerifier(SamplingParams(temperature=0.8))
         assert verifier.propose(row, 3, [1, 2, 3], 2) == free.propose(row, 3, [1, 2, 3], 2)

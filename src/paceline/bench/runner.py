@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from paceline.api import Generation
 from paceline.bench.looping import loops
 from paceline.bench.plan import Forecast
 from paceline.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
@@ -47,6 +46,7 @@ from paceline.core.errors import EngineError, PacelineError
 from paceline.planning.auto.learned import Learned
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profiling import has_long_context
+from paceline.streams import Generation
 
 _PREPARING_SHARE = 0.45
 """Of a time limit, that looking for prompts and recording them may take at most."""

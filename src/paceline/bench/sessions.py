@@ -5,22 +5,26 @@ Weights are loaded once, and each variant of paceline's has its own drafters and
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Unpack
+from typing import Protocol
 
-from paceline.api import GenerateOptions, Generation, Model, Stream
+from paceline.api import GenerateOptions, Model, Read, Wrap
 from paceline.bench.forcing import ForcedVerifier
 from paceline.bench.prompts import PromptKeeper
 from paceline.bench.workloads import Task
 from paceline.comparison import OpenReader, Stop, finish
 from paceline.core.clock import Clock, WallClock
+from paceline.core.errors import ClosedError
+from paceline.core.verify import Verifier
 from paceline.drafters.registry import build_drafters
 from paceline.engines.base import Engine
-from paceline.planning.base import Policy, PolicyBase, RoundRecord
-from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.prompts import Prompt, read_prompt
-from paceline.runtime.loop import DecodingLoop
+from paceline.planning.base import Policy, RoundRecord
+from paceline.prompts import Prompt
+from paceline.runtime.loop import ReadPrompt
+from paceline.runtime.worker import Worker
+from paceline.streams import Generation, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,14 @@ class Engines:
         draft: runs the draft model, if there is one.
         clock: by which runs are timed.
         open_reader: see :func:`~paceline.comparison.explain`.
+        worker: the thread in which the engines were opened, for whoever opened them to close.
     """
 
     target: PromptKeeper
     draft: Engine | None
     clock: Clock
     open_reader: OpenReader | None = None
+    worker: Worker = field(default_factory=Worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +110,16 @@ class Contestant(Protocol):
         ...
 
 
-class _Metered(PolicyBase):
-    """A policy, and the seconds that drafters took under it; the loop tells them to policies alone."""
+class _Meter:
+    """Adds up the seconds that drafters took."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self) -> None:
         self.drafters_s = 0.0
-        # As they are: rounds of a fraction of a millisecond would be charged for a call more each.
-        self.check, self.begin, self.end = policy.check, policy.begin, policy.end
-        self.budgets, self.choose, self.select = policy.budgets, policy.choose, policy.select
-        self._observe = policy.observe
 
     def observe(self, record: RoundRecord) -> None:
-        """Add up, and pass on."""
+        """Add up."""
         if record.draft_seconds:
             self.drafters_s += sum(record.draft_seconds.values())
-        self._observe(record)
 
 
 class Session(Model):
@@ -134,10 +135,10 @@ class Session(Model):
     def __init__(self, engines: Engines, drafters: Sequence[str], policy: Policy) -> None:
         draft = engines.draft if "draft" in drafters else None
         built = build_drafters(drafters, target=engines.target, draft=draft)
-        super().__init__(engines.target, built, policy, clock=engines.clock)
+        meter = _Meter()
+        super().__init__(engines.target, built, policy, clock=engines.clock, observers=[meter], worker=engines.worker)
+        self._meter = meter
         self._prompts = engines.target
-        self._metered = _Metered(policy)
-        self.loop = DecodingLoop(engines.target, built, self._metered, clock=engines.clock)
         self.reference_ids: Sequence[int] | None = None
 
     def __enter__(self) -> Session:
@@ -149,7 +150,7 @@ class Session(Model):
         Raises:
             Stopped: the user wants no more; the request is cancelled.
         """
-        drafters_s = self._metered.drafters_s
+        drafters_s = self._meter.drafters_s
         generation = finish(start(self, task, temperature, speculate=speculate), stopped)
         stats = generation.stats
         return Answer(
@@ -160,43 +161,44 @@ class Session(Model):
             stats.num_accepted,
             dict(stats.tested_by_depth),
             dict(stats.accepted_by_depth),
-            Spent(stats.phases.verify_s, stats.phases.sampling_s, self._metered.drafters_s - drafters_s),
+            Spent(stats.phases.verify_s, stats.phases.sampling_s, self._meter.drafters_s - drafters_s),
             generation,
         )
 
-    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
+    def read(self, prompt_ids: Sequence[int]) -> None:
+        """Read a prompt but for its last token, for whoever is asked for an answer to it next.
+
+        Raises:
+            Stopped: the user wants no more.
+        """
+        self.worker.call(lambda: self._prompts.read(prompt_ids))
+
+    def _start(
+        self, prompt: Prompt, options: GenerateOptions, *, wrap: Wrap | None = None, read: Read | None = None
+    ) -> Stream:
         """Start an answer, forced if there is a reference; the prompt is read, but for its last token.
 
         Raises:
             Stopped: the user wants no more.
         """
-        prompt_ids = read_prompt(prompt, self.target.vocabulary)
+        reference = self.reference_ids
+
+        def forced(verifier: Verifier, prompt_ids: Sequence[int]) -> Verifier:
+            if reference is not None:
+                verifier = ForcedVerifier(verifier, reference, len(prompt_ids))
+            return verifier if wrap is None else wrap(verifier, prompt_ids)
+
+        return super()._start(prompt, options, wrap=forced, read=read or self._read_prompt)
+
+    def _read_prompt(self, prompt_ids: Sequence[int]) -> ReadPrompt:
         self._prompts.read(prompt_ids)
-        stream = super().stream(prompt_ids, **options)
-        request = stream.request
-        request.cached = self._prompts.length(request.sequence)
         # What a prompt took the target is what policies hold a draft model's reading against, kept or not.
-        request.stats.prompt_tokens, request.stats.prompt_s = request.cached, self._prompts.read_s
-        if self.reference_ids is not None:
-            request.verifier = ForcedVerifier(request.verifier, self.reference_ids, request.num_prompt)
-        return stream
+        return ReadPrompt(self._prompts.open(), self._prompts.read_s)
 
     def close(self) -> None:
         """Cancel what still runs."""
-        for request in self.loop.active:
-            self.loop.cancel(request)
-
-
-class Answered(Session):
-    """A session whose plain answer is there already, so that recording it does not decode it a second time."""
-
-    def __init__(self, engines: Engines, drafters: Sequence[str], stream: Stream) -> None:
-        super().__init__(engines, drafters, NO_SPECULATION)
-        self._stream = stream
-
-    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
-        """Return the finished answer."""
-        return self._stream
+        with contextlib.suppress(ClosedError):  # nothing does
+            self.worker.call(self._cancel_all)
 
 
 def start(session: Session, task: Task, temperature: float, *, speculate: bool) -> Stream:
@@ -212,8 +214,13 @@ def start(session: Session, task: Task, temperature: float, *, speculate: bool) 
 
 
 def wall_engines(
-    target: Engine, draft: Engine | None, open_reader: OpenReader | None = None, *, stopped: Stop = lambda: False
+    target: Engine,
+    draft: Engine | None,
+    worker: Worker,
+    open_reader: OpenReader | None = None,
+    *,
+    stopped: Stop = lambda: False,
 ) -> Engines:
     """Return engines timed by the machine's clock, which read no more of a prompt once the user wants no more."""
     clock = WallClock()
-    return Engines(PromptKeeper(target, clock, stopped), draft, clock, open_reader)
+    return Engines(PromptKeeper(target, clock, stopped), draft, clock, open_reader, worker)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from paceline.bench.looping import loops
 from paceline.bench.results import WorkloadResult
-from paceline.bench.sessions import Answered, Engines, Session, start
+from paceline.bench.sessions import Engines, Session, start
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.comparison import Stop, Stopped, finish
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.planning.replaying.recorder import record
+from paceline.planning.replaying.recorder import record_answer
 from paceline.planning.replaying.recording import RECORDED_DEPTH, Recording
+from paceline.streams import Generation, Stream
 
 _TRIES_PER_TASK = 6
 """Tasks looked at for each that is wanted, at most: greedy answers of small models mostly loop."""
@@ -84,8 +85,9 @@ class TaskFinder:
             self._tell(f"{name}: looking for prompts, {found.tried} tried")
             found.tried += 1
             started_s = self._engines.clock.now_s()
-            stream = start(self._plain, task, settings.temperature, speculate=False)
+            self._plain.read(task.prompt_ids)
             read_s = self._engines.clock.now_s()
+            stream = start(self._plain, task, settings.temperature, speculate=False)
             answer = finish(stream, self._stopped)
             answered_s = self._engines.clock.now_s()
             if ends_early(task, answer.token_ids):
@@ -95,20 +97,28 @@ class TaskFinder:
             else:
                 kept += 1
                 self._tell(f"{name}: recording drafts of prompt {kept}")
-                recording = self._record(task, Answered(self._engines, settings.drafters, stream))
+                recording = self._record(task, stream, answer)
                 yield Prepared(task, recording, read_s - started_s, answered_s - read_s)
 
-    def _record(self, task: Task, answered: Answered) -> Recording:
+    def _record(self, task: Task, stream: Stream, answer: Generation) -> Recording:
+        """Record what every drafter would propose in an answer that is there."""
+
         def report(share: float) -> None:
             if self._stopped():
                 raise Stopped
 
-        with answered:
-            return record(
-                answered,
-                task.prompt_ids,
-                name=f"{task.workload} {task.name}",
-                depth=RECORDED_DEPTH,
-                report=report,
-                **task.options(self._settings.temperature),
+        with Session(self._engines, self._settings.drafters, NO_SPECULATION) as session:
+            return session.worker.call(
+                lambda: record_answer(
+                    session.drafters,
+                    session.target.vocabulary,
+                    stream.prompt_ids,
+                    answer.token_ids,
+                    params=stream.params,
+                    rules=stream.rules,
+                    finish_reason=answer.finish_reason,
+                    name=f"{task.workload} {task.name}",
+                    depth=RECORDED_DEPTH,
+                    report=report,
+                )
             )

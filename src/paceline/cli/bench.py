@@ -47,6 +47,7 @@ from paceline.output import whole_file
 from paceline.planning.auto.learned import Learned, load_learned
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
+from paceline.runtime.worker import Worker
 from paceline.terminal_text import json_text, printable
 from paceline.vocabularies.relation import check_vocabularies
 
@@ -240,13 +241,19 @@ def bench(
     with (
         # Loading calls back from native code, where an interrupt would be lost; rounds are not torn either.
         interrupts_held() as interrupted,
-        opened(target_options, draft_options) as pair,
+        Worker() as worker,
+        # All that runs models has to happen in one thread: native code keeps threads for each that calls it.
+        worker.entered(opened(target_options, draft_options)) as pair,
         _Progress(remaining_s) as progress,
     ):
         if pair.draft is not None:
             check_vocabularies(pair.target.vocabulary, pair.draft.vocabulary)
-        engines = wall_engines(pair.target, pair.draft, reader_of(pair.target_options), stopped=interrupted.is_set)
-        kept = _kept_profile(engines, pair.target_options, pair.draft_options, limit_s, interrupted, progress)
+        engines = wall_engines(
+            pair.target, pair.draft, worker, reader_of(pair.target_options), stopped=interrupted.is_set
+        )
+        kept = worker.call(
+            lambda: _kept_profile(engines, pair.target_options, pair.draft_options, limit_s, interrupted, progress)
+        )
         profile, learned = kept.profile, _learned(kept) if remember else None
         if limit_s is not None:
             length = engines.target.capabilities.context_length

@@ -7,10 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.api import Generation, Model
+from paceline.api import Model
 from paceline.comparison import Comparison
 from paceline.core.stats import RequestStats, percentile
 from paceline.planning.auto.policy import PlannerReport
+from paceline.streams import Generation
 
 PERCENTILES = (0.5, 0.9, 0.99)
 _VERDICT_STYLES = {"speculation is faster": "green", "plain is faster": "yellow"}

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.status import Status
 
-from paceline.api import GenerateOptions, Generation, Model, load
+from paceline.api import GenerateOptions, Model, load
 from paceline.cli import exits
 from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.interrupts import interrupts_held
@@ -39,6 +39,7 @@ from paceline.planning.base import Policy
 from paceline.planning.costs.meter import Report
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import POLICY_NAMES, check_policy_name
+from paceline.streams import Generation
 
 _SPECULATION, _OUTPUT = "Speculation", "Prompt and output"
 

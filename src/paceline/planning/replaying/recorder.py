@@ -60,7 +60,7 @@ def record(
         name: for tables.
         depth: deepest proposals to record; a replayed policy cannot draft deeper.
         siblings: most proposals to record for one position.
-        report: told how far it is.
+        report: told how far it is, in the engine's thread.
         **options: as for :meth:`Model.generate <paceline.api.Model.generate>`.
 
     Raises:
@@ -70,22 +70,23 @@ def record(
     _check_shape(depth, siblings)
     options["speculate"] = False
     with model.stream(prompt, **options) as stream:
-        request = stream.request
-        if not model.repeats_text({"temperature": request.params.temperature}):
+        if not model.repeats_text({"temperature": stream.params.temperature}):
             raise InputError("under rejection the text depends on what is drafted: record with coupled, or greedily")
         generation = stream.result()
-    return record_answer(
-        model.drafters,
-        model.target.vocabulary,
-        request.token_ids[: request.num_prompt],
-        generation.token_ids,
-        params=request.params,
-        rules=request.rules,
-        finish_reason=generation.finish_reason,
-        name=name,
-        depth=depth,
-        siblings=siblings,
-        report=report,
+    return model.worker.call(
+        lambda: record_answer(
+            model.drafters,
+            model.target.vocabulary,
+            stream.prompt_ids,
+            generation.token_ids,
+            params=stream.params,
+            rules=stream.rules,
+            finish_reason=generation.finish_reason,
+            name=name,
+            depth=depth,
+            siblings=siblings,
+            report=report,
+        )
     )
 
 

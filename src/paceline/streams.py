@@ -1,0 +1,194 @@
+"""Answers: one while it is written, for a consumer in a thread, and one that is finished."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from paceline.core.errors import ClosedError
+from paceline.core.params import SamplingParams, SpeculationParams, StopRules
+from paceline.core.request import Emission, FinishReason, Request
+from paceline.core.stats import RequestStats
+from paceline.core.text import TextSegment
+from paceline.runtime.driving import Drive
+from paceline.runtime.outbox import Ending, ThreadOutbox
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished answer.
+
+    Attributes:
+        text: the answer, without the prompt.
+        token_ids: its tokens.
+        sources: for each token the drafter it came from, or ``"target"``.
+        finish_reason: why it ended; ``None`` if it has not yet.
+        seed: the seed it was sampled with; the same seed gives the same text under ``coupled``.
+        stats: counts and times.
+    """
+
+    text: str
+    token_ids: Sequence[int]
+    sources: Sequence[str]
+    finish_reason: FinishReason | None
+    seed: int
+    stats: RequestStats
+
+    @classmethod
+    def of(cls, rounds: Sequence[Emission | None], ending: Ending | None, stats: RequestStats, seed: int) -> Generation:
+        """Return what rounds come to."""
+        emissions = [emission for emission in rounds if emission is not None]
+        return cls(
+            text="".join(segment.text for emission in emissions for segment in emission.segments),
+            token_ids=[token_id for emission in emissions for token_id in emission.token_ids],
+            sources=[source for emission in emissions for source in emission.sources],
+            finish_reason=None if ending is None else ending.finish_reason,
+            seed=seed,
+            stats=stats,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is asked of a model.
+
+    Attributes:
+        params: how the answer is sampled.
+        rules: when it ends.
+        speculation: how it is sped up.
+        add: reads the prompt and adds the request to the loop; called on the engine's thread.
+    """
+
+    params: SamplingParams
+    rules: StopRules
+    speculation: SpeculationParams
+    add: Callable[[], Request]
+
+
+class Stream:
+    """An answer while it is written: iterate for its text, as it becomes final.
+
+    It is written in the thread that owns the engine, whether somebody reads it or not. Closing it early (``close()``,
+    leaving its ``with`` block, or dropping it) cancels the request and keeps what there is. An interrupt or error while
+    it is waited for cancels it too. It may be closed from any thread; one thread at a time reads it.
+
+    Args:
+        drive: where the answer is decoded.
+        ask: what is asked for.
+
+    Raises:
+        PacelineError: the request was refused.
+    """
+
+    def __init__(self, drive: Drive, ask: Ask) -> None:
+        self._ask = ask
+        self._num_read = 0
+        self._outbox = ThreadOutbox()
+        self._worker = drive.worker
+        self._ticket = drive.submit(ask.add, self._outbox, self)
+
+    def __iter__(self) -> Iterator[TextSegment]:
+        for segments in self.rounds():
+            yield from segments
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """Tokens of the prompt."""
+        return self._ticket.prompt_ids
+
+    @property
+    def params(self) -> SamplingParams:
+        """How the answer is sampled."""
+        return self._ask.params
+
+    @property
+    def rules(self) -> StopRules:
+        """When it ends."""
+        return self._ask.rules
+
+    @property
+    def speculation(self) -> SpeculationParams:
+        """How it is sped up."""
+        return self._ask.speculation
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the answer is over, and all of its text was read."""
+        return self._outbox.is_over and self._num_read == len(self._outbox.rounds)
+
+    def rounds(self) -> Iterator[list[TextSegment]]:
+        """Iterate round by round: the text each made final, which may be none (while a long prompt is read).
+
+        Raises:
+            PacelineError: the request ended by an error.
+            BusyError: this is the engine's thread, which would wait for itself.
+            CapabilityError: this process was forked from the one that writes the answer.
+        """
+        outbox = self._outbox
+        while True:
+            self._wait(self._num_read + 1)
+            if self._num_read == len(outbox.rounds):
+                break
+            yield self._read(self._num_read + 1)
+        self._raise_error()
+
+    def close(self) -> list[TextSegment]:
+        """Cancel the request if it still runs, and wait for that; return text that was not read yet."""
+        if not self._outbox.is_over:
+            self._ticket.cancel()
+        return self._read(len(self._outbox.rounds))
+
+    def result(self) -> Generation:
+        """Return the answer, once it is there.
+
+        Raises:
+            PacelineError: the request ended by an error; else as :meth:`rounds`.
+        """
+        self._wait()
+        self._read(len(self._outbox.rounds))
+        self._raise_error()
+        return self.so_far()
+
+    def so_far(self) -> Generation:
+        """Return the answer as it stands, read or not; ``finish_reason`` is ``None`` while it runs."""
+        outbox, ticket = self._outbox, self._ticket
+        rounds: Sequence[Emission | None] = outbox.rounds
+        if outbox.ending is None:
+            with contextlib.suppress(ClosedError):  # then it ended meanwhile
+                # Between rounds, so that text and counts are of the same one.
+                rounds, stats, ending = self._worker.call(lambda: (outbox.rounds.copy(), ticket.stats(), outbox.ending))
+                return Generation.of(rounds, ending, stats, self.params.seed)
+        assert outbox.ending is not None
+        return Generation.of(rounds, outbox.ending, outbox.ending.stats, self.params.seed)
+
+    def _wait(self, rounds: float = math.inf) -> None:
+        """Wait for so many rounds, or the end."""
+        outbox = self._outbox
+        try:
+            if not outbox.has(rounds):
+                self._worker.check()
+                outbox.wait(rounds)
+        except BaseException:
+            self._ticket.cancel_soon()
+            raise
+
+    def _read(self, until: int) -> list[TextSegment]:
+        """Return the text of rounds that were not read yet."""
+        first, self._num_read = self._num_read, until
+        return [segment for emission in self._outbox.rounds[first:until] if emission for segment in emission.segments]
+
+    def _raise_error(self) -> None:
+        ending = self._outbox.ending
+        if ending is not None and ending.error is not None:
+            raise ending.error
