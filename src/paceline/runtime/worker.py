@@ -158,6 +158,7 @@ class _Room:
         self.leaving = True
 
     def _work(self) -> None:
+        _here.room = self
         _rooms.add(self)
         try:
             while not self.leaving:
@@ -185,6 +186,9 @@ class _Room:
 
 _rooms: Final[set[_Room]] = set()
 """Of threads that have not ended."""
+
+_here: Final = threading.local()
+"""``room`` is that of the thread that looks, if it is one of these. Numbers of threads are given out again."""
 
 
 def _end_all() -> None:
@@ -233,7 +237,7 @@ class Worker:
     @property
     def is_current(self) -> bool:
         """Whether this is the engine's thread."""
-        return self.is_here and threading.get_ident() == self._room.thread.ident
+        return getattr(_here, "room", None) is self._room
 
     def check(self) -> None:
         """Raise where waiting for the thread would take for ever.

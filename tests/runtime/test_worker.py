@@ -1,0 +1,546 @@
+"""The thread that owns an engine: whoever asks it, whenever they go, it goes on, and ends when it should."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+
+import numpy as np
+import pytest
+
+from paceline.core.arrays import Float64Array
+from paceline.core.errors import BusyError, ClosedError, EngineError, InputError
+from paceline.core.params import SamplingParams, StopRules
+from paceline.core.request import Emission, Request
+from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
+from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.runtime.driving import Drive
+from paceline.runtime.loop import DecodingLoop
+from paceline.runtime.outbox import Ending, ThreadOutbox
+from paceline.runtime.worker import Worker
+
+SIZE = 10
+ENDLESS = 10**9
+"""Tokens of an answer that nobody waits for the end of."""
+
+needs_signals = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="this system signals no threads")
+
+WAIT_S = 30.0
+"""Longest wait for what is to come at once; a test that needs it fails."""
+
+
+def counting(tokens: Sequence[int]) -> Float64Array:
+    row: Float64Array = np.eye(SIZE)[(tokens[-1] + 1) % SIZE]
+    return row
+
+
+class Owner:
+    """Whoever wants an answer."""
+
+
+class Gate:
+    """A counting model that stops before a token until it is let through.
+
+    Attributes:
+        reached: set once it stands there.
+        let_through: to be set.
+    """
+
+    def __init__(self, token_id: int) -> None:
+        self.reached = threading.Event()
+        self.let_through = threading.Event()
+        self._token_id = token_id
+
+    def __call__(self, tokens: Sequence[int]) -> Float64Array:
+        if tokens[-1] == self._token_id:
+            self.reached.set()
+            assert self.let_through.wait(WAIT_S)
+        return counting(tokens)
+
+
+def engine(model: LogitFunction = counting, *, max_rows: int = 512) -> ScriptedEngine:
+    vocabulary = ScriptedVocabulary.of_size(SIZE)
+    return ScriptedEngine(model, vocabulary, context_length=2 * ENDLESS, max_rows=max_rows)
+
+
+def drive_on(worker: Worker, target: ScriptedEngine) -> Drive:
+    return Drive(worker, DecodingLoop(target, [], NO_SPECULATION, clock=target.clock))
+
+
+def adding(drive: Drive, prompt: Sequence[int], max_tokens: int) -> Callable[[], Request]:
+    return lambda: drive.loop.add(prompt, SamplingParams(0.0), StopRules(max_tokens))
+
+
+def ids_of(outbox: ThreadOutbox) -> list[int]:
+    return [token_id for emission in outbox.rounds if emission for token_id in emission.token_ids]
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with Worker() as made:
+        yield made
+
+
+def test_all_calls_are_made_in_one_thread_that_is_none_of_the_callers(worker: Worker) -> None:
+    threads = {worker.call(threading.get_ident) for _ in range(3)}
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_what_a_call_raises_is_raised_in_the_caller_and_nothing_keeps_it(worker: Worker) -> None:
+    class FaultError(Exception):
+        pass
+
+    def fail() -> None:
+        raise FaultError("the function's own")
+
+    with pytest.raises(FaultError, match="own") as caught:
+        worker.call(fail)
+    error = weakref.ref(caught.value)
+    gc.disable()
+    try:
+        del caught
+        assert error() is None, "only a collector finds it"
+    finally:
+        gc.enable()
+    assert worker.call(lambda: 7) == 7
+
+
+def test_what_a_post_raises_is_logged(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise ValueError("nobody waits for this")
+
+    worker.post(fail)
+    worker.call(lambda: None)
+    assert "nobody waits for this" in caplog.text
+
+
+def test_a_call_from_within_a_call_is_an_error_and_no_deadlock(worker: Worker) -> None:
+    with pytest.raises(BusyError, match="from within one of its own rounds"):
+        worker.call(lambda: worker.call(lambda: None))
+    with pytest.raises(BusyError):
+        worker.call(worker.close)
+
+
+def test_after_the_end_calls_are_refused_and_posts_ignored() -> None:
+    worker = Worker()
+    worker.close()
+    worker.close()
+    worker.post(lambda: None)
+    with pytest.raises(ClosedError, match="load it again"):
+        worker.call(lambda: None)
+
+
+def test_calls_that_race_with_the_end_are_made_or_refused() -> None:
+    for _ in range(50):
+        worker = Worker()
+        results: list[int | str] = []
+
+        def ask(worker: Worker = worker, results: list[int | str] = results) -> None:
+            try:
+                for number in range(ENDLESS):
+                    worker.call(lambda number=number: number)  # type: ignore[misc]
+            except ClosedError:
+                results.append("refused")
+
+        callers = [threading.Thread(target=ask) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        closers = [threading.Thread(target=worker.close) for _ in range(2)]
+        for thread in closers:
+            thread.start()
+        for thread in callers + closers:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+        assert results == ["refused"] * 3
+
+
+def test_a_worker_that_is_dropped_ends_its_thread() -> None:
+    worker = Worker()
+    thread = worker._room.thread
+    drive = drive_on(worker, engine())
+    outbox, owner = ThreadOutbox(), Owner()
+    drive.submit(adding(drive, [0], 3), outbox, owner)
+    outbox.wait(ENDLESS)
+    del worker, drive
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_a_context_is_entered_and_left_in_the_thread(worker: Worker) -> None:
+    seen: list[object] = []
+
+    @contextlib.contextmanager
+    def context() -> Iterator[str]:
+        seen.append(threading.current_thread().name)
+        try:
+            yield "value"
+        except ValueError as error:
+            seen.append(str(error))
+            raise
+        finally:
+            seen.append(threading.current_thread().name)
+
+    with worker.entered(context()) as value:
+        assert value == "value"
+    assert seen == ["paceline"] * 2
+    seen.clear()
+    with pytest.raises(ValueError, match="in between"), worker.entered(context()):
+        raise ValueError("in between")
+    assert seen == ["paceline", "in between", "paceline"]
+
+
+def test_loops_that_share_a_worker_have_rounds_in_turn(worker: Worker) -> None:
+    order: list[int] = []
+
+    def noting(which: int) -> LogitFunction:
+        def logits(tokens: Sequence[int]) -> Float64Array:
+            order.append(which)
+            return counting(tokens)
+
+        return logits
+
+    drives = [drive_on(worker, engine(noting(which))) for which in range(2)]
+    outboxes, owner = [ThreadOutbox(), ThreadOutbox()], Owner()
+
+    def admit_both() -> None:
+        for drive, outbox in zip(drives, outboxes, strict=True):
+            drive.submit_soon(adding(drive, [0], 5), outbox, owner)
+
+    worker.call(admit_both)
+    for outbox in outboxes:
+        outbox.wait(ENDLESS)
+        assert ids_of(outbox) == [1, 2, 3, 4, 5]
+    assert order == [0, 1] * 5
+
+
+def test_a_long_prompt_is_told_of_round_by_round(worker: Worker) -> None:
+    drive = drive_on(worker, engine(max_rows=4))
+    outbox, owner = ThreadOutbox(), Owner()
+    drive.submit(adding(drive, [0] * 11, 2), outbox, owner)
+    outbox.wait(ENDLESS)
+    told = [None if emission is None else list(emission.token_ids) for emission in outbox.rounds]
+    assert told == [None, None, [1], [2]]
+    assert outbox.ending is not None
+    assert outbox.ending.stats.prompt_tokens == 11
+
+
+def test_a_request_that_is_refused_raises_where_it_was_asked_for(worker: Worker) -> None:
+    drive = drive_on(worker, engine())
+    outbox, owner = ThreadOutbox(), Owner()
+    with pytest.raises(InputError, match="token id 99"):
+        drive.submit(adding(drive, [99], 1), outbox, owner)
+    drive.submit_soon(adding(drive, [99], 1), outbox, owner)
+    outbox.wait(ENDLESS)
+    assert outbox.rounds == []
+    assert outbox.ending is not None
+    assert isinstance(outbox.ending.error, InputError)
+
+
+def test_an_owner_that_is_dropped_ends_its_own_request_and_no_other() -> None:
+    gate = Gate(7)
+    target = engine(gate)
+    with Worker() as worker:
+        drive = drive_on(worker, target)
+        dropped, kept = ThreadOutbox(), ThreadOutbox()
+        leaving, staying = Owner(), Owner()
+        wanted = [(ENDLESS, dropped, leaving), (12, kept, staying)]
+
+        def admit_both() -> None:
+            while wanted:
+                max_tokens, outbox, owner = wanted.pop()
+                drive.submit_soon(adding(drive, [0], max_tokens), outbox, owner)
+
+        worker.call(admit_both)
+        assert gate.reached.wait(WAIT_S)
+        del leaving
+        gate.let_through.set()
+        dropped.wait(ENDLESS)
+        kept.wait(ENDLESS)
+        assert dropped.ending is not None
+        assert dropped.ending.finish_reason == "cancelled"
+        # It was in the middle of a round, which was still made whole.
+        assert ids_of(dropped) == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert ids_of(kept) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
+    assert not target._sequences
+
+
+def test_an_owner_collected_by_the_thread_itself_ends_its_request_after_the_round(worker: Worker) -> None:
+    """Python collects garbage wherever it likes."""
+    collected = threading.Event()
+
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        if not collected.is_set():
+            gc.collect()
+        return counting(tokens)
+
+    class Holder:
+        def __init__(self) -> None:
+            self.cycle = self
+
+    drive = drive_on(worker, engine(logits))
+    outbox, kept = ThreadOutbox(), ThreadOutbox()
+    owner, other = Holder(), Owner()
+    weakref.finalize(owner, collected.set)
+    gc.disable()
+    try:
+        drive.submit(adding(drive, [0], ENDLESS), outbox, owner)
+        del owner
+        drive.submit(adding(drive, [0], 5), kept, other)
+        outbox.wait(ENDLESS)
+        kept.wait(ENDLESS)
+    finally:
+        gc.enable()
+    assert collected.is_set()
+    assert outbox.ending is not None
+    assert outbox.ending.finish_reason == "cancelled"
+    assert ids_of(kept) == [1, 2, 3, 4, 5]
+
+
+def test_a_round_that_fails_ends_the_requests_of_its_loop_and_the_loop_goes_on(worker: Worker) -> None:
+    class Failing(ScriptedEngine):
+        failing = False
+
+        def forward(self, steps: Sequence[object]) -> object:  # type: ignore[override]
+            if self.failing:
+                raise EngineError("the device is gone")
+            return super().forward(steps)  # type: ignore[arg-type]
+
+    gate = Gate(5)
+    target = Failing(gate, ScriptedVocabulary.of_size(SIZE))
+    other = engine()
+    drive, beside = drive_on(worker, target), drive_on(worker, other)
+    outboxes, owner = [ThreadOutbox() for _ in range(3)], Owner()
+    first, second, unharmed = outboxes
+
+    def admit_all() -> None:
+        drive.submit_soon(adding(drive, [0], 9), first, owner)
+        drive.submit_soon(adding(drive, [1], 9), second, owner)
+        beside.submit_soon(adding(beside, [0], 9), unharmed, owner)
+
+    worker.call(admit_all)
+    assert gate.reached.wait(WAIT_S)
+    target.failing = True
+    gate.let_through.set()
+    for outbox in outboxes:
+        outbox.wait(ENDLESS)
+    for outbox in (first, second):
+        assert outbox.ending is not None
+        assert outbox.ending.finish_reason == "error"
+        assert isinstance(outbox.ending.error, EngineError)
+        assert outbox.ending.stats.predicted_tokens == len(ids_of(outbox))
+    assert ids_of(unharmed) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert not target._sequences
+    target.failing = False
+    again = ThreadOutbox()
+    drive.submit(adding(drive, [5], 3), again, owner)
+    again.wait(ENDLESS)
+    assert ids_of(again) == [6, 7, 8]
+
+
+def test_an_outbox_that_fails_ends_its_own_request_and_no_other(worker: Worker) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            self.ended = threading.Event()
+
+        def put(self, emission: Emission | None) -> None:
+            raise RuntimeError("Event loop is closed")
+
+        def end(self, ending: Ending, emission: Emission | None = None) -> None:
+            self.ended.set()
+            raise RuntimeError("Event loop is closed")
+
+    target = engine()
+    drive = drive_on(worker, target)
+    broken, fine, owner = Broken(), ThreadOutbox(), Owner()
+    drive.submit(adding(drive, [0], ENDLESS), broken, owner)
+    drive.submit(adding(drive, [0], 6), fine, owner)
+    assert broken.ended.wait(WAIT_S)
+    fine.wait(ENDLESS)
+    assert ids_of(fine) == [1, 2, 3, 4, 5, 6]
+    worker.call(lambda: None)
+    assert not target._sequences
+
+
+@contextlib.contextmanager
+def interrupt_once(waits: Callable[[], bool]) -> Iterator[None]:
+    """Interrupt this thread within the block, once ``waits`` says that it waits."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    def watch() -> None:
+        while not waits():
+            pass
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        watcher.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@needs_signals
+def test_an_interrupt_ends_the_wait_of_a_call_and_the_call_is_made_all_the_same(worker: Worker) -> None:
+    started, let_through, done = threading.Event(), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        started.set()
+        assert let_through.wait(WAIT_S)
+        done.set()
+
+    with pytest.raises(KeyboardInterrupt), interrupt_once(started.is_set):
+        worker.call(slow)
+    assert not done.is_set()
+    let_through.set()
+    assert worker.call(done.is_set)
+
+
+@needs_signals
+def test_an_interrupt_while_a_request_waits_for_its_place_ends_the_request() -> None:
+    gate = Gate(3)
+    target = engine(gate)
+    with Worker() as worker:
+        drive = drive_on(worker, target)
+        running, given_up, owner = ThreadOutbox(), ThreadOutbox(), Owner()
+        drive.submit(adding(drive, [0], 20), running, owner)
+        assert gate.reached.wait(WAIT_S)
+        with pytest.raises(KeyboardInterrupt), interrupt_once(lambda: not worker._room.inbox.empty()):
+            drive.submit(adding(drive, [5], ENDLESS), given_up, owner)
+        gate.let_through.set()
+        given_up.wait(ENDLESS)
+        running.wait(ENDLESS)
+        assert given_up.ending is not None
+        assert given_up.ending.finish_reason == "cancelled"
+        assert len(ids_of(running)) == 20
+    assert not target._sequences
+
+
+@needs_signals
+def test_an_interrupted_wait_for_rounds_loses_none_of_them(worker: Worker) -> None:
+    gate = Gate(3)
+    drive = drive_on(worker, engine(gate))
+    outbox, owner = ThreadOutbox(), Owner()
+    drive.submit(adding(drive, [0], 20), outbox, owner)
+    with pytest.raises(KeyboardInterrupt), interrupt_once(lambda: outbox._wanted == ENDLESS):
+        outbox.wait(ENDLESS)
+    gate.let_through.set()
+    outbox.wait(ENDLESS)
+    assert ids_of(outbox) == [(1 + place) % SIZE for place in range(20)]
+
+
+def test_closing_a_worker_ends_what_runs() -> None:
+    target = engine()
+    worker = Worker()
+    drive = drive_on(worker, target)
+    outbox, owner = ThreadOutbox(), Owner()
+    drive.submit(adding(drive, [0], ENDLESS), outbox, owner)
+    outbox.wait(1)
+    worker.close()
+    assert outbox.ending is not None
+    assert outbox.ending.finish_reason == "cancelled"
+    assert not target._sequences
+
+
+def run_program(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, which has to end by itself."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=environment,
+    )
+
+
+SCRIPTED = """
+    import os, signal, sys, threading
+    import numpy as np
+    import paceline
+    from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary
+
+    def counting(tokens):
+        return np.eye(10)[(tokens[-1] + 1) % 10]
+
+    def load(model=counting):
+        engine = ScriptedEngine(model, ScriptedVocabulary.of_size(10), context_length=1 << 40)
+        return paceline.Model(engine, [], paceline.NO_SPECULATION)
+"""
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "model = load(); print(model.generate([1], max_tokens=3, temperature=0).token_ids)",
+        "stream = load().stream([1], max_tokens=10**9); next(iter(stream)); print('[2, 3, 4]')",
+        "stream = load().stream([1], max_tokens=10**9); next(iter(stream)); print('[2, 3, 4]'); del stream",
+        "stream = load().stream([1], max_tokens=10**9); next(iter(stream)); print('[2, 3, 4]'); sys.exit()",
+        # A thread that is not a daemon is served to its end.
+        "model = load(); threading.Thread(target=lambda: print(model.generate([1], max_tokens=3, temperature=0)"
+        ".token_ids)).start()",
+        # One that is a daemon does not keep the process.
+        "model = load(); stream = model.stream([1], max_tokens=10**9)\n"
+        "    threading.Thread(target=stream.result, daemon=True).start(); print('[2, 3, 4]')",
+    ],
+)
+def test_a_process_that_closes_nothing_ends_at_once_and_quietly(ending: str) -> None:
+    ended = run_program(f"{SCRIPTED}\n    {ending}")
+    assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, "[2, 3, 4]", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+def test_a_forked_process_is_told_so_by_every_way_of_asking_and_ends() -> None:
+    ended = run_program(
+        SCRIPTED
+        + """
+    import asyncio
+
+    async def ask(model):
+        return await model.agenerate([1], max_tokens=3)
+
+    model = load()
+    stream = model.stream([1], max_tokens=10**9)
+    next(iter(stream))
+    child = os.fork()
+    if child == 0:
+        ways = (
+            lambda: model.generate([1]),
+            lambda: model.stream([1]),
+            lambda: asyncio.run(ask(model)),
+            lambda: model.worker.call(int),
+            stream.result,
+            stream.so_far,
+        )
+        for ask_in_vain in ways:
+            try:
+                ask_in_vain()
+            except paceline.CapabilityError as error:
+                print("get_context('spawn')" in str(error))
+        stream.close()
+        del stream
+        model.close()
+        del model
+        print(load().generate([1], max_tokens=3, temperature=0).token_ids)
+    else:
+        os.waitpid(child, 0)
+        stream.close()
+        print(model.generate([1], max_tokens=3, temperature=0).token_ids)
+"""
+    )
+    assert ended.stdout.splitlines() == ["True"] * 6 + ["[2, 3, 4]"] * 2, ended.stderr
+    assert ended.returncode == 0
