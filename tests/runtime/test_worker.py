@@ -48,23 +48,24 @@ class Owner:
 
 
 class Gate:
-    """A counting model that stops before a token until it is let through.
+    """A model that stops after a token until it is let through.
 
     Attributes:
         reached: set once it stands there.
         let_through: to be set.
     """
 
-    def __init__(self, token_id: int) -> None:
+    def __init__(self, token_id: int, model: LogitFunction = counting) -> None:
         self.reached = threading.Event()
         self.let_through = threading.Event()
         self._token_id = token_id
+        self._model = model
 
     def __call__(self, tokens: Sequence[int]) -> Float64Array:
         if tokens[-1] == self._token_id:
             self.reached.set()
             assert self.let_through.wait(WAIT_S)
-        return counting(tokens)
+        return self._model(tokens)
 
 
 def engine(model: LogitFunction = counting, *, max_rows: int = 512) -> ScriptedEngine:
