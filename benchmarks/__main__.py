@@ -22,6 +22,8 @@ from benchmarks.pair.command import EPILOG, pair
 from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
 from benchmarks.sweep import EPILOG as SWEEP_EPILOG
 from benchmarks.sweep import sweep
+from benchmarks.worker_overhead import EPILOG as WORKER_OVERHEAD_EPILOG
+from benchmarks.worker_overhead import worker_overhead
 from paceline.cli import exits
 from paceline.core.errors import InputError, PacelineError
 from paceline.machine import machine
@@ -61,6 +63,7 @@ for _name, _module in MEASUREMENTS.items():
     app.command(_name, help=(_module.__doc__ or "").partition("\n")[0])(_command(_name))
 app.command("pair", epilog=EPILOG)(pair)
 app.command("inflation", epilog=INFLATION_EPILOG)(inflation)
+app.command("worker-overhead", epilog=WORKER_OVERHEAD_EPILOG)(worker_overhead)
 # These need a program that is not there everywhere.
 app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
 app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)

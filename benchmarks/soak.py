@@ -1,6 +1,7 @@
 """Ten thousand requests on one model whose consumers drop, cancel, interrupt and fail, beside some left alone.
 
-What limits it is decoding itself. It fails where an answer that was left alone differs from the same one alone, and
+The consumers are in several threads, and only those in the main one can be interrupted. What limits it is decoding
+itself. It fails where an answer that was left alone differs from the same one alone, and
 prints how many requests ended in which way, and what memory the process held after each fifth of them. The target is
 the embedded one with weights and cache in F32: other requests make passes wider, and in other types that turns
 near-ties.
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,11 +27,19 @@ import paceline
 from paceline.drafters.registry import build_drafters
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.runtime.worker import Worker
 
 REQUESTS = 10_000
 MAX_TOKENS = 24
+THREADS = 4
 MOST_OPEN = 3
-"""Answers under way that are left alone."""
+"""Answers under way that are left alone, in each thread."""
+
+LONGER = 4
+"""How many times as long the answers that are misused would be, so that they are under way when it happens."""
+
+SEQUENCES = 32
+"""For the answers that are left alone, as many misused ones, and what was dropped in cycles and not collected yet."""
 
 LONGEST_ALARM_S = 0.01
 PROMPTS = ("def add(a, b):\n    return", "INFO  server started\nINFO  server", "Once upon a time")
@@ -50,8 +60,8 @@ class Expected:
         answer = model.generate(prompt, max_tokens=max_tokens, seed=seed)
         return cls(prompt, seed, max_tokens, answer.token_ids, answer.text)
 
-    def stream(self, model: paceline.Model) -> paceline.Stream:
-        return model.stream(self.prompt, max_tokens=self.max_tokens, seed=self.seed)
+    def stream(self, model: paceline.Model, *, longer: int = 1) -> paceline.Stream:
+        return model.stream(self.prompt, max_tokens=longer * self.max_tokens, seed=self.seed)
 
     def check(self, answer: paceline.Generation) -> None:
         if (answer.token_ids, answer.text) != (self.token_ids, self.text):
@@ -113,6 +123,40 @@ def interrupt(stream: paceline.Stream, rng: random.Random) -> None:
 
 
 CONSUMERS: tuple[Consumer, ...] = (drop, drop_in_a_cycle, fail_and_keep_the_error, cancel, leave_a_generator, interrupt)
+OFF_THE_MAIN_THREAD = CONSUMERS[:-1]
+"""Signals interrupt the main thread only."""
+
+
+def misuse_in_threads(
+    model: paceline.Model,
+    expected: Sequence[Expected],
+    *,
+    requests: int,
+    seed: int,
+    threads: int = THREADS,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Counter[str]:
+    """Misuse a model from several threads at once, the main one among them; see :func:`misuse`.
+
+    Args:
+        model: with room for what all threads have open.
+        expected: what answers are when nothing disturbs them.
+        requests: how many in each thread.
+        seed: of all choices.
+        threads: how many.
+        progress: told how many are done in the main thread.
+    """
+    counts: Counter[str] = Counter()
+    with ThreadPoolExecutor(max(1, threads - 1)) as pool:
+        others = [
+            pool.submit(misuse, model, expected, requests=requests, seed=seed + number, consumers=OFF_THE_MAIN_THREAD)
+            for number in range(1, threads)
+        ]
+        with _alarms_interrupt():
+            counts += misuse(model, expected, requests=requests, seed=seed, progress=progress)
+        for other in others:
+            counts += other.result()
+    return counts
 
 
 def misuse(
@@ -121,6 +165,7 @@ def misuse(
     *,
     requests: int,
     seed: int,
+    consumers: Sequence[Consumer] = CONSUMERS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Counter[str]:
     """Make requests, of which some are left alone and all others misused, and check those that were left alone.
@@ -130,6 +175,7 @@ def misuse(
         expected: what answers are when nothing disturbs them.
         requests: how many in all.
         seed: of all choices.
+        consumers: what is done to the others.
         progress: told how many are done.
 
     Returns:
@@ -141,27 +187,26 @@ def misuse(
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
     alone: list[tuple[Expected, paceline.Stream, Iterator[Any]]] = []
-    with _alarms_interrupt():
-        while counts.total() < requests:
-            if len(alone) < MOST_OPEN:
-                wanted = rng.choice(expected)
-                stream = wanted.stream(model)
-                alone.append((wanted, stream, stream.rounds()))
-                counts["left alone"] += 1
-            else:
-                consumer = rng.choice(CONSUMERS)
-                # Nothing here holds the stream, so that the consumer's dropping it is what drops it.
-                consumer(rng.choice(expected).stream(model), rng)
-                counts[consumer.__name__.replace("_", " ")] += 1
-            if alone and rng.random() < 0.8:
-                at = rng.randrange(len(alone))
-                wanted, stream, rounds = alone[at]
-                if next(rounds, None) is None:
-                    wanted.check(stream.so_far())
-                    del alone[at]
-            progress(counts.total())
-        for wanted, stream, _ in alone:
-            wanted.check(stream.result())
+    while counts.total() < requests:
+        if len(alone) < MOST_OPEN:
+            wanted = rng.choice(expected)
+            stream = wanted.stream(model)
+            alone.append((wanted, stream, stream.rounds()))
+            counts["left alone"] += 1
+        else:
+            consumer = rng.choice(consumers)
+            # Nothing here holds the stream, so that the consumer's dropping it is what drops it.
+            consumer(rng.choice(expected).stream(model, longer=LONGER), rng)
+            counts[consumer.__name__.replace("_", " ")] += 1
+        if alone and rng.random() < 0.8:
+            at = rng.randrange(len(alone))
+            wanted, stream, rounds = alone[at]
+            if next(rounds, None) is None:
+                wanted.check(stream.so_far())
+                del alone[at]
+        progress(counts.total())
+    for wanted, stream, _ in alone:
+        wanted.check(stream.result())
     return counts
 
 
@@ -198,28 +243,33 @@ def _resident_bytes() -> int:
 def _model(folder: Path) -> paceline.Model:
     path = folder / "target-f32.gguf"
     quantize_gguf(embedded_target(), path, "F32")
-    sequences = MOST_OPEN + 3
-    target = LlamaCppEngine(LlamaCppConfig(path, context_length=256, max_sequences=sequences, cache_type="f32"))
-    draft = LlamaCppEngine(LlamaCppConfig(embedded_draft(), context_length=256, max_sequences=sequences, branches=0))
-    drafters = build_drafters(["suffix", "draft"], target=target, draft=draft)
-    return paceline.Model(target, drafters, paceline.FixedPolicy(3, siblings=2))
+    worker = Worker()
+
+    def open_here() -> paceline.Model:
+        target = LlamaCppEngine(LlamaCppConfig(path, context_length=256, max_sequences=SEQUENCES, cache_type="f32"))
+        draft = LlamaCppEngine(
+            LlamaCppConfig(embedded_draft(), context_length=256, max_sequences=SEQUENCES, branches=0)
+        )
+        drafters = build_drafters(["suffix", "draft"], target=target, draft=draft)
+        return paceline.Model(target, drafters, paceline.FixedPolicy(3, siblings=2), worker=worker)
+
+    return worker.call(open_here)
 
 
 def measure() -> dict[str, Any]:
     memory: list[int] = []
 
     def progress(done: int) -> None:
-        if done >= (len(memory) + 1) * REQUESTS // 5:
+        if done >= (len(memory) + 1) * REQUESTS // THREADS // 5:
             gc.collect()
             memory.append(_resident_bytes())
-            print(f"{done} requests, {memory[-1] >> 20} MiB", flush=True)
+            print(f"{done} requests in each thread, {memory[-1] >> 20} MiB", flush=True)
 
     with tempfile.TemporaryDirectory() as folder, _model(Path(folder)) as model:
         expected = [Expected.of(model, prompt, max_tokens=MAX_TOKENS) for prompt in PROMPTS]
-        counts = misuse(model, expected, requests=REQUESTS, seed=0, progress=progress)
+        counts = misuse_in_threads(model, expected, requests=REQUESTS // THREADS, seed=0, progress=progress)
         gc.collect()
-        model.generate("x", max_tokens=1)
-        still_open = len(model.target._sequences)  # type: ignore[attr-defined]
+        still_open = model.worker.call(lambda: len(model.target._sequences))  # type: ignore[attr-defined]
     if still_open:
         raise AssertionError(f"{still_open} sequences are still open")
     print(", ".join(f"{kind} {count}" for kind, count in counts.items()))

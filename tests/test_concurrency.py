@@ -80,7 +80,8 @@ def questions(seed: int, count: int) -> list[Question]:
     drawn = [Question.draw(rng) for _ in range(count)]
     for question in drawn:
         with scripted() as plain:
-            question.expected = plain.generate(question.prompt, **{**question.options, "speculate": False})
+            options: GenerateOptions = {**question.options, "speculate": False}
+            question.expected = plain.generate(question.prompt, **options)
     return drawn
 
 

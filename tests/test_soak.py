@@ -6,10 +6,10 @@ The scripted engine makes it quick; ``python -m benchmarks soak`` does the same 
 from __future__ import annotations
 
 import gc
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from benchmarks.soak import Expected, misuse
+from benchmarks.soak import OFF_THE_MAIN_THREAD, SEQUENCES, Expected, misuse, misuse_in_threads
 
 import paceline
 from paceline.drafters.base import Drafter
@@ -32,22 +32,33 @@ def scripted_model(max_sequences: int) -> tuple[paceline.Model, ScriptedEngine, 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_misuse_touches_no_other_answer_and_leaves_nothing_behind(seed: int) -> None:
-    model, target, draft = scripted_model(max_sequences=5)
+    model, target, draft = scripted_model(SEQUENCES)
     with model:
         expected = [Expected.of(model, prompt, max_tokens=12) for prompt in PROMPTS]
-        counts = misuse(model, expected, requests=400, seed=seed)
-        assert counts.total() == 400
+        counts = misuse_in_threads(model, expected, requests=200, seed=10 * seed, threads=4)
+        assert counts.total() == 800
         assert min(counts.values()) > 20, counts
         gc.collect()
-        model.generate([1], max_tokens=1)  # what was dropped last is reaped before
+        model.generate([1], max_tokens=1)  # what was dropped last is cancelled before
         assert not target._sequences
         assert not draft._sequences
-        assert not model.loop.active
+        assert model.worker.call(lambda: not model.loop.active)
+
+
+def test_misuse_from_one_thread_that_is_not_the_main_one() -> None:
+    model, target, _ = scripted_model(SEQUENCES)
+    with model, ThreadPoolExecutor(1) as pool:
+        expected = [Expected.of(model, prompt, max_tokens=12) for prompt in PROMPTS]
+        counts = pool.submit(misuse, model, expected, requests=200, seed=1, consumers=OFF_THE_MAIN_THREAD).result()
+        assert counts.total() == 200
+        gc.collect()
+        model.generate([1], max_tokens=1)
+        assert not target._sequences
 
 
 def test_an_error_that_keeps_a_dropped_stream_in_a_cycle_fails_no_other_call() -> None:
     """As reported: the consumer keeps the error, that its traceback, that the frame, and that the stream."""
-    model, target, _ = scripted_model(max_sequences=4)
+    model, target, _ = scripted_model(SEQUENCES)
     threshold = gc.get_threshold()
     gc.set_threshold(50, 2, 2)
     try:
@@ -69,22 +80,3 @@ def consume_badly(model: paceline.Model) -> None:
             raise ValueError("the consumer's own")
     except ValueError as error:
         kept = error  # noqa: F841 - a cycle: error, traceback, this frame, error
-
-
-def test_threads_share_a_model() -> None:
-    model, target, _ = scripted_model(max_sequences=8)
-    with model:
-        expected = {seed: model.generate(PROMPTS[0], max_tokens=20, seed=seed).token_ids for seed in range(8)}
-        found: dict[int, list[bool]] = {}
-
-        def ask(seed: int) -> None:
-            answers = (model.generate(PROMPTS[0], max_tokens=20, seed=seed, speculate=seed % 2 == 0) for _ in range(10))
-            found[seed] = [answer.token_ids == expected[seed] for answer in answers]
-
-        threads = [threading.Thread(target=ask, args=(seed,)) for seed in expected]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == {seed: [True] * 10 for seed in expected}
-        assert not target._sequences

@@ -12,6 +12,11 @@
 One thread for all of it, because native code keeps threads for each thread that calls it, and idle ones get in the way
 of those at work. The inbox takes notes from anywhere: its ``put`` is one step, which finalizers and signal handlers may
 interrupt and be interrupted in.
+
+A consumer that computes in Python holds the interpreter for up to ``sys.getswitchinterval()``, 5 ms, each time the
+thread comes back from native code. A program that has much of that to do, such as a server, sets less; a library that
+did so would do it to everybody. [Rounds of 1.4 ms beside a thread that never waits: 11 ms, with 0.5 ms of switch
+interval 3 to 4 ms.]
 """
 
 from __future__ import annotations
