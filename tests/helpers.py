@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.arrays import Float64Array
-from paceline.core.params import SamplingParams, SpeculationParams, StopRules, VerifierName
+from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.core.request import Emission, FinishReason, Request
 from paceline.core.text import TextStream
 from paceline.core.tree import ROOT, DraftTree, Evidence
@@ -339,6 +339,7 @@ def request_of(
     request_id: int = 0,
     verifier: VerifierName = "coupled",
     max_tokens: int = 1000,
+    namespace: str = "",
 ) -> Request:
     """Return a request outside any loop, for testing what only reads it."""
     request = Request(
@@ -348,10 +349,17 @@ def request_of(
         StopRules(max_tokens),
         SpeculationParams(verify=verifier),
         make_verifier(verifier, params),
+        CacheParams(namespace=namespace),
     )
     request.sequence = 0
     request.cached = len(token_ids) - 1
     return request
+
+
+def unsay(request: Request, num_tokens: int) -> None:
+    """Take back what a request outside any loop said after its first ``num_tokens`` tokens, as its loop would have."""
+    del request.token_ids[num_tokens:]
+    request.cached = num_tokens - 1
 
 
 def say(request: Request, *token_ids: int) -> None:

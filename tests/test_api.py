@@ -12,6 +12,7 @@ import pytest
 import paceline
 from paceline.core.arrays import Float64Array
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.auto.policy import AutoPolicy
 from tests.planning.helpers import allow_drafts
@@ -128,8 +129,10 @@ def test_use_after_close_is_a_clear_error() -> None:
         model.stream([1])
     with pytest.raises(paceline.ClosedError, match="closed"):
         model.worker.call(lambda: None)
-    with pytest.raises(paceline.ClosedError, match="closed"):
-        model.loop.add([1], paceline.SamplingParams(), paceline.StopRules())
+    request = model.loop.add([1], paceline.SamplingParams(), paceline.StopRules())
+    (emission,) = model.loop.step()
+    assert (emission.request, emission.finish_reason) == (request, "error")
+    assert isinstance(request.error, paceline.ClosedError)
     result = stream.result()
     assert result.finish_reason == "cancelled"
     assert 0 < len(result.token_ids) == result.stats.predicted_tokens
@@ -274,3 +277,53 @@ def test_a_cache_that_cannot_be_written_does_not_keep_a_model_from_closing(cache
     (cache / "learned").write_text("in the way")
     answer_and_remembered()
     assert (cache / "learned").read_text() == "in the way"
+
+
+def test_choices_are_those_of_calls_by_themselves_and_read_their_prompt_once() -> None:
+    vocabulary = ScriptedVocabulary.of_size(40)
+    engine = ScriptedEngine(random_model(40, seed=3, order=2), vocabulary, max_sequences=3)
+    prompt = [number % 40 for number in range(300)]
+    with paceline.Model(engine, [], paceline.NO_SPECULATION, pool=SequencePool(engine)) as model:
+        answers = model.choices(prompt, 5, max_tokens=20, seed=7)
+        alone = [
+            model.generate(prompt, max_tokens=20, seed=7, choice=choice, cache_prompt=False) for choice in range(5)
+        ]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in alone]
+    assert len({tuple(answer.token_ids) for answer in answers}) == 5
+    assert [answer.stats.cached_tokens for answer in answers] == [0, 299, 299, 299, 299]
+    assert sum(answer.stats.prompt_tokens for answer in answers) == 304
+
+
+def test_choices_that_cannot_be_had() -> None:
+    with scripted_model() as model:
+        with pytest.raises(paceline.InputError, match="0 choices: the least is 1"):
+            model.choices([1], 0)
+        with pytest.raises(paceline.InputError, match="choice 2 of 3 choices: leave it out"):
+            model.choices([1], 3, choice=2)
+
+
+def test_a_next_turn_starts_from_the_one_before() -> None:
+    with paceline.load(policy=paceline.NO_SPECULATION) as model:
+        first = model.generate("Once upon a time there was a fox. " * 8, max_tokens=30, seed=1, ignore_end=True)
+        assert first.stats.cached_tokens == 0
+        prompt = model.worker.call(lambda: model.target.vocabulary.tokenize("Once upon a time there was a fox. " * 8))
+        turn = [*prompt, *first.token_ids, *prompt[1:9]]
+        second = model.generate(turn, max_tokens=5, seed=1)
+        # All but the last token of the first answer was in the cache.
+        assert second.stats.cached_tokens == len(prompt) + 29
+        assert second.stats.prompt_tokens == len(turn) - second.stats.cached_tokens
+        other = model.generate(turn, max_tokens=5, seed=1, namespace="somebody else's")
+        assert other.stats.cached_tokens == 0
+        assert model.generate(turn, max_tokens=5, seed=1, cache_prompt=False).stats.cached_tokens == 0
+
+
+def test_more_requests_wait_and_then_are_told_that_too_many_do() -> None:
+    engine = ScriptedEngine(random_model(40, seed=3), ScriptedVocabulary.of_size(40), max_sequences=1)
+    with paceline.Model(engine, [], paceline.NO_SPECULATION, max_waiting=2) as model:
+        running = model.stream([1], max_tokens=4000)
+        next(running.rounds())
+        waiting = [model.stream([2], max_tokens=3) for _ in range(2)]
+        with pytest.raises(paceline.QueueFullError, match="2 requests wait, which is the most"):
+            model.stream([3])
+        running.close()
+        assert [stream.result().finish_reason for stream in waiting] == ["length"] * 2

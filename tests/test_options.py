@@ -14,7 +14,14 @@ import pytest
 from paceline.api import GenerateOptions
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
-from paceline.core.params import MAX_TOKENS, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
+from paceline.core.params import (
+    MAX_TOKENS,
+    TRANSFORMERS_ORDER,
+    CacheParams,
+    SamplingParams,
+    SpeculationParams,
+    StopRules,
+)
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.cache import CACHE_VARIABLE
 from paceline.models.description import describe
@@ -33,16 +40,25 @@ from paceline.options import (
 def test_every_option_may_be_left_out_or_none() -> None:
     nothing = dict.fromkeys(GenerateOptions.__annotations__)
     for options in ({}, nothing):
-        params, rules, speculation = read_options(options)
+        params, rules, speculation, cache = read_options(options)
         assert params == SamplingParams(seed=params.seed)
-        assert (rules, speculation) == (StopRules(), SpeculationParams())
+        assert (rules, speculation, cache) == (StopRules(), SpeculationParams(), CacheParams())
     assert len({read_options({}).params.seed for _ in range(5)}) > 1
 
 
 def test_options_reach_the_part_they_belong_to() -> None:
-    params, rules, speculation = read_options(
-        {"temperature": np.float64(0.5), "seed": 3, "max_tokens": np.int16(9), "stop": "a", "speculate": False}
+    params, rules, speculation, cache = read_options(
+        {
+            "temperature": np.float64(0.5),
+            "seed": 3,
+            "max_tokens": np.int16(9),
+            "stop": "a",
+            "speculate": False,
+            "cache_prompt": False,
+            "namespace": "a tenant",
+        }
     )
+    assert cache == CacheParams(False, "a tenant")
     assert (params, rules) == (SamplingParams(temperature=0.5, seed=3), StopRules(9, ("a",)))
     assert speculation == SpeculationParams(speculate=False)
     assert read_options({"stop": ["a", "b"]}).rules.stop == ("a", "b")

@@ -19,6 +19,7 @@ __all__ = [
     "ROOT",
     "AsyncStream",
     "BusyError",
+    "CacheParams",
     "CapabilityError",
     "ClosedError",
     "Commit",
@@ -49,6 +50,7 @@ __all__ = [
     "PacelineError",
     "Policy",
     "PolicyBase",
+    "QueueFullError",
     "Request",
     "RequestStats",
     "RoundCosts",
@@ -82,10 +84,11 @@ if TYPE_CHECKING:
         ModelWarning,
         NoRoomError,
         PacelineError,
+        QueueFullError,
         SamplingError,
         VocabularyMismatchError,
     )
-    from paceline.core.params import SamplingParams, SpeculationParams, StopRules
+    from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
     from paceline.core.request import Emission, FinishReason, Request
     from paceline.core.stats import RequestStats
     from paceline.core.text import TextSegment
@@ -113,10 +116,11 @@ else:
             "ModelWarning",
             "NoRoomError",
             "PacelineError",
+            "QueueFullError",
             "SamplingError",
             "VocabularyMismatchError",
         ),
-        "paceline.core.params": ("SamplingParams", "SpeculationParams", "StopRules"),
+        "paceline.core.params": ("CacheParams", "SamplingParams", "SpeculationParams", "StopRules"),
         "paceline.core.request": ("Emission", "FinishReason", "Request"),
         "paceline.core.stats": ("RequestStats",),
         "paceline.core.text": ("TextSegment",),

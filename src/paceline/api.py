@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, ClosedError, InputError
-from paceline.core.params import VERIFIER_NAMES, VerifierName
+from paceline.core.numbers import whole_number
+from paceline.core.params import VERIFIER_NAMES, VerifierName, draw_seed
 from paceline.core.request import Request
 from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
@@ -31,17 +32,17 @@ from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.options import read_options
 from paceline.planning.auto.learned import load_learned, store_learned
-from paceline.planning.base import Observer, Policy
+from paceline.planning.base import Observer, Policy, RoundCosts
 from paceline.planning.costs.attention import MAX_S as ATTENTION_S
 from paceline.planning.costs.attention import like_target, open_model
 from paceline.planning.costs.meter import FIRST_LOAD, Report
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.keeping import PairKey
-from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
 from paceline.prompts import Prompt, read_prompt
 from paceline.runtime.driving import Drive
-from paceline.runtime.loop import DecodingLoop, ReadPrompt
+from paceline.runtime.loop import DecodingLoop
+from paceline.runtime.roster import ReadPrompt
 from paceline.runtime.worker import CLOSED, Worker
 from paceline.streams import Ask, Generation, Stream
 
@@ -55,12 +56,16 @@ Read: TypeAlias = Callable[[Sequence[int]], ReadPrompt]
 """Reads a prompt, given its tokens, and says where it was read."""
 
 
+PROMPT_CACHE_MIB = 512
+"""Host memory for what finished requests have read and said, by default."""
+
+
 class GenerateOptions(TypedDict, total=False):
     """What a call may set.
 
-    Meanings and defaults are those of :class:`SamplingParams`, :class:`StopRules` and :class:`SpeculationParams`; the
-    default of ``verify`` is the model's. ``None`` is the default, as if the option were left out. Numbers may be
-    numpy's.
+    Meanings and defaults are those of :class:`SamplingParams`, :class:`StopRules`, :class:`SpeculationParams` and
+    :class:`CacheParams`; the default of ``verify`` is the model's. ``None`` is the default, as if the option were left
+    out. Numbers may be numpy's.
     """
 
     max_tokens: int | None
@@ -82,6 +87,8 @@ class GenerateOptions(TypedDict, total=False):
     drafters: Sequence[str] | None
     draft_max: int | None
     verify: VerifierName | None
+    cache_prompt: bool | None
+    namespace: str | None
 
 
 class Model:
@@ -97,7 +104,11 @@ class Model:
         verify: how drafts are judged.
         clock: where times come from.
         target_options: what the target was opened with.
-        observers: told of every round of requests that speculate, in the engine's thread.
+        observers: told of every round, in the engine's thread.
+        pool: gives out the target's sequences; by default one that keeps none whose request is over.
+        costs: what passes take, by which prompts are read in chunks beside running answers; ``None`` learns it.
+        max_running: most answers under way at once; by default as many as the engine has sequences.
+        max_waiting: most requests that wait for their start; ``None`` for any number.
         worker: the thread in which the engines were opened; by default a new one.
         closing: called once, before anything is freed.
 
@@ -121,6 +132,10 @@ class Model:
         clock: Clock | None = None,
         target_options: ModelOptions | None = None,
         observers: Sequence[Observer] = (),
+        pool: SequencePool | None = None,
+        costs: RoundCosts | None = None,
+        max_running: int | None = None,
+        max_waiting: int | None = None,
         worker: Worker | None = None,
         closing: Callable[[], object] | None = None,
     ) -> None:
@@ -130,9 +145,18 @@ class Model:
         self.policy = policy
         self.verify: VerifierName = verify
         self.worker = worker or Worker()
-        self.loop = DecodingLoop(target, drafters, policy, clock=clock, observers=observers)
+        self.loop = DecodingLoop(
+            target,
+            drafters,
+            policy,
+            pool=pool,
+            clock=clock,
+            observers=observers,
+            costs=costs,
+            max_running=max_running,
+            max_waiting=max_waiting,
+        )
         self._drive = Drive(self.worker, self.loop)
-        self._plain = Drive(self.worker, DecodingLoop(target, [], NO_SPECULATION, clock=clock))
         self._closed = False
         self._closing = closing
 
@@ -161,6 +185,32 @@ class Model:
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
         """Start an answer and return it for iteration. Raises as :meth:`generate` does."""
         return self._start(prompt, options)
+
+    def choices(self, prompt: Prompt, count: int, **options: Unpack[GenerateOptions]) -> list[Generation]:
+        """Return several answers to one prompt, which is read once; they are written together.
+
+        Args:
+            prompt: as for :meth:`generate`.
+            count: how many. Their ``choice`` is 0, 1 and so on, all with one seed.
+            **options: as for :meth:`generate`, but for ``choice``.
+
+        Raises:
+            InputError: the prompt or an option cannot be used, ``choice`` is given, or the count is below 1.
+        """
+        count = whole_number(count, "the number of choices")
+        if count < 1:
+            raise InputError(f"{count} choices: the least is 1")
+        if options.get("choice") is not None:
+            raise InputError(f"choice {options['choice']} of {count} choices: leave it out, or generate that one alone")
+        each = options.copy()
+        if each.get("seed") is None:
+            each["seed"] = draw_seed()
+        with ExitStack() as written:
+            streams: list[Stream] = []
+            for choice in range(count):
+                each["choice"] = choice
+                streams.append(written.enter_context(self.stream(streams[0].prompt_ids if streams else prompt, **each)))
+            return [stream.result() for stream in streams]
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """Return the answer to a prompt, without keeping the event loop; else as :meth:`generate`."""
@@ -220,8 +270,7 @@ class Model:
         if self._closed:
             raise ClosedError(CLOSED)
         names = [drafter.name for drafter in self.drafters]
-        params, rules, speculation = read_options(options, verify=self.verify, drafters=names)
-        drive = self._drive if speculation.speculate else self._plain
+        params, rules, speculation, cache = read_options(options, verify=self.verify, drafters=names)
 
         def add() -> Request:
             if self._closed:
@@ -230,9 +279,9 @@ class Model:
             prompt_ids = read_prompt(prompt, self.target.vocabulary)
             verifier = None if wrap is None else wrap(make_verifier(speculation.verify, params), prompt_ids)
             was_read = None if read is None else read(prompt_ids)
-            return drive.loop.add(prompt_ids, params, rules, speculation, verifier=verifier, read=was_read)
+            return self.loop.add(prompt_ids, params, rules, speculation, cache, verifier=verifier, read=was_read)
 
-        return drive, Ask(params, rules, speculation, add)
+        return self._drive, Ask(params, rules, speculation, add)
 
     def _free(self) -> None:
         closing, self._closing = self._closing, None
@@ -242,11 +291,7 @@ class Model:
                 stack.callback(drafter.close)
             if closing is not None:
                 stack.callback(closing)
-            stack.callback(self._cancel_all)
-
-    def _cancel_all(self) -> None:
-        self._drive.cancel_all()
-        self._plain.cancel_all()
+            stack.callback(self._drive.cancel_all)
 
 
 def load(
@@ -258,6 +303,8 @@ def load(
     verify: VerifierName = "coupled",
     context_length: int | None = None,
     remember: bool = True,
+    prompt_cache_mib: int = PROMPT_CACHE_MIB,
+    max_waiting: int | None = None,
     report: Report | None = None,
 ) -> Model:
     """Load a target, its draft model if any, and the drafters.
@@ -278,6 +325,10 @@ def load(
             less where it was made for less.
         remember: start with what ``auto`` learned of these models on this machine before, and keep what it learns when
             the model is closed: how often drafts were right and what that was worth, nothing of any text.
+        prompt_cache_mib: most host memory, in MiB, for what finished requests have read and said, so that requests that
+            begin alike need not read it again; as much again for the draft model's. 0 keeps nothing. With ``exact``
+            nothing is kept either.
+        max_waiting: most requests that wait for their start; ``None`` for any number.
         report: told the share done while costs are measured, in the thread that loads; an error that it raises ends
             the load.
 
@@ -287,6 +338,8 @@ def load(
     Raises:
         InputError: a file, a name or a value cannot be used; nothing stays loaded.
     """
+    if prompt_cache_mib < 0:
+        raise InputError(f"a prompt cache of {prompt_cache_mib} MiB: the least is 0, which keeps nothing")
     if verify not in VERIFIER_NAMES:
         raise InputError(f"unknown verifier {verify!r}: choose from {', '.join(VERIFIER_NAMES)}")
     if drafters is not None:
@@ -326,6 +379,8 @@ def load(
             policy,
             verify=verify,
             remember=remember,
+            kept_bytes=prompt_cache_mib << 20,
+            max_waiting=max_waiting,
             report=loading.report,
         )
         return loading.loaded
@@ -335,6 +390,7 @@ def load(
     except BaseException:
         # Where it was the wait that was interrupted, the model may be loaded all the same.
         loading.given_up = True
+        worker.end_first()
         worker.post(loading.discard)
         worker.leave()
         raise
@@ -375,6 +431,8 @@ def _open(
     *,
     verify: VerifierName,
     remember: bool,
+    kept_bytes: int,
+    max_waiting: int | None,
     report: Report,
 ) -> Model:
     """Open the engines, measure them and build the drafters, in the thread that is to own all of them."""
@@ -393,8 +451,14 @@ def _open(
             draft_options = like_target(draft_options, target_options)
             # The draft's own pending tree is a chain: siblings are proposed but never fed.
             draft_engine = open_engine(dataclasses.replace(draft_options, branches=0))
-        draft_pool = None if draft_engine is None else SequencePool(draft_engine)
-        built = build_drafters(names, target=target_engine, draft=draft_engine, draft_pool=draft_pool)
+        # Exact arithmetic is that of places in the cache which a request has by itself.
+        keeps = kept_bytes > 0 and not target_options.exact
+        pools = [
+            SequencePool(engine, max_saved_bytes=kept_bytes) if keeps and engine is not None else None
+            for engine in (target_engine, draft_engine)
+        ]
+        costs: RoundCosts | None = None
+        built = build_drafters(names, target=target_engine, draft=draft_engine, draft_pool=pools[1])
         if isinstance(policy, str):
             budget = FIRST_LOAD.less(ATTENTION_S) if opened.measured else FIRST_LOAD
             kept = find_or_measure(
@@ -403,7 +467,8 @@ def _open(
             branches = DEFAULT_BRANCHES if target_options.branches is None else target_options.branches
             key = kept.key if remember else None
             learned = load_learned(key) if key is not None else None
-            policy = build_policy(policy, costs=kept.profile, branches=branches, learned=learned)
+            costs = kept.profile
+            policy = build_policy(policy, costs=costs, branches=branches, learned=learned)
             if key is not None:
                 closing = functools.partial(_keep_learned, key, policy)
         return Model(
@@ -412,6 +477,9 @@ def _open(
             policy,
             verify=verify,
             target_options=target_options,
+            pool=pools[0],
+            costs=costs,
+            max_waiting=max_waiting,
             worker=worker,
             closing=closing,
         )

@@ -17,7 +17,7 @@ from paceline.streams import Ask, Generation
 
 
 class LoopOutbox(Record):
-    """An outbox for a consumer in the event loop that it is made in."""
+    """An outbox for consumers in the event loop that it is made in."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,12 +36,13 @@ class LoopOutbox(Record):
 
     async def wait(self, rounds: float) -> None:
         """Wait until there are so many rounds, or the end."""
-        # Said before the last look, so that what comes after that rings; nothing rings between that look and clear().
-        self._wanted = rounds
-        while not self.has(rounds):
+        while True:
+            # Said before the look, so that what comes after that rings, and everybody who waits hears that.
+            self._wanted = min(self._wanted, rounds)
+            if self.has(rounds):
+                break
             self._bell.clear()
             await self._bell.wait()
-        self._wanted = math.inf
 
     def _ring(self) -> None:
         self._loop.call_soon_threadsafe(self._bell.set)
@@ -74,7 +75,8 @@ class AsyncStream:
     async def __anext__(self) -> TextSegment:
         while not self._unread:
             await self._wait(self._num_read + 1)
-            if self._num_read == len(self._outbox.rounds):
+            # In this order: once it is over, all rounds are there.
+            if self._outbox.is_over and self._num_read == len(self._outbox.rounds):
                 self._raise_error()
                 raise StopAsyncIteration
             self._read()

@@ -516,6 +516,8 @@ def _stream(
 ) -> Stream:
     chosen = options.copy()
     chosen["speculate"] = speculate
+    # Rows that come from passes of other widths differ by rounding, so each answer begins with the same passes.
+    chosen["cache_prompt"] = False
     return model._start(prompt, chosen, wrap=wrap)
 
 

@@ -2,8 +2,8 @@
 
 The table is the fields of the dataclasses themselves (:mod:`paceline.core.fields`)::
 
-    SamplingParams, StopRules, SpeculationParams     of a request
-    ModelOptions, DraftOptions                       of the models
+    SamplingParams, StopRules, SpeculationParams, CacheParams     of a request
+    ModelOptions, DraftOptions                                    of the models
 
 :class:`~paceline.api.GenerateOptions` spells those of a request out for type checkers, and a test holds it to them.
 
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 from paceline.core.errors import InputError
 from paceline.core.fields import Field, fields_of, read_text
 from paceline.core.numbers import shown
-from paceline.core.params import SamplingParams, SpeculationParams, StopRules, VerifierName, draw_seed
+from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName, draw_seed
 from paceline.engines.loading import DraftOptions, ModelOptions, own_context
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ class RequestOptions(NamedTuple):
     params: SamplingParams
     rules: StopRules
     speculation: SpeculationParams
+    cache: CacheParams
 
 
-REQUEST_PARTS: tuple[type, ...] = (SamplingParams, StopRules, SpeculationParams)
+REQUEST_PARTS: tuple[type, ...] = (SamplingParams, StopRules, SpeculationParams, CacheParams)
 """The dataclasses whose fields a request may set."""
 
 
@@ -65,7 +66,8 @@ def read_options(
     known = {field.name for part in REQUEST_PARTS for field in fields_of(part)}
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
-        raise InputError(f"unknown option {unknown!r}: see SamplingParams, StopRules and SpeculationParams")
+        there_are = ", ".join(part.__name__ for part in REQUEST_PARTS)
+        raise InputError(f"unknown option {unknown!r}: see the fields of {there_are}")
     given = {name: value for name, value in options.items() if value is not None}
     given.setdefault("seed", draw_seed())
     given.setdefault("verify", verify)
@@ -75,10 +77,10 @@ def read_options(
             if name not in drafters:
                 there_are = f"choose from {', '.join(drafters)}" if drafters else "none is loaded"
                 raise InputError(f"unknown drafter {name!r}: {there_are}, or leave it out")
-    return RequestOptions(_made(SamplingParams, given), _made(StopRules, given), speculation)
+    return RequestOptions(_made(SamplingParams, given), _made(StopRules, given), speculation, _made(CacheParams, given))
 
 
-def as_options(*parts: SamplingParams | StopRules | SpeculationParams) -> GenerateOptions:
+def as_options(*parts: SamplingParams | StopRules | SpeculationParams | CacheParams) -> GenerateOptions:
     """Return what these parts of a request ask for as the options of a call."""
     options = {field.name: getattr(part, field.name) for part in parts for field in fields_of(type(part))}
     return cast("GenerateOptions", options)

@@ -73,7 +73,7 @@ class Stream:
 
     It is written in the thread that owns the engine, whether somebody reads it or not. Closing it early (``close()``,
     leaving its ``with`` block, or dropping it) cancels the request and keeps what there is. An interrupt or error while
-    it is waited for cancels it too. It may be closed from any thread; one thread at a time reads it.
+    it is waited for cancels it too. It may be closed from any thread; of several that iterate, each gets a share.
 
     Args:
         drive: where the answer is decoded.
@@ -138,7 +138,8 @@ class Stream:
         outbox = self._outbox
         while True:
             self._wait(self._num_read + 1)
-            if self._num_read == len(outbox.rounds):
+            # In this order: once it is over, all rounds are there.
+            if outbox.is_over and self._num_read == len(outbox.rounds):
                 break
             yield self._read(self._num_read + 1)
         self._raise_error()

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from paceline.bench import sessions
 from paceline.bench.forcing import ForcedVerifier
 from paceline.bench.sessions import Session, start
 from paceline.bench.workloads import Task
 from paceline.comparison import finish
 from paceline.core.params import SamplingParams
+from paceline.core.request import Request
 from paceline.core.verify import CoupledVerifier, Verifier
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from tests.bench.helpers import LEVEL_S, PASS_S, counting_model, engines
@@ -38,18 +40,16 @@ def test_plain_runs_cost_a_pass_for_every_token() -> None:
     assert stats.decode_s == pytest.approx(PASS_S * (len(REFERENCE) - 1))
 
 
-def test_a_draft_is_accepted_where_it_is_the_reference_and_only_there() -> None:
+def test_a_draft_is_accepted_where_it_is_the_reference_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two right tokens and a wrong one in every round: rounds of three tokens, two thirds of the drafts accepted."""
-    loaded = engines()
-    session = Session(loaded, ["suffix"], FixedPolicy(3))
 
-    def paths(request: object) -> list[list[int]]:
-        done = session.loop.active[0].num_output
-        ahead = list(REFERENCE[done : done + 3])
+    def paths(request: Request) -> list[list[int]]:
+        ahead = list(REFERENCE[request.num_output : request.num_output + 3])
         return [[*ahead[:2], *((token + 1) % 256 for token in ahead[2:])]]
 
     drafter = ForcedDrafter(paths, name="suffix")
-    session.loop._drafters[:] = [drafter]
+    monkeypatch.setattr(sessions, "build_drafters", lambda *names, **engines: [drafter])
+    session = Session(engines(), ["suffix"], FixedPolicy(3))
     answer = finish(start(session, TASK, 0.0, speculate=True), lambda: False)
     assert tuple(answer.token_ids) == REFERENCE
     stats = answer.stats

@@ -19,7 +19,7 @@ from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.engines.sequence_pool import SequencePool
 from tests.drafters.helpers import grow, proposals, random_path, settle
-from tests.helpers import PLAIN_PARAMS, request_of
+from tests.helpers import PLAIN_PARAMS, request_of, unsay
 
 VOCAB_SIZE = 6
 
@@ -143,7 +143,7 @@ def test_history_is_all_that_matters(make: Callable[[], Drafter], params: Sampli
                 settle(drafter, request, tree, random_path(rng, tree), rng.randrange(VOCAB_SIZE))
             if rng.random() < 0.2:  # ended, or taken back and begun anew with what stands of it
                 drafter.end(request)
-                del request.token_ids[rng.randint(request.num_prompt, len(request.token_ids)) :]
+                unsay(request, rng.randint(request.num_prompt, len(request.token_ids)))
                 drafter.begin(request)
 
 

@@ -29,7 +29,7 @@ from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from tests.drafters.helpers import grow, proposals, settle
-from tests.helpers import PLAIN_PARAMS, decode, frozen, request_of
+from tests.helpers import PLAIN_PARAMS, decode, frozen, request_of, unsay
 
 GREEDY = SamplingParams(0.0)
 COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))
@@ -431,8 +431,7 @@ def test_namespaces_are_kept_apart() -> None:
     grow(drafter, [request], DraftBudget(1))
     drafter.end(request)
     for namespace, unread in (("other", 5), ("", 1)):
-        request = request_of([0, 1, 2, 3, 4], GREEDY)
-        request.namespace = namespace
+        request = request_of([0, 1, 2, 3, 4], GREEDY, namespace=namespace)
         drafter.begin(request)
         assert drafter.unread(request) == unread
         drafter.end(request)
@@ -466,7 +465,7 @@ def test_a_request_that_is_begun_anew_reads_nothing_twice() -> None:
     (request,) = begun(drafter, [0, 1, 2, 3])
     (tree,) = grow(drafter, [request], DraftBudget(3))
     accept(drafter, request, tree, 2, then=9)
-    del request.token_ids[5:]
+    unsay(request, 5)
     drafter.end(request)
     drafter.begin(request)
     engine.take_passes()

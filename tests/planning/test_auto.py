@@ -616,3 +616,32 @@ def test_rounds_that_need_no_decision_are_booked_too() -> None:
     assert report.ledger[-1].tokens == emitted
     assert report.plain_s == pytest.approx(plain_s(recordings, curve), rel=1e-6)
     assert report.plain_s + report.debt_s == pytest.approx(result.decode_s, rel=1e-6)
+
+
+def test_requests_that_want_plain_decoding_get_it_and_enter_no_ledger() -> None:
+    """Their rounds say what plain decoding takes, which requests that speculate beside and after them are judged by."""
+    curve = CURVES["F16"]
+    clock = VirtualClock()
+    target = ScriptedEngine(
+        MODEL, ScriptedVocabulary.of_size(12), clock=clock, cost=lambda rows, context: 3.0 * curve.round_s(rows)
+    )
+    draft = ScriptedEngine(
+        MODEL, ScriptedVocabulary.of_size(12), clock=clock, cost=lambda rows, context: curve.draft_s(rows)
+    )
+    policy = AutoPolicy(curve)
+    loop = DecodingLoop(target, [DraftModelDrafter(draft, target_vocab_size=12)], policy, clock=clock)
+    params, plainly = replace(PLAIN_PARAMS, temperature=0.0), SpeculationParams(speculate=False)
+    plain = loop.add([1, 2], params, StopRules(40), plainly)
+    while loop.active:
+        loop.step()
+    assert plain.stats.num_drafted == 0
+    report = policy.report()
+    assert not report.ledger
+    assert report.drift == pytest.approx(3.0, rel=0.1)
+    pair = [
+        loop.add([number, 3], params, StopRules(100), how) for number, how in ((1, plainly), (2, SpeculationParams()))
+    ]
+    while loop.active:
+        loop.step()
+    assert pair[0].stats.num_drafted == 0
+    assert pair[1].stats.num_accepted > 40

@@ -61,7 +61,7 @@ def test_a_request_begins_is_observed_and_ends_in_that_order() -> None:
     while request.finish_reason is None:
         loop.step()
     # One token with the prompt, three in each of two rounds, and the last.
-    assert policy.told == [("begin", 0), ("observe", 0), ("observe", 0), ("observe", 0), ("end", 0)]
+    assert policy.told == [(what, request.id) for what in ("begin", "observe", "observe", "observe", "end")]
 
 
 def test_every_request_that_began_ends_once() -> None:
@@ -73,17 +73,16 @@ def test_every_request_that_began_ends_once() -> None:
     loop.cancel(cancelled)
     with pytest.raises(InputError, match="the prompt is empty"):
         loop.add([], GREEDY, StopRules(50))
-    assert policy.told == [("begin", 0), ("observe", 0), ("end", 0)]
+    assert policy.told == [(what, cancelled.id) for what in ("begin", "observe", "end")]
 
 
 def test_a_record_says_what_was_asked_and_what_it_took() -> None:
     loop, policy = scene()
-    loop.add([0, 1], GREEDY, StopRules(50))
-    loop.add([5], GREEDY, StopRules(50))
+    requests = [loop.add(prompt, GREEDY, StopRules(50)) for prompt in ([0, 1], [5])]
     for _ in range(2):
         loop.step()
     record = policy.records[-1]
-    assert [request.id for request in record.requests] == [0, 1]
+    assert record.requests == requests
     assert list(record.emitted) == [3, 3]
     # A level is one pass for both requests.
     assert record.draft_seconds == {"forced": 0.0, "draft": 2.0}

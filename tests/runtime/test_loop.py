@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.errors import CapabilityError, ContextLengthError, InputError, SamplingError
+from paceline.core.errors import ContextLengthError, InputError, QueueFullError, SamplingError
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import SOURCE_TARGET, Emission, Request
 from paceline.drafters.base import Drafter
@@ -48,6 +48,14 @@ def counting_loop(
     engine: ScriptedEngine, drafters: Sequence[Drafter] = (), policy: Policy = NO_SPECULATION
 ) -> DecodingLoop:
     return DecodingLoop(engine, drafters, policy, clock=engine.clock)
+
+
+def drain(loop: DecodingLoop) -> list[Emission]:
+    """Run a loop until nothing is left to do, and return all emissions."""
+    emissions = []
+    while loop.active:
+        emissions += loop.step()
+    return emissions
 
 
 def text_of_emissions(emissions: Sequence[Emission]) -> str:
@@ -305,21 +313,44 @@ class TestNoRoom:
         (emission,) = loop.step()
         assert (emission.request, emission.token_ids) == (second, [8])
 
-    def test_the_youngest_that_holds_cells_ends_when_even_one_row_does_not_fit(self) -> None:
+    def test_the_youngest_that_holds_cells_makes_room_and_goes_on_later(self) -> None:
         engine = counting_engine(cells=6)
-        loop = counting_loop(engine)
-        first = loop.add([0, 1], GREEDY, StopRules(50))
-        second = loop.add([5, 6, 7], GREEDY, StopRules(50))
-        third = loop.add([1, 2, 3, 4], GREEDY, StopRules(50))
-        loop.step()  # nine prompt tokens do not fit together, and nobody decodes yet: nothing holds cells
-        assert third.finish_reason == "no_room"
+        loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock, growth=0)
+        first = loop.add([0, 1], GREEDY, StopRules(4))
+        second = loop.add([5, 6, 7], GREEDY, StopRules(3))
         loop.step()
         assert (first.num_output, second.num_output) == (1, 1)
         (emission,) = loop.step()  # five cells are used and two more are wanted
-        assert (emission.request, emission.finish_reason) == (second, "no_room")
-        assert loop.active == [first]
-        (emission,) = loop.step()
         assert (emission.request, emission.token_ids) == (first, [3])
+        assert (second.sequence, second.cached, second.finish_reason) == (-1, 0, None)
+        assert loop.active == [first, second]
+        emissions = drain(loop)
+        assert (first.output_ids, first.finish_reason) == ([2, 3, 4, 5], "length")
+        assert (second.output_ids, second.finish_reason) == ([8, 9, 0], "length")
+        assert text_of_emissions([e for e in emissions if e.request is second]) == "90", "nothing is said twice"
+        assert (first.stats.preemptions, second.stats.preemptions) == (0, 1)
+        # The prompt and the answer but for its last token, which is the root of the next tree.
+        assert [list(steps[0].token_ids) for steps in engine.passes[-3:]] == [[5, 6, 7], [8], [9]]
+
+    def test_prompts_that_do_not_fit_together_are_read_one_after_the_other(self) -> None:
+        engine = counting_engine(cells=60)
+        loop = counting_loop(engine)
+        first = loop.add([0] * 20, GREEDY, StopRules(3))
+        second = loop.add([5] * 30, GREEDY, StopRules(3))
+        loop.step()
+        assert (first.num_output, second.sequence) == (1, -1)
+        drain(loop)
+        assert (first.output_ids, second.output_ids) == ([1, 2, 3], [6, 7, 8])
+        assert first.stats.preemptions == second.stats.preemptions == 0
+
+    def test_one_that_fills_the_cache_by_itself_ends(self) -> None:
+        engine = counting_engine(cells=4)
+        loop = counting_loop(engine)
+        request = loop.add([0, 1], GREEDY, StopRules(50))
+        last = drain(loop)[-1]
+        assert (last.request, last.finish_reason) == (request, "no_room")
+        assert request.output_ids == [2, 3, 4]
+        assert not engine._sequences
 
 
 class TestCancellation:
@@ -379,12 +410,144 @@ class TestAdmission:
         assert loop.active == []
         engine.open()  # nothing was left open
 
-    def test_more_requests_than_sequences(self) -> None:
-        loop = counting_loop(counting_engine(max_sequences=1))
-        loop.add([0], GREEDY, StopRules())
-        with pytest.raises(CapabilityError, match="1 sequences are open"):
-            loop.add([0], GREEDY, StopRules())
-        assert len(loop.active) == 1
+    def test_more_requests_than_sequences_wait(self) -> None:
+        loop = counting_loop(counting_engine(max_sequences=2))
+        requests = [loop.add([start], GREEDY, StopRules(2)) for start in range(5)]
+        running = []
+        while loop.active:
+            loop.step()
+            running.append([at for at, request in enumerate(requests) if request.sequence >= 0])
+        assert running == [[0, 1], [], [2, 3], [], [4], []]
+        assert [request.output_ids for request in requests] == [[1, 2], [2, 3], [3, 4], [4, 5], [5, 6]]
+
+    def test_the_queue_has_an_end(self) -> None:
+        engine = counting_engine(max_sequences=1)
+        loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock, max_waiting=2)
+        loop.add([0], GREEDY, StopRules(2))
+        loop.step()
+        kept = [loop.add([0], GREEDY, StopRules(2)) for _ in range(2)]
+        with pytest.raises(QueueFullError, match="2 requests wait, which is the most"):
+            loop.add([0], GREEDY, StopRules(2))
+        loop.cancel(kept[0])
+        loop.add([0], GREEDY, StopRules(2))
+
+    def test_a_prompt_that_no_cache_could_hold_is_refused(self) -> None:
+        loop = counting_loop(counting_engine(cells=5))
+        with pytest.raises(ContextLengthError, match="the prompt has 6 tokens and the cache holds 5"):
+            loop.add([0] * 6, GREEDY, StopRules())
+        loop.add([0] * 5, GREEDY, StopRules())
+
+    def test_a_request_that_cannot_start_ends_and_the_others_go_on(self) -> None:
+        class Picky(ForcedDrafter):
+            def begin(self, request: Request) -> None:
+                super().begin(request)
+                if request.token_ids[0] == 7:
+                    raise ValueError("seven")
+
+        engine = counting_engine()
+        drafter = Picky(lambda request: [])
+        loop = counting_loop(engine, [drafter], FixedPolicy(2))
+        requests = [loop.add([start], GREEDY, StopRules(2)) for start in (1, 7, 3)]
+        emissions = drain(loop)
+        assert [request.finish_reason for request in requests] == ["length", "error", "length"]
+        assert [request.output_ids for request in requests] == [[2, 3], [], [4, 5]]
+        assert isinstance(requests[1].error, ValueError)
+        assert [e.finish_reason for e in emissions if e.request is requests[1]] == ["error"]
+        assert not engine._sequences
+        assert drafter.active == set()
+
+    def test_a_waiting_request_is_cancelled_before_it_starts(self) -> None:
+        engine = counting_engine(max_sequences=1)
+        loop = counting_loop(engine)
+        loop.add([0], GREEDY, StopRules(2))
+        waiting = loop.add([0], GREEDY, StopRules(2))
+        loop.step()
+        emission = loop.cancel(waiting)
+        assert emission is not None
+        assert (emission.token_ids, emission.finish_reason) == ([], "cancelled")
+        drain(loop)
+        assert waiting.output_ids == []
+
+
+class TestWhatARequestAsksOfSpeculation:
+    def drafted(self, speculation: SpeculationParams) -> tuple[Request, list[int]]:
+        """Return a request beside another that leaves all to the policy, and the rows of each of its rounds."""
+        engine = counting_engine()
+        right = ForcedDrafter(lambda request: [[(request.token_ids[-1] + k) % 10 for k in range(1, 6)]], "right")
+        wrong = ForcedDrafter(lambda request: [[request.token_ids[-1]]], "wrong")
+        loop = counting_loop(engine, [wrong, right], FixedPolicy(4))
+        other = loop.add([3], GREEDY, StopRules(9))
+        request = loop.add([0], GREEDY, StopRules(9), speculation)
+        drain(loop)
+        assert request.output_ids == list(range(1, 10))
+        assert other.stats.drafted_by_source.keys() == {"wrong", "right"}
+        rows = [len(step.token_ids) for steps in engine.passes for step in steps if step.token_ids[0] == 1]
+        return request, rows
+
+    def test_none(self) -> None:
+        request, rows = self.drafted(SpeculationParams(speculate=False))
+        assert request.stats.num_drafted == 0
+        assert rows == [1]
+
+    def test_some_drafters(self) -> None:
+        request, rows = self.drafted(SpeculationParams(drafters=("right",)))
+        assert request.stats.drafted_by_source.keys() == {"right"}
+        assert rows == [5]
+
+    def test_short_drafts(self) -> None:
+        request, rows = self.drafted(SpeculationParams(drafters=("right",), draft_max=2))
+        assert rows == [3]
+        assert max(request.stats.tested_by_depth) == 1
+
+    def test_plain_and_speculating_requests_share_passes(self) -> None:
+        engine = counting_engine()
+        right = ForcedDrafter(lambda request: [[(request.token_ids[-1] + k) % 10 for k in range(1, 6)]])
+        loop = counting_loop(engine, [right], FixedPolicy(4))
+        loop.add([0], GREEDY, StopRules(6))
+        loop.add([5], GREEDY, StopRules(2), SpeculationParams(speculate=False))
+        drain(loop)
+        assert [[len(step.token_ids) for step in steps] for steps in engine.passes] == [[1, 1], [5, 1]]
+
+
+class TestPromptsBesideStreams:
+    """Rounds of one row take a second, and each further row a tenth."""
+
+    def gaps(self, *, prompt_rounds: float = 2.5, prompts: Sequence[int] = (400,)) -> list[float]:
+        """Return seconds between tokens of three streams while prompts of other requests are read."""
+        engine = counting_engine(cost=lambda rows, context: 1.0 + 0.1 * (rows - 1), max_rows=128, max_sequences=8)
+        loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock, prompt_rounds=prompt_rounds)
+        streams = [loop.add([start], GREEDY, StopRules(400)) for start in range(3)]
+        for _ in range(8):
+            loop.step()
+        late = [loop.add([0] * length, GREEDY, StopRules(1)) for length in prompts]
+        seen = [len(stream.stats.arrivals_s) for stream in streams]
+        while any(request.finish_reason is None for request in late):
+            loop.step()
+        return [
+            gap
+            for stream, first in zip(streams, seen, strict=True)
+            for gap in stream.stats.inter_token_s()[first - 1 :]
+        ]
+
+    def test_streams_never_wait_longer_than_a_few_rounds(self) -> None:
+        plain_s = 1.2
+        gaps = self.gaps()
+        assert max(gaps) <= 2.6 * plain_s
+        assert np.median(gaps) >= 1.8 * plain_s, "prompts are read as fast as that allows"
+
+    def test_prompts_may_be_read_as_fast_as_can_be(self) -> None:
+        assert max(self.gaps(prompt_rounds=math.inf)) > 10.0
+
+    def test_a_short_prompt_does_not_wait_for_the_whole_of_a_long_one(self) -> None:
+        engine = counting_engine(cost=lambda rows, context: 1.0 + 0.1 * rows, max_sequences=8, max_rows=64)
+        loop = counting_loop(engine)
+        long = loop.add([0] * 1000, GREEDY, StopRules(1))
+        short = loop.add([0] * 10, GREEDY, StopRules(1))
+        while short.finish_reason is None:
+            loop.step()
+        assert long.cached <= 128
+        drain(loop)
+        assert long.output_ids == short.output_ids == [1]
 
     def test_a_policy_that_would_not_be_lossless(self) -> None:
         engine = counting_engine(max_sequences=1)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import NoRoomError
-from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, StopRules
+from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
@@ -54,6 +54,7 @@ from tests.helpers import (
 NUM_SCENES = 680
 SETUPS_PER_SCENE = 5
 LEAST_PARTIAL_CASES = 5000
+LEAST_PREEMPTIONS = 100
 MOST_STEPS = 1000
 HEAD_SIZE = 128
 
@@ -117,6 +118,8 @@ class Tally:
         self.reasons: Counter[str] = Counter()
         self.num_refused_passes = 0
         self.reused_tokens = 0
+        self.preemptions = 0
+        self.plain = 0
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +172,13 @@ def setups(draw: st.DrawFn, calm: bool) -> Setup:
         trees=draw(some((True, True, False))),
         max_rows=draw(some((60, 200) if calm else (5, 1, 2, 12, 30, 60))),
         max_outputs=draw(some((200, 60) if calm else (30, 1, 7))),
-        cells=draw(some(("plenty", "enough", "plenty", "enough") if calm else ("plenty", "enough", "too few"))),
+        cells=draw(
+            some(
+                ("plenty", "enough", "too few", "plenty", "enough", "too few")
+                if calm
+                else ("plenty", "enough", "too few")
+            )
+        ),
         cancels=draw(some((False, False, False, True) if calm else (False, True))),
     )
 
@@ -193,6 +202,16 @@ def build_model(scene: Scene, rng: random.Random) -> LogitFunction:
         inner = base
         return frozen(lambda tokens: np.round(inner(tokens)), dtype)
     return frozen(base, dtype)
+
+
+def build_speculation(setup: Setup, rng: random.Random) -> SpeculationParams:
+    """Return what one of several requests asks of speculation, mostly nothing in particular."""
+    if rng.random() < 0.75:
+        return SpeculationParams()
+    drafters = tuple(rng.sample(setup.drafters, rng.randint(1, len(setup.drafters))))
+    return SpeculationParams(
+        rng.random() < 0.6, drafters=rng.choice((None, drafters)), draft_max=rng.choice((None, 1, 3))
+    )
 
 
 def build_params(scene: Scene, rng: random.Random, index: int) -> SamplingParams:
@@ -340,7 +359,7 @@ def assert_equals_plain(
         # Room for all the plain requests together and hardly more: passes with drafts are refused again and again,
         # but no request may end for it.
         "enough": sum(lengths) - num_requests + rng.randint(0, 3),
-        # Room for any one of them.
+        # Room for any one of them: others lose their place, and go on later.
         "too few": max(lengths) + rng.randint(0, 3),
     }[setup.cells]
     costs = SteepCosts(rng.choice((0.0, 0.01, 0.3)), rng.choice((0.0, 0.001)), rng.choice((0.0, 0.01, 0.2)))
@@ -358,7 +377,7 @@ def assert_equals_plain(
     )
     drafters = list(build_drafters(scene, setup, rng, model, plain))
     policy = WatchingPolicy(build_policy(scene, setup, rng, costs))
-    loop = DecodingLoop(engine, drafters, policy, clock=engine.clock)
+    loop = DecodingLoop(engine, drafters, policy, clock=engine.clock, growth=rng.choice((0, 0, 3, 16)))
     joins = [0, *(rng.randint(0, 6) for _ in range(num_requests - 1))]
     cancels = {index: rng.randint(0, 8) for index in range(num_requests) if setup.cancels and rng.random() < 0.4}
 
@@ -366,7 +385,10 @@ def assert_equals_plain(
     for step in range(MOST_STEPS):
         for index, expected in enumerate(plain):
             if index not in answers and joins[index] <= step:
-                answers[index] = Answer(loop.add(expected.prompt_ids, expected.request.params, expected.request.rules))
+                speculation = build_speculation(setup, rng)
+                tally.plain += not speculation.speculate
+                request = expected.request
+                answers[index] = Answer(loop.add(expected.prompt_ids, request.params, request.rules, speculation))
             if index in cancels and step == joins[index] + cancels[index]:
                 emission = loop.cancel(answers[index].request)
                 if emission is not None:
@@ -382,8 +404,9 @@ def assert_equals_plain(
 
     for index, answer in answers.items():
         expected = plain[index]
-        if answer.finish_reason in ("cancelled", "no_room"):
-            assert index in cancels if answer.finish_reason == "cancelled" else setup.cells == "too few"
+        tally.preemptions += answer.request.stats.preemptions
+        if answer.finish_reason == "cancelled":
+            assert index in cancels
             assert answer.token_ids == expected.token_ids[: len(answer.token_ids)]
             assert answer.text == text_of(vocabulary, answer.token_ids, expected.request.rules.stop)
             tally.cut_short[answer.finish_reason] += 1
@@ -410,9 +433,11 @@ def assert_equals_plain(
 def check_caches(loop: DecodingLoop, engine: ScriptedEngine, drafters: Sequence[Drafter]) -> None:
     """Check what holds between rounds: the target's cache lacks the last token, the draft's is part of the text."""
     for request in loop.active:
+        if request.sequence < 0:
+            assert request.cached == 0, "a request that waits holds nothing"
+            continue
         assert engine.length(request.sequence) == request.cached
         assert not request.decoding or request.cached == len(request.token_ids) - 1
-        assert request.decoding or request.num_output == 0
         for drafter in drafters:
             if isinstance(drafter, DraftModelDrafter):
                 follower = drafter._followers[request.id]
@@ -436,11 +461,14 @@ def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.F
     line = (
         f"lossless: {tally.finished} requests equal to plain decoding, {tally.partial} of them with partial rejection, "
         f"ended by {dict(tally.reasons)}; cut short {dict(tally.cut_short)}; {tally.num_refused_passes} passes "
-        f"refused; drafts did not read {tally.reused_tokens} tokens again"
+        f"refused, {tally.preemptions} requests preempted, {tally.plain} plain beside others; drafts did not read "
+        f"{tally.reused_tokens} tokens again"
     )
     request.config.stash[SUMMARY_LINES].append(line)
     assert tally.partial >= LEAST_PARTIAL_CASES, line
     assert tally.num_refused_passes > 0
     assert tally.reused_tokens > 0
-    assert {"cancelled", "no_room"} <= set(tally.cut_short)
+    assert tally.preemptions >= LEAST_PREEMPTIONS
+    assert tally.plain > 0
+    assert set(tally.cut_short) == {"cancelled"}
     assert {"stop", "end", "length", "context"} <= set(tally.reasons)

@@ -226,13 +226,32 @@ def test_loops_that_share_a_worker_have_rounds_in_turn(worker: Worker) -> None:
 
 def test_a_long_prompt_is_told_of_round_by_round(worker: Worker) -> None:
     drive = drive_on(worker, engine(max_rows=4))
-    outbox, owner = ThreadOutbox(), Owner()
-    drive.submit(adding(drive, [0] * 11, 2), outbox, owner)
+    told: list[list[int] | None] = []
+
+    class Noting(ThreadOutbox):
+        def put(self, emission: Emission | None) -> None:
+            told.append(None if emission is None else list(emission.token_ids))
+            super().put(emission)
+
+    outbox, owner = Noting(), Owner()
+    drive.submit(adding(drive, [0] * 11, 3), outbox, owner)
     outbox.wait(ENDLESS)
-    told = [None if emission is None else list(emission.token_ids) for emission in outbox.rounds]
     assert told == [None, None, [1], [2]]
+    assert ids_of(outbox) == [1, 2, 3]
     assert outbox.ending is not None
     assert outbox.ending.stats.prompt_tokens == 11
+
+
+def test_rounds_of_waiting_that_nobody_waits_for_are_kept_once() -> None:
+    outbox = ThreadOutbox()
+    for _ in range(1000):
+        outbox.put(None)
+    assert outbox.rounds == [None]
+    reader = threading.Thread(target=outbox.wait, args=(2,))
+    reader.start()
+    while reader.is_alive():
+        outbox.put(None)
+    assert outbox.rounds == [None] * 2
 
 
 def test_a_request_that_is_refused_raises_where_it_was_asked_for(worker: Worker) -> None:
@@ -375,14 +394,19 @@ def test_an_outbox_that_fails_ends_its_own_request_and_no_other(worker: Worker) 
 @contextlib.contextmanager
 def interrupt_once(waits: Callable[[], bool]) -> Iterator[None]:
     """Interrupt this thread within the block, once ``waits`` says that it waits."""
+    heard = threading.Event()
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        if not heard.is_set():
+            heard.set()
+            raise KeyboardInterrupt
 
     def watch() -> None:
         while not waits():
             pass
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        # Python does not hear of a signal that comes just before it waits for a lock, until the wait is over.
+        while not heard.wait(0.01):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     watcher = threading.Thread(target=watch)

@@ -22,7 +22,7 @@ from paceline.drafters.registry import build_drafters
 from paceline.engines.base import Engine
 from paceline.planning.base import Policy, RoundRecord
 from paceline.prompts import Prompt
-from paceline.runtime.loop import ReadPrompt
+from paceline.runtime.roster import ReadPrompt
 from paceline.runtime.worker import Worker
 from paceline.streams import Generation, Stream
 
@@ -198,7 +198,7 @@ class Session(Model):
     def close(self) -> None:
         """Cancel what still runs."""
         with contextlib.suppress(ClosedError):  # nothing does
-            self.worker.call(self._cancel_all)
+            self.worker.call(self._drive.cancel_all)
 
 
 def start(session: Session, task: Task, temperature: float, *, speculate: bool) -> Stream:

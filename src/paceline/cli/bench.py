@@ -239,7 +239,7 @@ def bench(
         return float("inf") if limit_s is None else limit_s - (time.monotonic() - started_s)
 
     with (
-        # Loading calls back from native code, where an interrupt would be lost; rounds are not torn either.
+        # The first interrupt ends loading at its next step, and all else at its next round; what was found is kept.
         interrupts_held() as interrupted,
         Worker() as worker,
         # All that runs models has to happen in one thread: native code keeps threads for each that calls it.

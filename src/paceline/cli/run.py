@@ -172,7 +172,7 @@ def run(
     draft_options = None if named_draft is None else models.draft_options(target_options, resolve(named_draft))
     check_prompt(target_options, text)
     with (
-        # Loading calls back from native code, where an interrupt would be lost: it waits for the next safe moment.
+        # The first interrupt ends measuring at its next step, and an answer at its next round, whose text is kept.
         interrupts_held() as interrupted,
         _measuring(interrupted) as report,
         load(

@@ -12,7 +12,8 @@
     ├── EngineError                  the engine failed although the input was fine
     │   └── NoRoomError              the cache has no free cells for this pass; nothing was changed
     ├── ClosedError                  used after ``close()``
-    └── BusyError                    used from within one of its own rounds
+    ├── BusyError                    used from within one of its own rounds
+    └── QueueFullError               too many requests wait already
 
 Messages are one line: the value, the limit, the way out. The command line prints an ``InputError`` as that line and
 exits with status 2.
@@ -74,6 +75,10 @@ class ClosedError(PacelineError):
 
 class BusyError(PacelineError):
     """A model was asked for a round, a request or its end from within one of its own rounds."""
+
+
+class QueueFullError(PacelineError):
+    """Too many requests wait already; the same one may be taken later."""
 
 
 class ModelWarning(UserWarning):

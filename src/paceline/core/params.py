@@ -348,6 +348,27 @@ class SpeculationParams:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class CacheParams:
+    """What a request may start from of all that was read before, and who may start from what it reads.
+
+    A beginning that is not read again is the same text. Its rows may differ by rounding where passes of another width,
+    or at other places in the cache, made them.
+
+    Attributes:
+        cache_prompt: whether tokens that were read for other requests need not be read again.
+        namespace: whose the request is: nothing is shared between namespaces.
+    """
+
+    cache_prompt: bool = setting(True, Option(kind="truth"))
+    namespace: str = setting("", Option(kind="other", parse=lambda texts: texts[-1]))
+
+    def __post_init__(self) -> None:
+        take_values(self)
+        if not isinstance(self.namespace, str):
+            raise InputError(f"the namespace is {shown(self.namespace)}: give a text")
+
+
 def _taken_biases(given: object) -> dict[int, float]:
     """Return biases with numbers of Python's own.
 

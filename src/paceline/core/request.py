@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from paceline.core.params import SamplingParams, SpeculationParams, StopRules
+from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment, TextStream
 from paceline.core.verify import Verifier
@@ -27,14 +27,14 @@ class Request:
     """A prompt, its growing answer, and everything decided about it. The loop owns it; others only read.
 
     Attributes:
-        id: unique within its loop.
+        id: unique in this process, as loops may share drafters.
         token_ids: prompt and answer. Between rounds the target's cache holds all of them but the last.
         num_prompt: how many of them are the prompt.
         params: how it is sampled.
         rules: when it stops.
         speculation: how it is sped up.
         verifier: judges its trees; holds its randomness.
-        namespace: whose it is; what engines keep of it is used for no other namespace.
+        cache: what it may start from, and who may start from what it reads.
         sequence: its handle at the target engine.
         sources: for each token of the answer the drafter it came from, or :data:`SOURCE_TARGET`.
         segments: the answer's text, as far as it is final.
@@ -45,11 +45,11 @@ class Request:
     """
 
     __slots__ = (
+        "cache",
         "cached",
         "error",
         "finish_reason",
         "id",
-        "namespace",
         "num_prompt",
         "params",
         "rules",
@@ -71,8 +71,7 @@ class Request:
         rules: StopRules,
         speculation: SpeculationParams,
         verifier: Verifier,
-        *,
-        namespace: str = "",
+        cache: CacheParams,
     ) -> None:
         self.id = request_id
         self.token_ids = list(prompt_ids)
@@ -81,7 +80,7 @@ class Request:
         self.rules = rules
         self.verifier = verifier
         self.speculation = speculation
-        self.namespace = namespace
+        self.cache = cache
         self.sequence = -1
         self.text = TextStream(rules.stop)
         self.sources: list[str] = []

@@ -48,6 +48,8 @@ class RequestStats:
     Attributes:
         prompt_tokens: tokens fed to the target as prompt.
         prompt_s: seconds of the rounds that fed them; the last of these emits the first token.
+        cached_tokens: tokens of the prompt that an engine held already, and that were not fed.
+        preemptions: times that it lost its place in a full cache, and was read again later.
         predicted_tokens: tokens emitted.
         decode_s: seconds of the rounds after the prompt.
         rounds: decoding rounds after the prompt.
@@ -64,6 +66,8 @@ class RequestStats:
 
     prompt_tokens: int = 0
     prompt_s: float = 0.0
+    cached_tokens: int = 0
+    preemptions: int = 0
     predicted_tokens: int = 0
     decode_s: float = 0.0
     rounds: int = 0

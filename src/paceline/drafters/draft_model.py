@@ -124,7 +124,7 @@ class DraftModelDrafter:
         if follower.sequence is None:
             if follower.at_hand is None:
                 follower.at_hand = self.pool.match_length(
-                    request.token_ids, most=self._most_cached(request), namespace=request.namespace
+                    request.token_ids, most=self._most_cached(request), namespace=request.cache.namespace
                 )
             cached = follower.at_hand
         return min(len(request.token_ids) - follower.start - cached, self._context_length)
@@ -201,7 +201,7 @@ class DraftModelDrafter:
                 return
             request = job.request
             follower.sequence = self.pool.open(
-                request.token_ids, most=self._most_cached(request), namespace=request.namespace
+                request.token_ids, most=self._most_cached(request), namespace=request.cache.namespace
             ).sequence
             follower.cached = self.engine.length(follower.sequence)
             self._look_again()

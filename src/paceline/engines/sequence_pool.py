@@ -158,6 +158,9 @@ class SequencePool:
         max_idle: most sequences kept, idle or saved; with 0 nothing is kept, and no request shares with another.
         max_saved_bytes: most host memory for saved ones; with 0 nothing is saved, and what would be is closed.
         least_reuse: fewer shared tokens than these are read anew, and sequences of fewer are not kept.
+
+    Attributes:
+        least_reuse: as given, at least 1.
     """
 
     def __init__(
@@ -166,13 +169,18 @@ class SequencePool:
         self._engine = engine
         self._max_idle = max_idle
         self._max_saved_bytes = max_saved_bytes
-        self._least_reuse = max(1, least_reuse)
+        self.least_reuse = max(1, least_reuse)
         self._entries: dict[int, _Entry] = {}
         # Oldest first.
         self._saved: list[_Saved] = []
         self._cells = CellCount()
         self._stats = PoolStats()
         self._rolls_back = engine.capabilities.max_rollback is None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept, and requests share what they read."""
+        return self._max_idle > 0
 
     @property
     def stats(self) -> PoolStats:
@@ -266,7 +274,7 @@ class SequencePool:
         if entry is None or entry.owners is None:
             return
         tokens = self._held(entry)
-        if self._max_idle == 0 or len(tokens) < self._least_reuse:
+        if self._max_idle == 0 or len(tokens) < self.least_reuse:
             self._close(entry)
             return
         try:
@@ -310,7 +318,7 @@ class SequencePool:
     def _matches(self, token_ids: Sequence[int], most: int | None, namespace: str) -> list[_Match]:
         """Return what a sequence with these tokens may start from, best first."""
         most = len(token_ids) if most is None else min(most, len(token_ids))
-        if self._max_idle == 0 or most < self._least_reuse:
+        if self._max_idle == 0 or most < self.least_reuse:
             return []
         entries = [entry for entry in self._entries.values() if entry.namespace == namespace]
         saved = [entry for entry in self._saved if entry.namespace == namespace]
@@ -330,7 +338,7 @@ class SequencePool:
             shared = _shared(other.tokens, wanted)
             if self._is_usable(shared, len(other.tokens), other.state.floor):
                 worth = shared - len(other.tokens) / _RESTORE_COST - in_cells / _CELL_COST
-                if worth >= self._least_reuse:
+                if worth >= self.least_reuse:
                     matches.append(_Match(other, shared, worth))
         # Of equal ones those in the cells come first, and of these the idle ones: nobody else has their cells.
         matches.sort(key=lambda match: (-match.worth, isinstance(match.source, _Saved), _is_open(match.source)))
@@ -338,7 +346,7 @@ class SequencePool:
 
     def _is_usable(self, shared: int, length: int, floor: int) -> bool:
         """Whether the first tokens of something are enough to start from, and can be had."""
-        if shared < max(self._least_reuse, floor):
+        if shared < max(self.least_reuse, floor):
             return False
         return self._rolls_back or shared == length
 
@@ -425,7 +433,7 @@ class SequencePool:
         return entry
 
     def _loses_much(self, length: int, kept: int) -> bool:
-        return length - kept >= max(self._least_reuse, length // _LITTLE)
+        return length - kept >= max(self.least_reuse, length // _LITTLE)
 
     def _save(self, entry: _Entry) -> None:
         """Copy an idle sequence to host memory, unless there is no room for it, or nearly all of it is at hand."""
@@ -457,7 +465,7 @@ class SequencePool:
     def _covers(self, tokens: _Tokens, floor: int, wanted: _Tokens) -> bool:
         """Whether too little of ``wanted`` to be worth keeping would have to be read again after ``tokens``."""
         shared = _shared(tokens, wanted)
-        return self._is_usable(shared, len(tokens), floor) and len(wanted) - shared < self._least_reuse
+        return self._is_usable(shared, len(tokens), floor) and len(wanted) - shared < self.least_reuse
 
     def _keep(self, saved: _Saved) -> None:
         if self._make_room_for(saved.state.num_bytes):

@@ -92,7 +92,7 @@ class Drive:
     def __init__(self, worker: Worker, loop: DecodingLoop) -> None:
         self.worker = worker
         self.loop = loop
-        worker.made_ready()
+        worker.end_first()
         # Requests that are not over, by their ids.
         self._tickets: dict[int, Ticket] = {}
 

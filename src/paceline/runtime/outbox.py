@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import queue
+import threading
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,7 +54,8 @@ class Record:
     """All that became of a request so far. Only the engine's thread writes to it, and any thread may read.
 
     Attributes:
-        rounds: what each round added; ``None`` where a round added nothing. It is complete once there is an ending.
+        rounds: what each round added; ``None`` where a round added nothing, and for several such rounds where nobody
+            waited for them. It is complete once there is an ending.
         ending: ``None`` while the request runs.
     """
 
@@ -73,8 +75,14 @@ class Record:
 
     def put(self, emission: Emission | None) -> None:
         """Add a round."""
+        is_next = len(self.rounds) < self._wanted <= len(self.rounds) + 1
+        if emission is None and self.rounds and self.rounds[-1] is None and not is_next:
+            # A request may have to wait for its turn for thousands of rounds of others.
+            return
         self.rounds.append(emission)
         if len(self.rounds) >= self._wanted:
+            # In this order: who says meanwhile what to wait for is rung as well, and says so again.
+            self._wanted = math.inf
             self._ring()
 
     def end(self, ending: Ending, emission: Emission | None = None) -> None:
@@ -90,21 +98,23 @@ class Record:
 
 
 class ThreadOutbox(Record):
-    """An outbox for a consumer in a thread, which may be any."""
+    """An outbox for consumers in threads, one of which waits at a time."""
 
     def __init__(self) -> None:
         super().__init__()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Reentrant, as a signal handler may wait in the middle of a wait.
+        self._waiting = threading.RLock()
 
     def wait(self, rounds: float) -> None:
         """Wait until there are so many rounds, or the end. An interrupt ends the wait, and nothing else."""
-        # Said before the last look, so that what comes after that rings. Between waits only the end does.
-        self._wanted = rounds
-        while not self.has(rounds):
-            self._bell.get()
-            if self.is_over:
-                self._bell.put(None)  # for others that wait
-        self._wanted = math.inf
+        with self._waiting:
+            while True:
+                # Said before the look, so that what comes after that rings.
+                self._wanted = rounds
+                if self.has(rounds):
+                    break
+                self._bell.get()
 
     def _ring(self) -> None:
         self._bell.put(None)

@@ -170,6 +170,11 @@ class _Room:
                 while not self.leaving and not (self.busy and self.inbox.empty()):
                     self.inbox.get().run()
                 self._make_rounds()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
             for drive in list(self.busy):
                 drive.cancel_all()
         finally:
@@ -308,8 +313,8 @@ class Worker:
         """Make no more rounds of a loop; on the engine's thread only."""
         self._room.busy.pop(drive, None)
 
-    def made_ready(self) -> None:
-        """Note that engines were opened: whatever frees them at exit must not do so while the thread still runs."""
+    def end_first(self) -> None:
+        """At exit end before whatever was registered so far, such as what frees engines that were opened meanwhile."""
         _end_before_others()
 
     @contextlib.contextmanager
@@ -337,7 +342,6 @@ class Worker:
 
     def leave(self) -> None:
         """End the thread once it has done what it was asked for before, without waiting."""
-        _end_before_others()
         self.post(self._room.leave)
 
     def close(self) -> None:

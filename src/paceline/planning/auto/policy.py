@@ -153,6 +153,9 @@ class AutoPolicy:
             if len(requests) == 1 and requests[0] is self._resting:
                 return [None]
             self._wake()
+        if not any(request.speculation.speculate for request in requests):
+            self._round = None
+            return [None] * len(requests)
         count, known = len(requests), self._known
         states = [known.requests[request.id] for request in requests]
         self._rounds += 1
@@ -179,7 +182,10 @@ class AutoPolicy:
             state.looks.save(plain_s / count, most_s=plain_s)
         blocked = headroom_s < self._cheapest_s
         wanted = [
-            _is_blind(request) or self._asking.is_worthwhile(request, state, pace, plain_s / count, blocked=blocked)
+            request.speculation.speculate
+            and (
+                _is_blind(request) or self._asking.is_worthwhile(request, state, pace, plain_s / count, blocked=blocked)
+            )
             for request, state in zip(requests, states, strict=True)
         ]
         if not any(wanted):
@@ -267,6 +273,13 @@ class AutoPolicy:
             known.learn(planned, record)
             self._decided_s = record.draft_s - record.learning_s - sum(record.draft_seconds.values())
         is_plain, is_shared = rows == count, record.prefill_rows > 0
+        if not any(request.speculation.speculate for request in record.requests):
+            # Whoever asked for plain decoding wins nothing and owes nothing; what its rounds take is worth knowing.
+            if is_shared:
+                known.costs.interrupt()
+            else:
+                known.costs.observe_round(rows, context, count, verify_s)
+            return
         if is_plain:
             self._since_plain = 0
         # A plain round is what plain decoding takes, whatever was measured before, unless rounds before it made it

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias, Unpack
@@ -130,26 +129,27 @@ def record_answer(
         raise InputError("an answer of no tokens cannot be recorded: give one of at least one token")
     budget = DraftBudget(depth, siblings, probability=True, margin=True)
     notes = [_NotingPolicy(drafter.name, budget) for drafter in drafters]
-    # Numbers below 0 are given out by no other loop, so no drafter takes this request for one that is running.
     loops = [
-        DecodingLoop(
-            ReplayEngine(_for_nothing, VirtualClock(), vocabulary), [drafter], note, request_ids=itertools.count(-1, -1)
-        )
+        DecodingLoop(ReplayEngine(_for_nothing, VirtualClock(), vocabulary), [drafter], note)
         for drafter, note in zip(drafters, notes, strict=True)
     ]
     # So long that the last position has drafts as deep as the others.
     unending = StopRules(len(answer_ids) + depth, ignore_end=True)
-    is_model: list[bool] = []
     with ExitStack() as running:
-        for drafter, loop in zip(drafters, loops, strict=True):
+        for loop in loops:
             running.callback(_cancel_all, loop)
             verifier = TextVerifier(params, len(prompt_ids), answer_ids)
-            request = loop.add(prompt_ids, params, unending, verifier=verifier)
-            is_model.append(drafter.unread(request) is not None)
+            loop.add(prompt_ids, params, unending, verifier=verifier)
         # The first round reads the prompt.
         for done in range(len(answer_ids)):
             for loop in loops:
                 loop.step()
+            if done == 0:
+                is_model = [
+                    drafter.unread(request) is not None
+                    for drafter, loop in zip(drafters, loops, strict=True)
+                    for request in loop.active
+                ]
             if done and report is not None:
                 report(done / (len(answer_ids) - 1))
     return Recording(

@@ -16,6 +16,7 @@ drafter, so catching up after a pause is charged as it is live.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -160,7 +161,7 @@ def replay(
             built.append(ReplayModelDrafter(draft_engine, tapes, first.vocab_size))
         else:
             built.append(ReplayFreeDrafter(tapes, clock, free_s))
-    loop = DecodingLoop(engine, built, policy, clock=clock)
+    loop = DecodingLoop(engine, built, policy, clock=clock, prompt_rounds=math.inf)
     requests: list[Request] = []
     decode_s = 0.0
     while len(requests) < len(recordings) or loop.active:

@@ -1,0 +1,124 @@
+"""Growing one draft tree for each decoding request: what the policy allows, by the drafters in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.clock import Clock
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.drafters.base import DraftBudget, Drafter, DraftJob
+from paceline.engines.base import EngineCapabilities
+from paceline.planning.base import Policy
+
+
+@dataclass(slots=True)
+class Drafts:
+    """What was drafted for one round.
+
+    Attributes:
+        requests: those that decode.
+        trees: one for each of them.
+        seconds: what each drafter that was asked took.
+    """
+
+    requests: Sequence[Request]
+    trees: Sequence[DraftTree]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def of(self, requests: Sequence[Request]) -> Drafts:
+        """Return the drafts of some of the requests."""
+        trees = {request.id: tree for request, tree in zip(self.requests, self.trees, strict=True)}
+        return Drafts(requests, [trees[request.id] for request in requests], self.seconds)
+
+
+class Drafting:
+    """Grows trees, and keeps those that still have to be judged.
+
+    Args:
+        drafters: asked in this order; the first to propose a token owns it.
+        policy: decides what is drafted and verified.
+        capabilities: the target's, which no tree may exceed.
+        clock: by which drafters are timed.
+    """
+
+    def __init__(
+        self, drafters: Sequence[Drafter], policy: Policy, capabilities: EngineCapabilities, clock: Clock
+    ) -> None:
+        self._drafters = drafters
+        self._policy = policy
+        self._capabilities = capabilities
+        self._clock = clock
+        # Drafts that had no room in the last pass and have to be judged in the next, by request.
+        self._unjudged: dict[int, DraftTree] = {}
+
+    def grow(self, requests: Sequence[Request], num_running: int) -> Drafts:
+        """Return a tree for each of the decoding requests, of its root alone where nothing is drafted.
+
+        Args:
+            requests: those that decode.
+            num_running: all requests that share the pass, those whose prompt is being read among them.
+        """
+        trees = [self._unjudged.get(request.id) or DraftTree(request.token_ids[-1]) for request in requests]
+        drafts = Drafts(requests, trees)
+        if not requests or not self._drafters:
+            return drafts
+        budgets = self._policy.budgets(requests)
+        if not any(budgets):
+            return drafts
+        jobs = []
+        for request, tree, budget in zip(requests, trees, budgets, strict=True):
+            if budget is not None and request.speculation.speculate and not tree.num_drafted:
+                limited = self._limit(request, budget, num_running)
+                if limited.max_depth > 0:
+                    jobs.append(DraftJob(request, tree, limited))
+        for drafter in self._drafters:
+            self._ask(drafter, jobs, drafts.seconds)
+        if jobs:
+            self._policy.select(requests, trees)
+        return drafts
+
+    def keep(self, request: Request, tree: DraftTree) -> None:
+        """Keep what is left of a tree for the request's next round."""
+        self._unjudged[request.id] = tree
+
+    def forget(self, request: Request) -> None:
+        """Drop what was kept of a request's tree."""
+        self._unjudged.pop(request.id, None)
+
+    def _ask(self, drafter: Drafter, jobs: Sequence[DraftJob], seconds: dict[str, float]) -> None:
+        """Let one drafter grow the trees, for as long as the policy finds it worth its time."""
+        name = drafter.name
+        growing = [job for job in jobs if _may_draft(name, job.request)]
+        if not self._capabilities.trees:
+            growing = [job for job in growing if job.tree.num_drafted == 0]
+        while growing and (growing := self._policy.choose(drafter, growing)):
+            started_s = self._clock.now_s()
+            more = drafter.grow(growing)
+            seconds[name] = seconds.get(name, 0.0) + self._clock.now_s() - started_s
+            growing = [job for job, can_grow in zip(growing, more, strict=True) if can_grow]
+
+    def _limit(self, request: Request, budget: DraftBudget, num_running: int) -> DraftBudget:
+        """Cut a budget to what was asked for, what the engine can take and the request can still use."""
+        # The round adds one token of the target's own, so a draft of all that is left would be one too long.
+        depth = min(
+            budget.max_depth,
+            request.num_left - 1,
+            self._capabilities.context_length - len(request.token_ids) - 1,
+            self._capabilities.max_outputs // max(1, num_running) - 1,
+        )
+        if request.speculation.draft_max is not None:
+            depth = min(depth, request.speculation.draft_max)
+        if self._capabilities.max_rollback is not None:
+            depth = min(depth, self._capabilities.max_rollback)
+        siblings = budget.siblings if self._capabilities.trees else 1
+        if depth == budget.max_depth and siblings == budget.siblings:
+            return budget
+        return dataclasses.replace(budget, max_depth=max(depth, 0), siblings=siblings)
+
+
+def _may_draft(name: str, request: Request) -> bool:
+    wanted = request.speculation.drafters
+    return wanted is None or name in wanted

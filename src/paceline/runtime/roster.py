@@ -1,0 +1,383 @@
+"""Who waits, who runs, and what a request holds while it does.
+
+::
+
+    add ──> waiting ──start──> running ──finish──> over
+               ^                  │
+               └────preempt───────┘        the cache was full: what the request said stands, its cells are free
+
+Starting a request opens its sequence and tells drafters and policy of it; finishing or preempting closes it. Where a
+request starts again, its prompt and its answer so far are read, and it goes on as if nothing had been: its noise
+depends on seed and position alone.
+
+A round is made whole or not at all. What one that an error or an interrupt cut short did to its requests is taken back
+before anything else is done, so that every request stands where it stood between rounds; one whose cache cannot be
+stepped back waits, as if preempted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.errors import CapabilityError, PacelineError, QueueFullError
+from paceline.core.request import Emission, FinishReason, Request
+from paceline.drafters.base import Drafter
+from paceline.engines.base import Engine
+from paceline.engines.sequence_pool import SequencePool
+from paceline.planning.base import Policy
+from paceline.runtime.drafting import Drafting, Drafts
+from paceline.runtime.writing import take_back
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """A sequence that holds the beginning of a prompt, at most all but its last token.
+
+    Attributes:
+        sequence: handle at the target engine.
+        seconds: what reading it took the target.
+    """
+
+    sequence: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """Where a request stood before a round.
+
+    Attributes:
+        request: the request.
+        num_tokens: of prompt and answer.
+        cached: how many of them the target's cache held.
+    """
+
+    request: Request
+    num_tokens: int
+    cached: int
+
+
+class Roster:
+    """The requests of a loop.
+
+    Args:
+        engine: the target.
+        pool: gives out the target's sequences.
+        drafters: told of requests that start and end.
+        policy: told of requests that start and end.
+        drafting: holds trees of theirs.
+        max_running: most requests that run at once.
+        max_waiting: most requests that wait; ``None`` for any number.
+        growth: tokens that every request that runs must be able to say before the cache is full, for one to start.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        pool: SequencePool,
+        drafters: Sequence[Drafter],
+        policy: Policy,
+        drafting: Drafting,
+        *,
+        max_running: int,
+        max_waiting: int | None,
+        growth: int,
+    ) -> None:
+        # What was not handed to the caller of the loop yet.
+        self._emissions: list[Emission] = []
+        self._engine = engine
+        self._pool = pool
+        self._drafters = drafters
+        self._policy = policy
+        self._drafting = drafting
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._growth = growth
+        self._cells = engine.capabilities.cells
+        # What is being read can be started from where it may be trimmed to what is shared.
+        self._shares_reading = pool.keeps and engine.capabilities.max_rollback is None
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, Request] = {}
+        # Prompts that were read before they were asked for, by request, until it starts.
+        self._read: dict[int, ReadPrompt] = {}
+        # Requests that the policy knows.
+        self._met: set[int] = set()
+        # Finished requests that the policy was not told of yet: it hears of their last round first.
+        self._ended: list[Request] = []
+        # The requests of the round that is being made; between rounds, of one that was cut short.
+        self._open_round: list[_Before] = []
+
+    @property
+    def requests(self) -> list[Request]:
+        """Requests that are not over, those that run first."""
+        return [*self._running.values(), *self._waiting]
+
+    @property
+    def num_running(self) -> int:
+        """How many requests run."""
+        return len(self._running)
+
+    @property
+    def decoding(self) -> list[Request]:
+        """Requests that emit in the next pass."""
+        return [request for request in self._running.values() if request.decoding]
+
+    @property
+    def reading(self) -> list[Request]:
+        """Requests with tokens that the cache does not hold yet, but for the last one."""
+        return [request for request in self._running.values() if not request.decoding]
+
+    def knows(self, request: Request) -> bool:
+        """Return whether a request waits or runs."""
+        return request.id in self._running or request in self._waiting
+
+    def add(self, request: Request, read: ReadPrompt | None) -> None:
+        """Let a request wait for its start.
+
+        Raises:
+            QueueFullError: too many wait.
+        """
+        if self._max_waiting is not None and len(self._waiting) >= self._max_waiting:
+            raise QueueFullError(
+                f"{len(self._waiting)} requests wait, which is the most: try again later, or raise max_waiting"
+            )
+        if read is not None:
+            self._read[request.id] = read
+        self._waiting.append(request)
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        """Start requests in the order they came, for as long as there is room."""
+        for request in list(self._waiting):
+            if self._running and (len(self._running) >= self._max_running or not self._fits(request)):
+                break
+            if self._awaits_another(request):
+                continue
+            try:
+                if not self._start(request):
+                    break
+            except Exception as error:
+                # It ends this request, not the others.
+                self._fail(request, error)
+
+    def _fits(self, request: Request) -> bool:
+        """Return whether there is room for all a request has, and for what those that run will say meanwhile."""
+        if self._cells is None:
+            return True
+        unread = sum(len(running.token_ids) - running.cached for running in self._running.values())
+        growing = self._growth * (len(self._running) + 1)
+        return self._pool.used_cells + unread + len(request.token_ids) + growing <= self._cells
+
+    def _awaits_another(self, request: Request) -> bool:
+        """Return whether another request reads tokens now that this one can start from once they are read."""
+        if not self._shares_reading or not request.cache.cache_prompt or request.id in self._read:
+            return False
+        for reader in self.reading:
+            if reader.cache.namespace == request.cache.namespace:
+                shared = _common(reader.token_ids, request.token_ids, self._pool.least_reuse)
+                if shared - reader.cached >= self._pool.least_reuse:
+                    return True
+        return False
+
+    def _start(self, request: Request) -> bool:
+        """Start a request unless others that run hold all sequences of the engine."""
+        try:
+            if not self._open(request):
+                return False
+            for drafter in self._drafters:
+                drafter.begin(request)
+            if request.id not in self._met:
+                self._policy.begin(request)
+                self._met.add(request.id)
+            self._running[request.id] = request
+            self._waiting.remove(request)
+        except BaseException:
+            self._running.pop(request.id, None)
+            self._let_go(request)
+            if request not in self._waiting:
+                self._waiting.appendleft(request)
+            raise
+        return True
+
+    def _open(self, request: Request) -> bool:
+        read = self._read.pop(request.id, None)
+        if read is not None:
+            self._pool.hold(read.sequence, request.token_ids, namespace=request.cache.namespace)
+            request.sequence, request.cached = read.sequence, self._engine.length(read.sequence)
+            request.stats.prompt_tokens, request.stats.prompt_s = request.cached, read.seconds
+            return True
+        try:
+            # The last token is fed for its row.
+            most = len(request.token_ids) - 1 if request.cache.cache_prompt else 0
+            opened = self._pool.open(request.token_ids, most=most, namespace=request.cache.namespace)
+        except CapabilityError:
+            if not self._running:
+                raise
+            return False
+        request.sequence, request.cached = opened.sequence, opened.cached
+        if request.stats.preemptions == 0:
+            request.stats.cached_tokens = opened.cached
+        return True
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request that runs or waits."""
+        self._drafting.forget(request)
+        request.segments += request.text.flush()
+        if request.id in self._running:
+            for drafter in self._drafters:
+                drafter.end(request)
+            if reason == "error":
+                self._pool.discard(request.sequence)
+            else:
+                self._pool.release(request.sequence)
+            request.sequence = -1
+        elif (read := self._read.pop(request.id, None)) is not None:
+            self._engine.close_sequence(read.sequence)
+        self._ended.append(request)
+        request.finish_reason = reason
+        if self._running.pop(request.id, None) is None:
+            self._waiting.remove(request)
+
+    def cancel(self, request: Request) -> Emission:
+        """End a request that is not over, and return what text was still withheld."""
+        self._open_round = [_before(request)]
+        first_segment = len(request.segments)
+        self.finish(request, "cancelled")
+        self._open_round = []
+        self.tell_ended()
+        return Emission(request, [], [], request.segments[first_segment:], "cancelled")
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        request.error = error
+        first_segment = len(request.segments)
+        self.finish(request, "error")
+        self._emissions.append(Emission(request, [], [], request.segments[first_segment:], "error"))
+
+    def tell_ended(self) -> None:
+        """Tell the policy which requests are over, after their last round."""
+        while self._ended:
+            request = self._ended[-1]
+            if request.id in self._met:
+                try:
+                    self._policy.end(request)
+                except Exception:
+                    self._forget_ended(request)  # told once, as badly as it took that; an interrupt has it told again
+                    raise
+            self._forget_ended(request)
+
+    def _forget_ended(self, request: Request) -> None:
+        self._met.discard(request.id)
+        self._ended.pop()
+
+    # --- room ---------------------------------------------------------------------------------------------------------
+
+    def make_room(self, drafts: Drafts) -> Emission | None:
+        """Preempt the youngest request that holds cells; where only one does, it has all there is, and ends.
+
+        Args:
+            drafts: of this round, some of which have to be judged later.
+
+        Returns:
+            The last emission of a request that ended.
+        """
+        holders = [request for request in self._running.values() if request.cached > 0]
+        candidates = holders or list(self._running.values())
+        youngest = candidates[-1]
+        if len(candidates) > 1:
+            self.preempt(youngest)
+            for request, tree in zip(drafts.requests, drafts.trees, strict=True):
+                if request is youngest and tree.num_drafted and request.verifier.judges_every_draw:
+                    self._drafting.keep(request, tree)
+            return None
+        first_segment = len(youngest.segments)
+        self.finish(youngest, "no_room")
+        return Emission(youngest, [], [], youngest.segments[first_segment:], "no_room")
+
+    def preempt(self, request: Request) -> None:
+        """Take a running request's place in the cache; it is the next to start again."""
+        self._waiting.appendleft(request)
+        del self._running[request.id]
+        request.stats.preemptions += 1
+        # What it holds is copied to host memory where there is room for it; if not, it is read again.
+        self._pool.release(request.sequence)
+        self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
+        """Close what a request holds, as far as it holds anything."""
+        for drafter in self._drafters:
+            # Of what a drafter noted in a round that was cut short nothing is certain, not even that it knows it.
+            with contextlib.suppress(Exception):
+                drafter.end(request)
+        self._pool.discard(request.sequence)
+        request.sequence, request.cached = -1, 0
+
+    # --- whole rounds -------------------------------------------------------------------------------------------------
+
+    def open_round(self) -> None:
+        """Note where all running requests stand."""
+        self._open_round = [_before(request) for request in self._running.values()]
+
+    def close_round(self, emissions: Sequence[Emission]) -> None:
+        """Let stand what was done since the round was opened, and keep what it emitted."""
+        # In one line without a call, so that no interrupt comes between.
+        self._open_round, self._emissions = [], [*self._emissions, *emissions]
+
+    def take_emissions(self) -> list[Emission]:
+        """Return what was emitted and not taken yet."""
+        emissions, self._emissions = self._emissions, []
+        return emissions
+
+    def mend(self) -> None:
+        """Take back what a round that was cut short did, for every request of it.
+
+        All of it can be done again where another interrupt cuts it short.
+        """
+        while self._open_round:
+            self._take_back(self._open_round[-1])
+            self._open_round.pop()
+
+    def _take_back(self, before: _Before) -> None:
+        request = before.request
+        self._drafting.forget(request)
+        take_back(request, before.num_tokens, self._engine.vocabulary)
+        self._ended = [ended for ended in self._ended if ended is not request]
+        if request.sequence >= 0 and self._step_back(request, before.cached):
+            for drafter in self._drafters:
+                with contextlib.suppress(Exception):
+                    drafter.end(request)
+                drafter.begin(request)
+            self._running[request.id] = request
+            if request in self._waiting:
+                self._waiting.remove(request)
+            return
+        # A recurrent state that cannot be stepped back, or a sequence that was torn or closed: all is read again.
+        self._let_go(request)
+        if request not in self._waiting:
+            self._waiting.appendleft(request)
+        self._running.pop(request.id, None)
+
+    def _step_back(self, request: Request, cached: int) -> bool:
+        try:
+            self._pool.trim(request.sequence, min(cached, self._engine.length(request.sequence)))
+        except PacelineError:
+            return False
+        request.cached = self._engine.length(request.sequence)
+        return True
+
+
+def _common(first: Sequence[int], second: Sequence[int], least: int) -> int:
+    """Return how many tokens both begin with, at most all but the last of the second; 0 if fewer than ``least``."""
+    if first[:least] != second[:least]:
+        return 0
+    most = min(len(first), len(second) - 1)
+    return next((at for at in range(most) if first[at] != second[at]), most)
+
+
+def _before(request: Request) -> _Before:
+    return _Before(request, len(request.token_ids), request.cached)

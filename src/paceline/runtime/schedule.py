@@ -1,0 +1,106 @@
+"""Cutting one pass: the trees of decoding requests first, then as much of prompts as fits, and as the pace allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.engines.base import COMMITTED_END, EngineCapabilities, Step
+from paceline.runtime.drafting import Drafts
+from paceline.runtime.pace import PromptPace
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One request's part in one pass.
+
+    Attributes:
+        request: the request.
+        step: its rows.
+        tree: what it had drafted; of a prompt only its last token.
+        num_rows: how many nodes of the tree are in the pass.
+        decodes: whether the rows are those of a tree; else they are read.
+        emits: whether a token follows.
+    """
+
+    request: Request
+    step: Step
+    tree: DraftTree
+    num_rows: int
+    decodes: bool
+    emits: bool
+
+
+class Schedule:
+    """Deals out the rows of passes.
+
+    Args:
+        capabilities: the target's.
+        pace: how many rows of prompts may share a pass with requests that decode.
+    """
+
+    def __init__(self, capabilities: EngineCapabilities, pace: PromptPace) -> None:
+        self._capabilities = capabilities
+        self._pace = pace
+        # How many prompts had the first turn so far.
+        self._turn = 0
+
+    def cut(self, drafts: Drafts, reading: Sequence[Request], *, sparing: bool = False) -> list[Part]:
+        """Return the parts of one pass.
+
+        Args:
+            drafts: of the requests that decode; the last nodes of their trees stay out where room is short.
+            reading: requests with tokens that are not in the cache yet, but for the last one.
+            sparing: take one row for each request that decodes, and nothing is read, unless nothing else is to do.
+        """
+        parts = self._trees(drafts, sparing=sparing)
+        if not reading or (sparing and parts):
+            return parts
+        room = self._capabilities.max_rows - sum(part.num_rows for part in parts)
+        if parts:
+            room = self._pace.most_rows(drafts.requests, room)
+        # Prompts take turns at being first, so that a short one need not wait for the whole of a long one.
+        first = self._turn % len(reading)
+        self._turn += 1
+        output_room = self._capabilities.max_outputs - sum(part.num_rows for part in parts)
+        for request in (*reading[first:], *reading[:first]):
+            if room == 0 or output_room == 0:
+                break
+            part = _chunk(request, room)
+            room -= len(part.step.token_ids)
+            output_room -= part.emits
+            parts.append(part)
+        return parts
+
+    def _trees(self, drafts: Drafts, *, sparing: bool) -> list[Part]:
+        output_room = self._capabilities.max_outputs
+        parts: list[Part] = []
+        for index, (request, tree) in enumerate(zip(drafts.requests, drafts.trees, strict=True)):
+            if output_room == 0:
+                break
+            # A wide tree must not starve the requests after it, so a row is kept for each of them.
+            share = 1 if sparing else max(1, output_room - (len(drafts.requests) - index - 1))
+            # Parents come before their children, so the first nodes are a tree of their own.
+            num_rows = min(len(tree), share)
+            if num_rows < len(tree) and not request.verifier.judges_every_draw:
+                tree.keep(range(num_rows))
+            output_room -= num_rows
+            step = Step(request.sequence, tree.token_ids[:num_rows], tree.parents[:num_rows], range(num_rows))
+            parts.append(Part(request, step, tree, num_rows, True, True))
+        return parts
+
+
+def _chunk(request: Request, room: int) -> Part:
+    """Return at most ``room`` rows of what a request has to read.
+
+    A token follows the last one of a prompt. Of a request that had been preempted the last token stays unread: it is
+    the root of its next tree, as between any rounds.
+    """
+    end = len(request.token_ids) - (request.num_output > 0)
+    chunk = request.token_ids[request.cached : min(end, request.cached + room)]
+    emits = request.num_output == 0 and request.cached + len(chunk) == end
+    parents = range(COMMITTED_END, COMMITTED_END + len(chunk))
+    step = Step(request.sequence, chunk, parents, [len(chunk) - 1] if emits else [])
+    return Part(request, step, DraftTree(chunk[-1]), 1, False, emits)

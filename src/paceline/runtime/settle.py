@@ -1,0 +1,138 @@
+"""What a pass decided: walking the trees by the target's rows, ending answers, and committing what stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, Request
+from paceline.core.tree import ROOT
+from paceline.core.verify import Walk
+from paceline.drafters.base import Commit, Drafter, TargetRows
+from paceline.engines.base import Engine, ForwardOutput
+from paceline.runtime.drafting import Drafting
+from paceline.runtime.roster import Roster
+from paceline.runtime.schedule import Part
+from paceline.runtime.writing import write
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of one request's part in a pass.
+
+    Attributes:
+        part: the part.
+        walk: down its tree; ``None`` where nothing was emitted.
+        emission: what it added to the answer; ``None`` while a prompt is read.
+    """
+
+    part: Part
+    walk: Walk | None
+    emission: Emission | None
+
+
+class Settling:
+    """Turns rows of a pass into tokens that stand.
+
+    Args:
+        engine: the target; nobody else asks it to commit.
+        drafters: told of every round that decoded.
+        drafting: keeps what is left of trees.
+        roster: ends requests.
+    """
+
+    def __init__(self, engine: Engine, drafters: Sequence[Drafter], drafting: Drafting, roster: Roster) -> None:
+        self._engine = engine
+        self._drafters = drafters
+        self._drafting = drafting
+        self._roster = roster
+        self._context_length = engine.capabilities.context_length
+        self._vocabulary = engine.vocabulary
+        self._end_ids = engine.vocabulary.end_ids
+
+    def walk(self, parts: Sequence[Part], output: ForwardOutput) -> list[Walk | None]:
+        """Walk down the trees of all parts that emit; ``None`` for the others, and where rows cannot be sampled."""
+        return [_walk(part, TargetRows(output, index)) if part.emits else None for index, part in enumerate(parts)]
+
+    def settle(self, parts: Sequence[Part], walks: Sequence[Walk | None], output: ForwardOutput) -> list[Settled]:
+        """Write what the walks emitted, end what ends with it, and commit the rest."""
+        return [
+            Settled(part, walk, self._settle(part, walk, TargetRows(output, index)))
+            for index, (part, walk) in enumerate(zip(parts, walks, strict=True))
+        ]
+
+    def _settle(self, part: Part, walk: Walk | None, rows: TargetRows) -> Emission | None:
+        request = part.request
+        first_token, first_segment = request.num_output, len(request.segments)
+        if request.error is not None:
+            self._roster.finish(request, "error")
+        elif walk is None:
+            self._commit(part, [])
+            return None
+        else:
+            reason = self._write(part, walk)
+            if reason is not None:
+                # What it read and said is there for those who begin alike.
+                self._commit(part, walk.path[: request.num_output - first_token - 1])
+                self._roster.finish(request, reason)
+            else:
+                self._go_on(part, walk, rows)
+        return Emission(
+            request,
+            token_ids=request.output_ids[first_token:],
+            sources=request.sources[first_token:],
+            segments=request.segments[first_segment:],
+            finish_reason=request.finish_reason,
+        )
+
+    def _write(self, part: Part, walk: Walk) -> FinishReason | None:
+        """Add what was emitted to the request, up to where it ends, and return why it ends, if it does."""
+        request, sources, path = part.request, part.tree.sources, walk.path
+        for depth, token_id in enumerate(walk.token_ids):
+            request.token_ids.append(token_id)
+            request.sources.append(sources[path[depth]] if depth < len(path) else SOURCE_TARGET)
+            reason = self._judge_end(request, token_id)
+            if reason is not None:
+                return reason
+        return None
+
+    def _judge_end(self, request: Request, token_id: int) -> FinishReason | None:
+        """Add the text of the token just emitted and return why the request ends with it, if it does."""
+        if token_id in self._end_ids and not request.rules.ignore_end:
+            return "end"
+        write(request, token_id, request.sources[-1], self._vocabulary)
+        if request.text.stopped:
+            return "stop"
+        if request.num_output >= request.rules.max_tokens:
+            return "length"
+        if len(request.token_ids) >= self._context_length:
+            return "context"
+        return None
+
+    def _go_on(self, part: Part, walk: Walk, rows: TargetRows) -> None:
+        """Commit what stands of a request that goes on, and tell the drafters."""
+        request = part.request
+        self._drafting.forget(request)
+        if walk.unread is not None:
+            self._drafting.keep(request, part.tree.below(walk.unread))
+        self._commit(part, walk.path)
+        if part.decodes:
+            commit = Commit(part.tree, walk.path, walk.token_ids, rows)
+            for drafter in self._drafters:
+                drafter.observe(request, commit)
+
+    def _commit(self, part: Part, path: Sequence[int]) -> None:
+        """Commit the root and an accepted path, or all rows of what was read."""
+        nodes = [ROOT, *path] if part.decodes else range(len(part.step.token_ids))
+        part.request.cached += len(nodes)
+        self._engine.commit(part.request.sequence, nodes)
+
+
+def _walk(part: Part, rows: TargetRows) -> Walk | None:
+    request = part.request
+    try:
+        return request.verifier.walk(part.tree, part.num_rows, rows.logits, request.token_ids)
+    except Exception as error:
+        # It ends this request, not the others in the pass.
+        request.error = error
+        return None
