@@ -20,6 +20,8 @@ from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
 from benchmarks.llama_bench import llama_bench
 from benchmarks.pair.command import EPILOG, pair
 from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
+from benchmarks.sharing import EPILOG as SHARING_EPILOG
+from benchmarks.sharing import sharing
 from benchmarks.sweep import EPILOG as SWEEP_EPILOG
 from benchmarks.sweep import sweep
 from benchmarks.worker_overhead import EPILOG as WORKER_OVERHEAD_EPILOG
@@ -67,6 +69,7 @@ app.command("worker-overhead", epilog=WORKER_OVERHEAD_EPILOG)(worker_overhead)
 # These need a program that is not there everywhere.
 app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
 app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)
+app.command("sharing", epilog=SHARING_EPILOG)(sharing)
 # This looks for what makes the others scatter.
 app.command("cores", epilog=CORES_EPILOG)(cores)
 # These measure policies on what was recorded before, so they are not among all that runs by itself.
