@@ -26,7 +26,7 @@ from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target
 
 _SPEAKS = """
-    import http.server, json, os, sys, time
+    import http.server, json, os, sys, threading
 
     if "--version" in sys.argv or "--help" in sys.argv:
         print("version: 1 (simulated)\\n--spec-type", file=sys.stderr)
@@ -44,7 +44,7 @@ _SPEAKS = """
             if body["seed"] == 14:
                 os._exit(3)
             if body["seed"] == 15:
-                time.sleep(600)
+                threading.Event().wait()
             tokens = [len(body["prompt"]) + number for number in range(body["n_predict"])]
             timings = {"predicted_ms": 1500.0, "draft_n": 6, "draft_n_accepted": 1}
             self.say({"tokens": tokens, "timings": timings, "asked": body, "process": os.getpid()})

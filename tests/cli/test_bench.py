@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -280,7 +279,6 @@ def test_control_c_keeps_what_is_done_on_the_embedded_pair(tmp_path: Path) -> No
     for line in process.stderr:
         if b"lap 2 of" in line:
             break
-    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 130

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +13,7 @@ import pytest
 from paceline.cli.main import main
 from paceline.models.convert import exact_dtype
 from paceline.models.embedded import embedded_draft
+from tests.cli.interrupted import interrupt_while_it_writes
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -134,38 +131,13 @@ def test_bad_input_is_one_line(
     assert not list((tmp_path / "here").iterdir())
 
 
-def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
-    """Interrupted while it writes: a stand-in for the report waits there until the signal has come."""
-    script = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "import paceline.cli.convert as command\n"
-        "from contextlib import contextmanager\n"
-        "@contextmanager\n"
-        "def waiting():\n"
-        "    def report(stage, done, total):\n"
-        "        print('writing', flush=True)\n"
-        "        time.sleep(60)\n"
-        "    yield report\n"
-        "command.stage_progress = waiting\n"
-        "from paceline.cli.main import main\n"
-        "main()\n"
-    )
-    for destination in ("out.gguf", "other"):
-        source = folder if destination == "out.gguf" else embedded_draft()
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, "convert", str(source), str(tmp_path / destination)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"writing\n"
-        assert len(list(tmp_path.iterdir())) == 2, "something is being written"
-        time.sleep(0.2)
-        os.kill(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-        assert (process.returncode, err) == (130, b"")
-        assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+@pytest.mark.parametrize("destination", ["out.gguf", "other"])
+def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, destination: str) -> None:
+    source = folder if destination == "out.gguf" else embedded_draft()
+    status, err, written = interrupt_while_it_writes(tmp_path, "convert", str(source), str(tmp_path / destination))
+    assert (status, err) == (130, b"")
+    assert len(written - {"folder"}) == 1, "something is being written"
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_help_shows_examples(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

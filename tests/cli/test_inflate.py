@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.cli.main import main
 from paceline.models.inflate import PRESETS, LlamaShape
+from tests.cli.interrupted import interrupt_while_it_writes
 from tests.cli.test_run import Invoke
 from tests.models.test_inflate import LARGE, SMALL, logits, write_llama
 
@@ -150,26 +145,10 @@ def test_bad_input_is_one_clear_line(
 
 
 def test_ctrl_c_leaves_no_file(tmp_path: Path, small: Path) -> None:
-    """The file is large enough to be interrupted while it is written."""
     folder = tmp_path / "out"
     folder.mkdir()
-    arguments = ("inflate", str(small), "--width", "2048", "--layers", "8", "--feed-forward", "8192", "--type", "F32")
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-         f"import sys; sys.argv = {['paceline', *arguments, '-o', str(folder / 'x.gguf')]!r}; "
-         f"from {main.__module__} import main; main()"],
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 120
-        while not any(path.stat().st_size > 1e6 for path in folder.glob(".*.partial")):
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 130, err
-    assert b"Traceback" not in err
+    to = ("--width", "256", "--layers", "2", "--type", "F32", "-o", str(folder / "x.gguf"))
+    status, err, written = interrupt_while_it_writes(folder, "inflate", str(small), *to)
+    assert (status, err) == (130, b"")
+    assert any(name.endswith(".partial") for name in written)
     assert list(folder.iterdir()) == []

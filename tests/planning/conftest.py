@@ -1,4 +1,4 @@
-"""Where what is kept of a pair of models lies, for the tests that ask for it."""
+"""Where what is kept of a pair of models lies, for the tests that ask for it; and no engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from pathlib import Path
 import pytest
 
 from paceline.engines.loading import ModelOptions
+
+
+@pytest.fixture(autouse=True)
+def build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say a build in the engines' place: keys hold it, and these tests run where no engine is installed."""
+    monkeypatch.setattr("paceline.planning.keeping._build", lambda name: f"{name} 1.0")
 
 
 @pytest.fixture

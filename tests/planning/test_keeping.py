@@ -224,7 +224,7 @@ def test_the_key_changes_with_all_that_changes_costs(
     monkeypatch.setattr(elsewhere, "description", "scripted model on CUDA0", raising=False)
     others.add(name(chosen_engine=elsewhere))
     with monkeypatch.context() as patch:
-        patch.setattr("llama_cpp.__version__", "0.0.1")
+        patch.setattr("paceline.planning.keeping._build", lambda name: f"another {name}")
         others.add(name())
     with monkeypatch.context() as patch:
         patch.setattr("os.cpu_count", lambda: 4096)

@@ -1,0 +1,27 @@
+"""The build of an engine is part of what its costs are kept under."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.planning.helpers import engine_of
+
+from paceline.engines.loading import EngineName, ModelOptions
+from paceline.planning.keeping import pair_key
+
+
+@pytest.mark.parametrize(("name", "package"), [("llama_cpp", "llama_cpp"), ("torch_hf", "torch")])
+def test_the_key_changes_with_the_version_of_the_engines_package(
+    name: EngineName, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(package)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + bytes(1000))
+    options = ModelOptions(path, engine=name)
+    one = pair_key(engine_of(), options)
+    assert pair_key(engine_of(), options) == one
+    monkeypatch.setattr(f"{package}.__version__", "0.0.1")
+    other = pair_key(engine_of(), options)
+    assert other.name != one.name
+    assert "0.0.1" in other.facts["target"]["build"]
