@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 SUMMARY_LINES = pytest.StashKey[list[str]]()
 
+ENGINE_PACKAGES = ("llama_cpp", "torch", "transformers", "accelerate")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-engines", action="store_true", help="run as where none of the engines' packages is installed"
+    )
+
 
 @pytest.fixture(autouse=True, scope="session")
 def cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -37,6 +46,8 @@ def cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SUMMARY_LINES] = []
+    if config.getoption("--without-engines"):
+        _hide_engines()
     installed, sources = Path(paceline.__file__).parent, Path(__file__).parents[1] / "src" / "paceline"
     for source in sources.rglob("*.py"):
         copy = installed / source.relative_to(sources)
@@ -45,6 +56,13 @@ def pytest_configure(config: pytest.Config) -> None:
                 f"the paceline that is installed is older than {source}: "
                 "run make unit, or with PYTHONPATH=src the sources as they are"
             )
+
+
+def _hide_engines() -> None:
+    imported = [package for package in ENGINE_PACKAGES if package in sys.modules]
+    assert not imported, f"{', '.join(imported)}: imported with paceline, which is to import engines when they are used"
+    # What Python itself takes for a package that is not there.
+    sys.modules.update(dict.fromkeys(ENGINE_PACKAGES))  # type: ignore[arg-type]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
