@@ -49,6 +49,17 @@ def exact_draft() -> Path:
     return folder / "draft-f32.gguf"
 
 
+@functools.cache
+def draft_folder() -> Path:
+    """The embedded draft as a Hugging Face folder, written once: transformers takes a second to open the GGUF file."""
+    from paceline.models.convert import gguf_to_folder
+
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    gguf_to_folder(embedded_draft(), folder / "draft", dtype="F32")
+    return folder / "draft"
+
+
 def llama_cpp(cells: int | None = None) -> Engine:
     from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
 
@@ -72,7 +83,7 @@ def torch_hf(cells: int | None = None) -> Engine:
     from paceline.engines.torch_hf import TorchHFConfig, TorchHFEngine
 
     return TorchHFEngine(
-        TorchHFConfig(embedded_draft(), context_length=128, max_rows=MAX_ROWS, max_sequences=4, threads=1, cells=cells)
+        TorchHFConfig(draft_folder(), context_length=128, max_rows=MAX_ROWS, max_sequences=4, threads=1, cells=cells)
     )
 
 
