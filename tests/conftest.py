@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import paceline
+from tests import tiers
 
 # The same examples on every machine; HYPOTHESIS_PROFILE=explore looks for new ones.
 _EXPLORE = settings(
@@ -30,6 +32,9 @@ ENGINE_PACKAGES = ("llama_cpp", "torch", "transformers", "accelerate")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--quick", action="store_true", help="leave out tests that are marked long, and make some random scenes only"
+    )
+    parser.addoption(
         "--without-engines", action="store_true", help="run as where none of the engines' packages is installed"
     )
 
@@ -46,6 +51,7 @@ def cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SUMMARY_LINES] = []
+    tiers.choose(quick=config.getoption("--quick"))
     if config.getoption("--without-engines"):
         _hide_engines()
     installed, sources = Path(paceline.__file__).parent, Path(__file__).parents[1] / "src" / "paceline"
@@ -58,11 +64,30 @@ def pytest_configure(config: pytest.Config) -> None:
             )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+
+
 def _hide_engines() -> None:
     imported = [package for package in ENGINE_PACKAGES if package in sys.modules]
     assert not imported, f"{', '.join(imported)}: imported with paceline, which is to import engines when they are used"
     # What Python itself takes for a package that is not there.
     sys.modules.update(dict.fromkeys(ENGINE_PACKAGES))  # type: ignore[arg-type]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what is to be known to the process that prints it, where several share the tests."""
+    output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["summary_lines"] = session.config.stash[SUMMARY_LINES]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[SUMMARY_LINES] += getattr(node, "workeroutput", {}).get("summary_lines", [])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -16,6 +16,7 @@ from paceline.engines.loading import EngineName, ModelOptions, open_engine
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.planning.policies.fixed import FixedPolicy
+from tests.tiers import some_long
 
 
 def gguf(path: Callable[[], Path], engine: EngineName) -> Engine:
@@ -24,7 +25,7 @@ def gguf(path: Callable[[], Path], engine: EngineName) -> Engine:
     return open_engine(ModelOptions(path(), engine=engine, context_length=512, threads=1, max_sequences=3))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", some_long([0.0, 0.8], quick=[0.8]))
 @pytest.mark.parametrize(
     ("target", "draft"),
     [("llama_cpp", "llama_cpp"), ("llama_cpp", "torch_hf"), ("torch_hf", "llama_cpp"), ("torch_hf", "torch_hf")],

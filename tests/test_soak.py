@@ -16,6 +16,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
+from tests.tiers import some_long
 
 VOCABULARY = ScriptedVocabulary.of_size(30)
 TARGET = random_model(30, seed=1, order=2)
@@ -30,7 +31,7 @@ def scripted_model(max_sequences: int) -> tuple[paceline.Model, ScriptedEngine, 
     return paceline.Model(target, drafters, paceline.FixedPolicy(3, siblings=2)), target, draft
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some_long(range(4), quick=[0]))
 def test_misuse_touches_no_other_answer_and_leaves_nothing_behind(seed: int) -> None:
     model, target, draft = scripted_model(SEQUENCES)
     with model:

@@ -43,6 +43,7 @@ from paceline.runtime.loop import DecodingLoop
 from tests.helpers import PLAIN_PARAMS
 from tests.planning.helpers import AroundAuto, Curve, Skill, smooth, synthetic, table
 from tests.runtime.test_rejection import DRAFT_3, TARGET_3, draft_of, markov_text, text_distribution, total_variation
+from tests.tiers import by_tier, some_long
 
 
 def line(fixed_s: float, row_s: float) -> Curve:
@@ -59,6 +60,11 @@ CURVES = {name: table(milliseconds, draft_ms=1.0) for name, milliseconds in PASS
         change_s=0.0013,
     ),
 }
+
+QUICK_CURVES = ("Q4_0", "graphs")
+"""A staircase with cliffs both ways, and the one on which a change of width costs."""
+
+MOSTLY_LONG = some_long(CURVES, quick=QUICK_CURVES)
 
 
 def texts(
@@ -145,7 +151,7 @@ def test_a_perfect_draft_reaches_what_an_oracle_does(name: str) -> None:
     assert oracle >= 0.95 * replay(recordings, AutoPolicy(curve), curve).decode_s
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "F16", "Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("name", some_long(["Q4_0", "F16", "Q8_0", "Q4_K_M"], quick=["Q4_0"]))
 def test_the_end_of_an_answer_is_drafted_though_rounds_there_are_worse_than_before(name: str) -> None:
     """However many tokens the rounds before have left over, in sight of the end plain decoding takes longer."""
     curve = CURVES[name]
@@ -154,7 +160,7 @@ def test_the_end_of_an_answer_is_drafted_though_rounds_there_are_worse_than_befo
         assert last.arrivals_s[-1] - last.arrivals_s[-16] <= 0.4 * 15 * curve.round_s(1)
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", MOSTLY_LONG)
 @pytest.mark.parametrize("right", [0.3, 0.6, 0.8, 0.9])
 def test_no_answer_is_slower_than_plain_by_more_than_was_allowed(name: str, right: float) -> None:
     recordings, curve = texts(right, count=8), CURVES[name]
@@ -166,7 +172,10 @@ def test_no_answer_is_slower_than_plain_by_more_than_was_allowed(name: str, righ
 @pytest.mark.parametrize(
     ("name", "right"),
     # With graphs, two rounds that fail use up what may be lost, and best is 1.12 of plain at 0.6: not found in time.
-    [(name, right) for name in CURVES for right in (0.6, 0.8, 0.9) if (name, right) != ("graphs", 0.6)],
+    some_long(
+        [(name, right) for name in CURVES for right in (0.6, 0.8, 0.9) if (name, right) != ("graphs", 0.6)],
+        quick=[("Q4_0", 0.6), ("Q4_0", 0.9), ("graphs", 0.8)],
+    ),
 )
 def test_it_is_as_good_as_the_best_length_set_by_hand(name: str, right: float) -> None:
     recordings, curve = texts(right, count=8), CURVES[name]
@@ -174,7 +183,7 @@ def test_it_is_as_good_as_the_best_length_set_by_hand(name: str, right: float) -
     assert best >= 0.95 * replay(recordings, AutoPolicy(curve), curve).decode_s
 
 
-@pytest.mark.parametrize("name", ["F16", "Q4_0", "Q8_0", "line"])
+@pytest.mark.parametrize("name", some_long(["F16", "Q4_0", "Q8_0", "line"], quick=["Q4_0"]))
 @pytest.mark.parametrize(("before", "after"), [(0.95, 0.05), (0.05, 0.95)])
 def test_a_draft_that_changes_is_followed_within_50_tokens(name: str, before: float, after: float) -> None:
     """From 50 tokens after the change, the rest goes about as fast as where the draft was like that all along."""
@@ -206,7 +215,7 @@ def test_what_early_losses_used_up_is_allowed_again_where_drafts_win_on_paper() 
     curve = line(0.015, 0.001)
     late = Skill(lambda position: 0.05 if position < 300 else 0.95)
     skills = {"suffix": Skill(0.5, silent=0.97, is_model=False), "draft": late}
-    for seed in range(48):
+    for seed in range(by_tier(48, quick=12)):
         recording = synthetic(seed, skills, num_tokens=700, num_prompt=100, depth=16)
         (request,) = deliberate([recording], curve, 1.5e-4).requests
         assert request.arrivals_s[-1] - request.arrivals_s[400] <= 0.5 * 299 * curve.round_s(1)
@@ -223,7 +232,7 @@ def test_a_draft_model_is_asked_how_sure_it_is() -> None:
     assert seconds() <= 0.9 * seconds(probability=None)
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", MOSTLY_LONG)
 @pytest.mark.parametrize("right", [0.02, 0.5, 0.8, 0.98])
 def test_many_requests_at_once_are_never_slower_than_plain(name: str, right: float) -> None:
     recordings = texts(right, num_tokens=128, count=64)
@@ -368,7 +377,7 @@ def one_after_the_other(right: float) -> list[Recording]:
     ]
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", MOSTLY_LONG)
 @pytest.mark.parametrize("right", [0.02, 0.8])
 def test_a_server_is_never_slower_than_with_plain_decoding(name: str, right: float) -> None:
     recordings, curve = one_after_the_other(right), CURVES[name]
