@@ -1,8 +1,9 @@
 # Everything from a bare machine: Python, make and a C++ compiler (for llama.cpp) are all it takes.
 #
-#   make demo    the embedded pair, as it is and at the cost of a 1B model, plainly and speculatively
-#   make test    lint, types and tests, of what users get and of the sources as they are
-#   make bench   the measurements behind the figures in the documentation
+#   make demo        the embedded pair, as it is and at the cost of a 1B model, plainly and speculatively
+#   make test        lint, types and tests of what users get: a few minutes
+#   make test-all    all of them, with every random scene, and the planner's of the sources as they are too
+#   make bench       the measurements behind the figures in the documentation
 
 PYTHON ?= python3
 VENV := .venv
@@ -24,7 +25,11 @@ SAMPLE := logs:6
 # Sampled: greedily so small a model repeats itself, which flatters drafting.
 SAMPLING := --temp 0.8 --seed 1
 
-.PHONY: demo test lint types unit interpreted bench train clean
+# Tests of one file stay in one process, as they share models.
+WORKERS ?= 2
+SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo test test-all lint types quick unit interpreted bench train clean
 
 demo: $(VENV)/.installed
 	$(BIN)/paceline run --sample $(SAMPLE) $(SAMPLING) -n 200
@@ -32,7 +37,9 @@ demo: $(VENV)/.installed
 	$(BIN)/paceline inflate 1b --type Q4_0
 	$(BIN)/paceline run -m target-1b-q4_0 -md draft --sample $(SAMPLE) $(SAMPLING) -n 200 --compare
 
-test: lint types unit interpreted
+test: lint types quick
+
+test-all: lint types unit interpreted
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
@@ -41,12 +48,18 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+# Without what is marked long, with some of the random scenes, and with a share of the planner's tests interpreted.
+quick: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --quick $(SHARED)
+	PYTHONPATH=src $(BIN)/python -m pytest tests/planning --quick --without-engines --ignore tests/planning/test_auto.py
 
-# Where the planner is not compiled it is the same code still; and so are sources that are being worked on.
+unit: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(SHARED)
+
+# Where the planner is not compiled it is the same code still; and so are sources that are being worked on. It needs no
+# engine, installed or not.
 interpreted: $(VENV)/.installed-dev
-	PYTHONPATH=src $(BIN)/python -m pytest tests/planning
+	PYTHONPATH=src $(BIN)/python -m pytest tests/planning --without-engines --numprocesses $(WORKERS)
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
