@@ -28,7 +28,10 @@ def gguf(path: Callable[[], Path], engine: EngineName) -> Engine:
 @pytest.mark.parametrize("temperature", some_long([0.0, 0.8], quick=[0.8]))
 @pytest.mark.parametrize(
     ("target", "draft"),
-    [("llama_cpp", "llama_cpp"), ("llama_cpp", "torch_hf"), ("torch_hf", "llama_cpp"), ("torch_hf", "torch_hf")],
+    some_long(
+        [("llama_cpp", "llama_cpp"), ("llama_cpp", "torch_hf"), ("torch_hf", "llama_cpp"), ("torch_hf", "torch_hf")],
+        quick=[("llama_cpp", "torch_hf"), ("torch_hf", "llama_cpp")],
+    ),
 )
 def test_real_engines_pair_up_and_leave_the_text_alone(
     target: EngineName, draft: EngineName, temperature: float

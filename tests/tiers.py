@@ -25,8 +25,13 @@ def by_tier(number: int, *, quick: int) -> int:
 
 
 def some_long(values: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
-    """Return a test's parameters, of which all but ``quick`` are marked long."""
+    """Return a test's parameters, a tuple where there are several, of which all but ``quick`` are marked long."""
     values = list(values)
     unknown = [value for value in quick if value not in values]
     assert not unknown, f"{unknown} is none of {values}"
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.long) for value in values]
+    return [
+        value
+        if value in quick
+        else pytest.param(*value if isinstance(value, tuple) else [value], marks=pytest.mark.long)
+        for value in values
+    ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.tiers import some_long
 
 import paceline
 from paceline.core.arrays import FloatArray
@@ -95,7 +96,7 @@ def rows_of(engine: Engine, token_ids: Sequence[int], widths: Sequence[int]) -> 
     return rows
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", some_long([0.0, 0.8], quick=[0.8]))
 def test_drafts_leave_the_text_as_it_was(temperature: float) -> None:
     open_exact().close()
     with paceline.load(SETTINGS, drafters=["suffix", "lookup"], policy=FixedPolicy(5), remember=False) as model:

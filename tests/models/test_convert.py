@@ -36,6 +36,7 @@ from paceline.models.convert.rope import Llama3Scaling, recover_llama3
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from tests.models.helpers import edited_gguf, metadata, split_gguf, with_last_tokens
 from tests.models.test_inflate import SMALL, write_llama
+from tests.tiers import some_long
 
 Floats = npt.NDArray[np.float32]
 
@@ -269,7 +270,7 @@ RANDOM_MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", RANDOM_MODELS)
+@pytest.mark.parametrize("name", some_long(RANDOM_MODELS, quick=["tied", "llama3 rope", "bf16 in shards"]))
 def test_a_saved_model_and_its_gguf_agree(name: str, folder: Path, tmp_path: Path) -> None:
     random_model(tmp_path / "hf", folder, **RANDOM_MODELS[name])
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) > (2 if name == "bf16 in shards" else 0)

@@ -34,6 +34,7 @@ from paceline.models.inflate import writing as writing_module
 from paceline.models.inflate.banned import CONSTANT, PROJECTION, banning_block, constant_block
 from paceline.models.inflate.layout import NOTHING, place_heads, place_layers
 from paceline.models.inflate.shape import MULTIPLE, check_holds, estimated_bytes
+from tests.tiers import some_long
 
 Logits = npt.NDArray[np.float32]
 
@@ -191,9 +192,9 @@ def test_norms_that_cannot_be_exact_are_close(tmp_path: Path, small: Path) -> No
     assert 0 < np.abs(large[:, : SMALL.vocab_size] - plain).max() < 5e-3
 
 
-@pytest.mark.parametrize("file_type", ["F32", "Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("file_type", some_long(["F32", "Q8_0", "Q4_K_M"], quick=["Q8_0", "Q4_K_M"]))
 @pytest.mark.parametrize("rope_factors", [False, True])
-@pytest.mark.parametrize("head_size", [128, 256])
+@pytest.mark.parametrize("head_size", some_long([128, 256], quick=[128]))
 def test_larger_heads_keep_their_rotary_frequencies(
     tmp_path: Path, file_type: str, rope_factors: bool, head_size: int
 ) -> None:
@@ -245,7 +246,7 @@ def test_q8_0_of_a_q8_0_source_has_the_same_blocks(tmp_path: Path, small: Path) 
 # --- banned ids -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file_type", FILE_TYPES)
+@pytest.mark.parametrize("file_type", some_long(FILE_TYPES, quick=["F16", "Q4_0", "Q4_K_M"]))
 def test_padded_ids_never_win_and_change_nothing(tmp_path: Path, small: Path, file_type: str) -> None:
     plain, large = inflated_logits(tmp_path, small, replace(LARGE, width=2048, vocab_size=1000), file_type)
     assert large.shape[1] == 1000
@@ -299,7 +300,11 @@ def test_the_blocks_that_ban_hold_one_weight(
 
 
 @pytest.mark.parametrize(
-    ("file_type", "layers"), [*((name, 4) for name in FILE_TYPES), ("Q4_K_M", 1), ("Q4_K_M", 3), ("Q4_K_M", 8)]
+    ("file_type", "layers"),
+    some_long(
+        [*((name, 4) for name in FILE_TYPES), ("Q4_K_M", 1), ("Q4_K_M", 3), ("Q4_K_M", 8)],
+        quick=[("F16", 4), ("Q4_K_M", 3), ("Q8_0", 4)],
+    ),
 )
 def test_types_are_those_llama_cpp_would_give_to_the_larger_model(tmp_path: Path, file_type: str, layers: int) -> None:
     source = write_llama(tmp_path / "source.gguf", replace(SMALL, layers=layers, width=256, heads=4, kv_heads=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.replaying.recording import Recording
 from paceline.planning.replaying.replay import replay
 from tests.planning.helpers import Skill, synthetic, table
+from tests.tiers import some_long
 
 CURVE = table(PASS_MS["Q8_0"], draft_ms=1.0)
 
@@ -89,7 +91,7 @@ def test_a_draft_that_is_known_to_pay_is_used_sooner() -> None:
     assert sum(seconds(text, learned) for text in firsts) < sum(seconds(text, None) for text in firsts)
 
 
-@pytest.mark.parametrize(("before", "now"), [(0.05, 0.95), (0.95, 0.05)])
+@pytest.mark.parametrize(("before", "now"), some_long([(0.05, 0.95), (0.95, 0.05)], quick=[(0.95, 0.05)]))
 def test_what_was_learned_of_other_texts_does_not_stand_in_the_way(before: float, now: float) -> None:
     learned = learned_of(texts(before, range(6)))
     firsts = texts(now, range(20, 26), num_tokens=512)
@@ -115,6 +117,11 @@ def test_another_drafter_of_the_same_name_starts_anew() -> None:
     replay([draft], following, CURVE)
     assert following.report().remembered == []
     assert not kept_of(following).drafters["draft"].is_model
+
+
+@cache
+def some_learned() -> str:
+    return json.dumps(learned_of(texts(0.7, range(2))).to_json())
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, Any]], object]:
@@ -156,7 +163,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, A
     ],
 )
 def test_what_makes_no_sense_is_refused(spoil: Callable[[dict[str, Any]], object]) -> None:
-    data = learned_of(texts(0.7, range(2))).to_json()
+    data = json.loads(some_learned())
     Learned.from_json(data)
     spoil(data)
     with pytest.raises(InputError, match="learned"):

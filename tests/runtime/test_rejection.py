@@ -32,6 +32,7 @@ from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from tests.helpers import PLAIN_PARAMS, ForcedDrafter, decode, softmax
+from tests.tiers import some_long
 
 Distribution: TypeAlias = dict[tuple[int, ...], float]
 MakeDrafters: TypeAlias = Callable[[], Sequence[Drafter]]
@@ -458,7 +459,7 @@ STATISTICAL: dict[str, tuple[MakeDrafters, FixedPolicy]] = {
 
 
 @pytest.mark.parametrize("verifier", VERIFIER_NAMES)
-@pytest.mark.parametrize("name", STATISTICAL)
+@pytest.mark.parametrize("name", some_long(STATISTICAL, quick=["suffix and draft"]))
 def test_texts_follow_the_target(name: str, verifier: VerifierName) -> None:
     """The real dice through the whole loop at depth 3 (false-alarm rate 1e-6 each): five tokens, jointly."""
     make_drafters, policy = STATISTICAL[name]
