@@ -83,8 +83,10 @@ $(VENV)/.installed: $(WHEEL)/.built constraints.txt
 	$(INSTALL) $(WHEEL)/*.whl
 	touch $@
 
+# Byte code is written where a module is first imported: most of torch's and transformers' never is, and would take
+# half a minute.
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) "$$(echo $(WHEEL)/*.whl)[torch,plots,dev]"
+	$(INSTALL) --no-compile "$$(echo $(WHEEL)/*.whl)[torch,plots,dev]"
 	touch $@
 
 clean:
