@@ -51,7 +51,8 @@ types: $(VENV)/.installed-dev
 # Without what is marked long, with some of the random scenes, and with a share of the planner's tests interpreted.
 quick: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --quick $(SHARED)
-	PYTHONPATH=src $(BIN)/python -m pytest tests/planning --quick --without-engines --ignore tests/planning/test_auto.py
+	PYTHONPATH=src $(BIN)/python -m pytest tests/planning --quick --without-engines $(SHARED) \
+		--ignore tests/planning/test_auto.py
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(SHARED)
