@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ import llama_cpp.llama_cpp as api
 from tests.models.helpers import split_gguf
 
 import paceline
-from paceline.api import GenerateOptions
 from paceline.core.errors import (
     CapabilityError,
     ClosedError,
@@ -30,11 +30,13 @@ from paceline.core.errors import (
     ModelFileError,
     NoRoomError,
 )
+from paceline.core.request import Request
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines import threads
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
 from paceline.models.embedded import embedded_draft
+from paceline.runtime.loop import DecodingLoop
 from paceline.vocabularies.relation import relate_vocabularies
 
 Logits = npt.NDArray[np.float32]
@@ -947,10 +949,20 @@ def test_what_cuts_short_a_round_of_a_hybrid_model_touches_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException], where: str
 ) -> None:
     engine = load(write_model(tmp_path / "model.gguf", "lfm2"), max_sequences=3)
-    with paceline.Model(engine, [SuffixDrafter()], paceline.FixedPolicy(4)) as model:
-        options: GenerateOptions = {"max_tokens": 30, "temperature": 0.0, "ignore_end": True}
+    with closing(engine):
+        loop = DecodingLoop(engine, [SuffixDrafter()], paceline.FixedPolicy(4))
+        rules = paceline.StopRules(30, ignore_end=True)
         prompts = [[1, 2, 3, 1, 2, 3], [4, 5, 4, 5, 4]]
-        undisturbed = [model.generate(prompt, **options).token_ids for prompt in prompts]
+
+        def add(prompt: list[int]) -> Request:
+            return loop.add(prompt, paceline.SamplingParams(0.0), rules)
+
+        undisturbed = []
+        for prompt in prompts:
+            request = add(prompt)
+            while loop.active:
+                loop.step()
+            undisturbed.append(request.output_ids)
         real, calls = getattr(LlamaCppEngine, where), 0
 
         def failing(self: LlamaCppEngine, *arguments: Any) -> Any:
@@ -961,18 +973,18 @@ def test_what_cuts_short_a_round_of_a_hybrid_model_touches_no_answer(
                 raise fault("cut short")
             return result
 
-        streams = [model.stream(prompt, **options) for prompt in prompts]
+        requests = [add(prompt) for prompt in prompts]
         monkeypatch.setattr(LlamaCppEngine, where, failing)
         cut_short = 0
-        while model.loop.active:
+        while loop.active:
             try:
-                model.loop.step()
+                loop.step()
             except fault:
                 cut_short += 1
         assert cut_short > 2
         monkeypatch.setattr(LlamaCppEngine, where, real)
-        for stream, expected in zip(streams, undisturbed, strict=True):
-            assert stream.result().token_ids == expected
+        for request, expected in zip(requests, undisturbed, strict=True):
+            assert request.output_ids == expected
         assert not engine._sequences
 
 

@@ -177,10 +177,13 @@ class Roster:
         if not self._shares_reading or not request.cache.cache_prompt or request.id in self._read:
             return False
         for reader in self.reading:
-            if reader.cache.namespace == request.cache.namespace:
-                shared = _common(reader.token_ids, request.token_ids, self._pool.least_reuse)
-                if shared - reader.cached >= self._pool.least_reuse:
-                    return True
+            end = reader.cached + self._pool.least_reuse
+            if (
+                reader.cache.namespace == request.cache.namespace
+                and end < len(request.token_ids)
+                and reader.token_ids[:end] == request.token_ids[:end]
+            ):
+                return True
         return False
 
     def _start(self, request: Request) -> bool:
@@ -219,7 +222,7 @@ class Roster:
                 raise
             return False
         request.sequence, request.cached = opened.sequence, opened.cached
-        if request.stats.preemptions == 0:
+        if request.num_output == 0:
             request.stats.cached_tokens = opened.cached
         return True
 
@@ -369,14 +372,6 @@ class Roster:
             return False
         request.cached = self._engine.length(request.sequence)
         return True
-
-
-def _common(first: Sequence[int], second: Sequence[int], least: int) -> int:
-    """Return how many tokens both begin with, at most all but the last of the second; 0 if fewer than ``least``."""
-    if first[:least] != second[:least]:
-        return 0
-    most = min(len(first), len(second) - 1)
-    return next((at for at in range(most) if first[at] != second[at]), most)
 
 
 def _before(request: Request) -> _Before:
