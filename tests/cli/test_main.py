@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.models.helpers import edited_gguf
+from tests.tiers import some_long
 
 ENGINES_PACKAGES = ("llama_cpp", "torch", "transformers")
 CALL = f"""
@@ -46,7 +47,11 @@ def test_engines_are_loaded_only_to_run_models(
 
 
 @pytest.mark.parametrize(
-    "words", [["run", "--sample", "code"], ["inflate", "0.3b", "--type", "Q4_0"], ["bench", "--quick"], ["profile"]]
+    "words",
+    some_long(
+        [["run", "--sample", "code"], ["inflate", "0.3b", "--type", "Q4_0"], ["bench", "--quick"], ["profile"]],
+        quick=[["run", "--sample", "code"], ["bench", "--quick"]],
+    ),
 )
 def test_a_library_that_does_not_load_is_one_line_with_the_way_out(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -82,7 +87,11 @@ def test_what_models_are_warned_of_is_one_plain_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["models"], ["models", "path"], ["models", "show", "target"], ["--help"], ["--version"]]
+    "words",
+    some_long(
+        [["models"], ["models", "path"], ["models", "show", "target"], ["--help"], ["--version"]],
+        quick=[["models"], ["--help"]],
+    ),
 )
 def test_a_full_output_is_one_line(words: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:

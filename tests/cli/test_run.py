@@ -22,6 +22,7 @@ from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from tests.models.helpers import write_gguf
 from tests.planning.helpers import allow_drafts
+from tests.tiers import some_long
 
 FAST = ("-n", "24", "-t", "1", "--temp", "0", "--seed", "1")
 
@@ -520,7 +521,7 @@ def test_a_full_or_closed_output_is_one_line() -> None:
     assert ended.stderr.startswith(b"paceline: standard output is closed")
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+@pytest.mark.parametrize("encoding", some_long(["cp1252", "ascii"], quick=["cp1252"]))
 def test_an_answer_reaches_a_stream_that_lacks_its_characters(encoding: str) -> None:
     """The stop text is what the model cannot help saying, so that the answer has a known character."""
     shown = []

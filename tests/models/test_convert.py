@@ -387,7 +387,13 @@ def test_divisors_that_no_recipe_gives_are_refused() -> None:
 # --- tokenizers -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "smollm", "starcoder", "llama3"])
+@pytest.mark.parametrize(
+    "pre",
+    some_long(
+        ["gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "smollm", "starcoder", "llama3"],
+        quick=["llama-bpe", "qwen2", "smollm"],
+    ),
+)
 def test_texts_are_split_as_llama_cpp_splits_them(pre: str, tmp_path: Path) -> None:
     tokens = metadata(embedded_draft())["tokenizer.ggml.tokens"]
     tokens[-1] = "zqzqzq"  # no merge leads to it: only a splitter that takes whole pieces finds it
@@ -487,7 +493,7 @@ KNOWN_BY_TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", KNOWN_BY_TEXT)
+@pytest.mark.parametrize("name", some_long(KNOWN_BY_TEXT, quick=["as in SmolLM2", "end but no return"]))
 def test_end_tokens_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     ending, others = KNOWN_BY_TEXT[name]
     source = with_last_tokens(tmp_path / "model.gguf", [*others, *ending])

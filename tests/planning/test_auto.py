@@ -144,7 +144,9 @@ def test_a_machine_that_recovers_while_drafts_pay_does_not_make_plain_decoding_l
 
 
 # The oracle leaves out what changes of width cost.
-@pytest.mark.parametrize("name", [name for name, curve in CURVES.items() if not curve.change_s])
+@pytest.mark.parametrize(
+    "name", some_long([name for name, curve in CURVES.items() if not curve.change_s], quick=["Q4_0", "line"])
+)
 def test_a_perfect_draft_reaches_what_an_oracle_does(name: str) -> None:
     recordings, curve = texts(right=1.0, num_tokens=400), CURVES[name]
     oracle = sum(oracle_s(recording, curve) for recording in recordings)
@@ -233,7 +235,7 @@ def test_a_draft_model_is_asked_how_sure_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", MOSTLY_LONG)
-@pytest.mark.parametrize("right", [0.02, 0.5, 0.8, 0.98])
+@pytest.mark.parametrize("right", some_long([0.02, 0.5, 0.8, 0.98], quick=[0.02, 0.8]))
 def test_many_requests_at_once_are_never_slower_than_plain(name: str, right: float) -> None:
     recordings = texts(right, num_tokens=128, count=64)
     curve = CURVES[name]
@@ -385,7 +387,7 @@ def test_a_server_is_never_slower_than_with_plain_decoding(name: str, right: flo
     assert auto <= 1.01 * replay(recordings, NO_SPECULATION, curve, concurrent=8).total_s
 
 
-@pytest.mark.parametrize("concurrent", [4, 8, 16])
+@pytest.mark.parametrize("concurrent", some_long([4, 8, 16], quick=[8]))
 def test_what_none_of_several_requests_would_pay_for_alone_is_asked_of_all(concurrent: int) -> None:
     """What a level and a change of width cost is shared: drafts for one or two of eight requests bring nothing."""
     recordings, curve = one_after_the_other(0.95), CURVES["graphs"]
