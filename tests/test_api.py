@@ -326,7 +326,7 @@ def test_more_requests_wait_and_then_are_told_that_too_many_do() -> None:
         running = model.stream([1], max_tokens=4000)
         next(running.rounds())
         waiting = [model.stream([2], max_tokens=3) for _ in range(2)]
-        with pytest.raises(paceline.QueueFullError, match="2 requests wait, which is the most"):
+        with pytest.raises(paceline.QueueFullError, match="2 requests wait and 1 run, which is the most"):
             model.stream([3])
         running.close()
         assert [stream.result().finish_reason for stream in waiting] == ["length"] * 2

@@ -57,6 +57,7 @@ __all__ = [
     "RoundRecord",
     "SamplingError",
     "SamplingParams",
+    "SavedSequence",
     "SpeculationParams",
     "Step",
     "StopRules",
@@ -94,7 +95,15 @@ if TYPE_CHECKING:
     from paceline.core.text import TextSegment
     from paceline.core.tree import ROOT, DraftTree, Evidence
     from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob, TargetRows
-    from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, ForwardOutput, Step, Vocabulary
+    from paceline.engines.base import (
+        COMMITTED_END,
+        Engine,
+        EngineCapabilities,
+        ForwardOutput,
+        SavedSequence,
+        Step,
+        Vocabulary,
+    )
     from paceline.engines.loading import DraftOptions, ModelOptions
     from paceline.options import Environment, from_environment
     from paceline.planning.base import Observer, Policy, PolicyBase, RoundCosts, RoundRecord
@@ -131,6 +140,7 @@ else:
             "Engine",
             "EngineCapabilities",
             "ForwardOutput",
+            "SavedSequence",
             "Step",
             "Vocabulary",
         ),

@@ -118,6 +118,7 @@ class Model:
         drafters: as they were given; for :attr:`worker` alone.
         policy: as it was given; while an answer is under way for :attr:`worker` alone.
         verify: as it was given.
+        pool: gives out the target's sequences; for :attr:`worker` alone.
         worker: the thread that owns the engines; ``model.worker.call(function)`` has it do something between rounds.
         loop: the decoding loop; for :attr:`worker` alone.
     """
@@ -145,11 +146,12 @@ class Model:
         self.policy = policy
         self.verify: VerifierName = verify
         self.worker = worker or Worker()
+        self.pool = pool or SequencePool(target, max_idle=0, max_saved_bytes=0)
         self.loop = DecodingLoop(
             target,
             drafters,
             policy,
-            pool=pool,
+            pool=self.pool,
             clock=clock,
             observers=observers,
             costs=costs,
@@ -187,7 +189,10 @@ class Model:
         return self._start(prompt, options)
 
     def choices(self, prompt: Prompt, count: int, **options: Unpack[GenerateOptions]) -> list[Generation]:
-        """Return several answers to one prompt, which is read once; they are written together.
+        """Return several answers to one prompt.
+
+        As many are written together as the model has sequences. The prompt is read once, but where the model keeps
+        nothing of what it read (``prompt_cache_mib=0``), or cannot take tokens back.
 
         Args:
             prompt: as for :meth:`generate`.
@@ -291,6 +296,7 @@ class Model:
                 stack.callback(drafter.close)
             if closing is not None:
                 stack.callback(closing)
+            stack.callback(self.pool.drop_all)
             stack.callback(self._drive.cancel_all)
 
 
@@ -302,6 +308,7 @@ def load(
     policy: Policy | str | None = None,
     verify: VerifierName = "coupled",
     context_length: int | None = None,
+    max_sequences: int | None = None,
     remember: bool = True,
     prompt_cache_mib: int = PROMPT_CACHE_MIB,
     max_waiting: int | None = None,
@@ -323,6 +330,8 @@ def load(
         verify: ``"coupled"`` or ``"rejection"``.
         context_length: tokens of prompt and answer together, for models given by path or name; a draft model takes
             less where it was made for less.
+        max_sequences: most answers that are written together, for models given by path or name; ``None`` is 1. Further
+            requests wait. Each takes the room of one context in the cache.
         remember: start with what ``auto`` learned of these models on this machine before, and keep what it learns when
             the model is closed: how often drafts were right and what that was worth, nothing of any text.
         prompt_cache_mib: most host memory, in MiB, for what finished requests have read and said, so that requests that
@@ -338,8 +347,11 @@ def load(
     Raises:
         InputError: a file, a name or a value cannot be used; nothing stays loaded.
     """
+    prompt_cache_mib = whole_number(prompt_cache_mib, "prompt_cache_mib")
     if prompt_cache_mib < 0:
         raise InputError(f"a prompt cache of {prompt_cache_mib} MiB: the least is 0, which keeps nothing")
+    if max_waiting is not None and whole_number(max_waiting, "max_waiting") < 0:
+        raise InputError(f"max_waiting {max_waiting}: the least is 0, and None is no limit")
     if verify not in VERIFIER_NAMES:
         raise InputError(f"unknown verifier {verify!r}: choose from {', '.join(VERIFIER_NAMES)}")
     if drafters is not None:
@@ -357,8 +369,8 @@ def load(
             draft = embedded_draft()
     names = drafters if drafters is not None else _default_drafters(policy, speculates, draft is not None)
     # Both are looked up before either is loaded, which may take long.
-    target_options = _options(target, context_length)
-    draft_options = None if draft is None else _options(draft, context_length)
+    target_options = _options(target, context_length, max_sequences)
+    draft_options = None if draft is None else _options(draft, context_length, None)
     if draft_options is not None and not isinstance(draft, ModelOptions):
         # The context is meant for the target; a draft that was made for less still drafts, from the end of the text.
         draft_options = dataclasses.replace(
@@ -505,9 +517,12 @@ def _default_drafters(policy: Policy | str, speculates: bool, has_draft: bool) -
     return ["suffix", "lookup", "draft"] if has_draft else ["suffix"]
 
 
-def _options(model: str | Path | ModelOptions, context_length: int | None) -> ModelOptions:
+def _options(model: str | Path | ModelOptions, context_length: int | None, max_sequences: int | None) -> ModelOptions:
     if isinstance(model, ModelOptions):
-        if context_length is not None:
-            raise InputError("context_length is for models given by path: set it in ModelOptions, or give the path")
+        for name, value in (("context_length", context_length), ("max_sequences", max_sequences)):
+            if value is not None:
+                raise InputError(f"{name} is for models given by path: set it in ModelOptions, or give the path")
         return dataclasses.replace(model, path=resolve(model.path))
-    return ModelOptions(resolve(model), context_length=context_length)
+    return ModelOptions(
+        resolve(model), context_length=context_length, max_sequences=1 if max_sequences is None else max_sequences
+    )

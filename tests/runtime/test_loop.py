@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ContextLengthError, InputError, QueueFullError, SamplingError
-from paceline.core.params import SamplingParams, SpeculationParams, StopRules
+from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import SOURCE_TARGET, Emission, Request
-from paceline.drafters.base import Drafter
+from paceline.drafters.base import Drafter, DraftJob
 from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, table_model
+from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
@@ -426,7 +427,7 @@ class TestAdmission:
         loop.add([0], GREEDY, StopRules(2))
         loop.step()
         kept = [loop.add([0], GREEDY, StopRules(2)) for _ in range(2)]
-        with pytest.raises(QueueFullError, match="2 requests wait, which is the most"):
+        with pytest.raises(QueueFullError, match="2 requests wait and 1 run, which is the most"):
             loop.add([0], GREEDY, StopRules(2))
         loop.cancel(kept[0])
         loop.add([0], GREEDY, StopRules(2))
@@ -559,3 +560,151 @@ class TestPromptsBesideStreams:
     def test_the_longest_prompt_gets_one_token(self) -> None:
         answer = decode(counting_engine(context_length=8), [0] * 7, GREEDY, StopRules(50))
         assert (answer.token_ids, answer.finish_reason) == ([1], "context")
+
+
+class TestWhatFails:
+    """Drafters, policies and observers of others: what they break is theirs, and the requests go on."""
+
+    def test_a_drafter_that_fails_to_begin_again_ends_its_request_only(self) -> None:
+        class Sulking(ForcedDrafter):
+            grown = sulks = False
+
+            def begin(self, request: Request) -> None:
+                if self.sulks and request.token_ids[0] == 5:
+                    raise ValueError("no more")
+                super().begin(request)
+
+            def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
+                if not self.grown:
+                    self.grown = self.sulks = True
+                    raise RuntimeError("once")
+                return super().grow(jobs)
+
+        engine = counting_engine()
+        loop = counting_loop(engine, [Sulking(lambda request: [])], FixedPolicy(2))
+        requests = [loop.add([start], GREEDY, StopRules(4)) for start in (1, 5)]
+        loop.step()
+        with pytest.raises(RuntimeError, match="once"):
+            loop.step()
+        drain(loop)
+        assert requests[0].output_ids == [2, 3, 4, 5]
+        assert requests[1].finish_reason == "error"
+        assert isinstance(requests[1].error, ValueError)
+        assert not engine._sequences
+
+    def test_a_drafter_that_fails_to_forget_keeps_nobody(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Clinging(ForcedDrafter):
+            def end(self, request: Request) -> None:
+                raise ValueError("mine")
+
+        engine = counting_engine(max_sequences=1)
+        loop = counting_loop(engine, [Clinging(lambda request: [])], FixedPolicy(2))
+        request = loop.add([1], GREEDY, StopRules(50))
+        loop.step()
+        emission = loop.cancel(request)
+        assert emission is not None
+        assert loop.active == []
+        assert "failed to forget" in caplog.text
+        other = loop.add([5], GREEDY, StopRules(2))
+        drain(loop)
+        assert other.output_ids == [6, 7]
+
+    def test_what_stands_is_not_lost_where_an_observer_fails(self) -> None:
+        class Failing:
+            def observe(self, record: RoundRecord) -> None:
+                if record.requests:
+                    raise ValueError("not mine")
+
+        engine = counting_engine()
+        loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock, observers=[Failing()])
+        short, long = (loop.add([start], GREEDY, StopRules(number)) for start, number in ((1, 2), (5, 9)))
+        loop.step()
+        with pytest.raises(ValueError, match="not mine"):
+            loop.step()
+        kept = loop.take_emissions()
+        assert [(e.request, e.token_ids, e.finish_reason) for e in kept] == [(short, [3], "length"), (long, [7], None)]
+        with pytest.raises(ValueError, match="not mine"):
+            loop.step()
+        last = loop.cancel(long)
+        assert last is not None
+        assert (last.token_ids, last.finish_reason) == ([8], "cancelled"), "with what its reader has not got yet"
+        assert loop.take_emissions() == []
+
+    def test_requests_of_a_round_that_was_cut_short_are_active(self) -> None:
+        engine = counting_engine()
+        clumsy = ForcedDrafter(lambda request: [])
+        loop = counting_loop(engine, [clumsy], FixedPolicy(2))
+        first, second = (loop.add([start], GREEDY, StopRules(1)) for start in (1, 5))
+        commit = engine.commit
+
+        def failing(sequence: int, path: Sequence[int]) -> None:
+            if sequence == second.sequence:
+                raise RuntimeError("once")
+            commit(sequence, path)
+
+        engine.commit = failing  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="once"):
+            loop.step()
+        engine.commit = commit  # type: ignore[method-assign]
+        assert set(loop.active) == {first, second}
+        assert {e.request: e.token_ids for e in drain(loop)} == {first: [2], second: [6]}
+
+
+class TestNobodyWaitsForEver:
+    def test_a_request_waits_for_earlier_readers_only(self) -> None:
+        engine = counting_engine(max_rows=16, max_sequences=8)
+        loop = DecodingLoop(engine, [], NO_SPECULATION, pool=SequencePool(engine), clock=engine.clock)
+        beginning = [number % 7 for number in range(120)]
+        loop.add(beginning, GREEDY, StopRules(1))
+        loop.step()
+        waiting = loop.add([*beginning, 1], GREEDY, StopRules(1))
+        anew = CacheParams(cache_prompt=False)
+        for _ in range(40):
+            loop.add([*beginning, 2], GREEDY, StopRules(1), cache=anew)
+            for _ in range(4):
+                loop.step()
+        assert waiting.finish_reason == "length"
+        assert waiting.stats.cached_tokens > 120 - 32, "less is not worth waiting for"
+
+    def test_wide_trees_leave_a_row_for_prompts(self) -> None:
+        engine = counting_engine(max_outputs=8, max_rows=16)
+        wide = ForcedDrafter(lambda request: [[9, other] for other in range(9)])
+        loop = counting_loop(engine, [wide], FixedPolicy(4, siblings=4))
+        loop.add([0], GREEDY, StopRules(300))
+        loop.step()
+        late = loop.add([1, 2, 3], GREEDY, StopRules(1))
+        for _ in range(6):
+            loop.step()
+        assert late.output_ids == [4]
+
+    def test_the_queue_counts_what_cannot_start(self) -> None:
+        loop = DecodingLoop(counting_engine(max_sequences=4), [], NO_SPECULATION, max_waiting=0)
+        requests = [loop.add([start], GREEDY, StopRules(2)) for start in range(4)]
+        with pytest.raises(QueueFullError, match="0 requests wait and 4 run"):
+            loop.add([4], GREEDY, StopRules(2))
+        drain(loop)
+        assert all(request.finish_reason == "length" for request in requests)
+
+    @pytest.mark.parametrize(
+        ("limits", "message"),
+        [({"max_waiting": -1}, "max_waiting -1: the least is 0"), ({"max_running": 0}, "max_running 0: the least is 1"),
+         ({"max_waiting": "3"}, "max_waiting is '3', which is not a whole number")],
+    )  # fmt: skip
+    def test_limits_that_cannot_be(self, limits: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            DecodingLoop(counting_engine(), [], NO_SPECULATION, **limits)
+
+
+def test_what_is_read_again_is_no_further_prompt() -> None:
+    engine = counting_engine(cells=44, cost=lambda rows, context: 1.0)
+    loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock, growth=0)
+    first = loop.add([0] * 20, GREEDY, StopRules(10))
+    second = loop.add([5] * 20, GREEDY, StopRules(10))
+    drain(loop)
+    assert second.stats.preemptions > 0
+    for request in (first, second):
+        stats = request.stats
+        assert (stats.prompt_tokens, stats.prompt_s) == (20, 1.0)
+        assert stats.rounds == 9
+        assert stats.decode_s == stats.phases.total_s
+    assert second.stats.decode_s > 9.0, "reading again made it wait"

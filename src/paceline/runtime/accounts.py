@@ -50,13 +50,15 @@ class RoundTimes:
 def count(settled: Sequence[Settled], times: RoundTimes) -> None:
     """Add a round to the statistics of its requests."""
     for each in settled:
-        stats = each.part.request.stats
-        if each.part.decodes:
-            stats.rounds += 1
+        request, stats = each.part.request, each.part.request.stats
+        stats.rounds += each.part.decodes
+        if each.part.decodes or (request.num_output and not each.part.emits):
+            # What is read again after a preemption makes a reader wait for the next token, as rounds do.
             stats.decode_s += times.round_s
             stats.phases.add(times.draft_s, times.verify_s, times.sampled_s - times.verified_s, times.round_s)
         else:
-            stats.prompt_tokens += len(each.part.step.token_ids)
+            fed = stats.prompt_tokens + len(each.part.step.token_ids)
+            stats.prompt_tokens = min(fed, request.num_prompt - stats.cached_tokens)
             stats.prompt_s += times.round_s
         if each.emission is not None and each.walk is not None:
             _count_tokens(each, times.ended_s)

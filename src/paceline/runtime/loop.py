@@ -26,6 +26,7 @@ from typing import Final
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import BusyError, ContextLengthError, InputError, NoRoomError
+from paceline.core.numbers import whole_number
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission, Request
 from paceline.core.verify import Verifier, make_verifier
@@ -49,8 +50,8 @@ _IDS: Final = itertools.count()
 class DecodingLoop:
     """Decodes any number of requests on one target engine.
 
-    One thread uses it; :class:`~paceline.runtime.worker.Worker` is for several. A call from within a round, by a
-    drafter or a policy, is refused.
+    One thread uses it; :class:`~paceline.runtime.worker.Worker` is for several. A round or an end that a drafter or a
+    policy asks for from within a round is refused.
 
     Args:
         engine: the target. The loop opens and closes sequences on it but does not close it.
@@ -87,7 +88,7 @@ class DecodingLoop:
         self._engine = engine
         self._policy = policy
         self._clock = clock or WallClock()
-        self._observers: Sequence[Observer] = (policy, pace, *observers)
+        self._observers: Sequence[Observer] = (pace, *observers)
         self._drafting = Drafting(drafters, policy, capabilities, self._clock)
         self._roster = Roster(
             engine,
@@ -95,8 +96,8 @@ class DecodingLoop:
             drafters,
             policy,
             self._drafting,
-            max_running=max_running or capabilities.max_sequences,
-            max_waiting=max_waiting,
+            max_running=_count_of("max_running", max_running, 1) or capabilities.max_sequences,
+            max_waiting=_count_of("max_waiting", max_waiting, 0),
             growth=growth,
         )
         self._schedule = Schedule(capabilities, pace)
@@ -130,22 +131,27 @@ class DecodingLoop:
             speculation: how it is sped up.
             cache: what it may start from, and who may start from what it reads.
             verifier: judges its drafts, in place of the one that ``speculation`` names.
-            read: where its prompt was read before; the loop closes that sequence with the request.
+            read: where its prompt was read before; the loop closes that sequence with the request, or refused.
 
         Raises:
             InputError: the prompt is empty, has unknown tokens, or the policy cannot be lossless for it.
             ContextLengthError: the prompt leaves no room in the context for a token of answer.
             QueueFullError: as many wait as may.
         """
-        self._check(prompt_ids, params)
-        verifier = verifier or make_verifier(speculation.verify, params)
-        request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache)
-        self._policy.check(request)
-        self._roster.add(request, read)
+        try:
+            self._check(prompt_ids, params)
+            verifier = verifier or make_verifier(speculation.verify, params)
+            request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache)
+            self._policy.check(request)
+            self._roster.add(request, read)
+        except BaseException:
+            if read is not None:
+                self._engine.close_sequence(read.sequence)
+            raise
         return request
 
     def cancel(self, request: Request) -> Emission | None:
-        """End a request now and return what text was still withheld; ``None`` if it is over already.
+        """End a request now and return what its reader has not got yet; ``None`` if it is over already.
 
         Raises:
             BusyError: a round is being made.
@@ -170,6 +176,10 @@ class DecodingLoop:
             self._round()
         finally:
             self._busy = False
+        return self._roster.take_emissions()
+
+    def take_emissions(self) -> list[Emission]:
+        """Return what a round emitted that stands, though :meth:`step` raised after it, as where an observer failed."""
         return self._roster.take_emissions()
 
     def _round(self) -> None:
@@ -220,11 +230,12 @@ class DecodingLoop:
         """Count the round, and let the policy and other observers hear of it."""
         accounts.count(settled, times)
         record = accounts.record(settled, drafts, times, read_before)
-        for observer in self._observers:
-            observer.observe(record)
+        self._policy.observe(record)
         self._roster.tell_ended()
         # Nobody waits for what the last request taught.
         self._learning_s = self._clock.now_s() - times.ended_s if self._roster.num_running else 0.0
+        for observer in self._observers:
+            observer.observe(record)
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Refuse what could never be decoded."""
@@ -253,3 +264,17 @@ class DecodingLoop:
                 f"{what} was asked for from within a round of the same model, as by a drafter or a policy: ask for it "
                 "between rounds"
             )
+
+
+def _count_of(name: str, value: int | None, least: int) -> int | None:
+    """Return a limit that may be left out.
+
+    Raises:
+        InputError: the value is no whole number, or too low.
+    """
+    if value is None:
+        return None
+    value = whole_number(value, name)
+    if value < least:
+        raise InputError(f"{name} {value}: the least is {least}, None is no limit of its own")
+    return value

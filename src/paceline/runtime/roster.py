@@ -18,6 +18,7 @@ stepped back waits, as if preempted.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.base import Policy
 from paceline.runtime.drafting import Drafting, Drafts
 from paceline.runtime.writing import take_back
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,9 @@ class Roster:
 
     @property
     def requests(self) -> list[Request]:
-        """Requests that are not over, those that run first."""
-        return [*self._running.values(), *self._waiting]
+        """Requests that are not over, those that run first; what a round that was cut short ended is not over."""
+        requests = [*self._running.values(), *self._waiting]
+        return requests + [b.request for b in self._open_round if b.request not in requests]
 
     @property
     def num_running(self) -> int:
@@ -140,9 +144,11 @@ class Roster:
         Raises:
             QueueFullError: too many wait.
         """
-        if self._max_waiting is not None and len(self._waiting) >= self._max_waiting:
+        free = max(self._max_running - len(self._running), 0)
+        if self._max_waiting is not None and len(self._waiting) >= self._max_waiting + free:
             raise QueueFullError(
-                f"{len(self._waiting)} requests wait, which is the most: try again later, or raise max_waiting"
+                f"{len(self._waiting) - free} requests wait and {len(self._running) + free} run, which is the most "
+                f"(max_waiting is {self._max_waiting}): try again later, ask for fewer at once, or raise max_waiting"
             )
         if read is not None:
             self._read[request.id] = read
@@ -173,13 +179,15 @@ class Roster:
         return self._pool.used_cells + unread + len(request.token_ids) + growing <= self._cells
 
     def _awaits_another(self, request: Request) -> bool:
-        """Return whether another request reads tokens now that this one can start from once they are read."""
+        """Return whether an earlier request reads tokens now that this one can start from once they are read."""
         if not self._shares_reading or not request.cache.cache_prompt or request.id in self._read:
             return False
         for reader in self.reading:
             end = reader.cached + self._pool.least_reuse
             if (
-                reader.cache.namespace == request.cache.namespace
+                # Of later ones there might always be another.
+                reader.id < request.id
+                and reader.cache.namespace == request.cache.namespace
                 and end < len(request.token_ids)
                 and reader.token_ids[:end] == request.token_ids[:end]
             ):
@@ -207,11 +215,12 @@ class Roster:
         return True
 
     def _open(self, request: Request) -> bool:
-        read = self._read.pop(request.id, None)
+        read = self._read.get(request.id)
         if read is not None:
             self._pool.hold(read.sequence, request.token_ids, namespace=request.cache.namespace)
             request.sequence, request.cached = read.sequence, self._engine.length(read.sequence)
             request.stats.prompt_tokens, request.stats.prompt_s = request.cached, read.seconds
+            del self._read[request.id]
             return True
         try:
             # The last token is fed for its row.
@@ -233,8 +242,7 @@ class Roster:
         self._drafting.forget(request)
         request.segments += request.text.flush()
         if request.id in self._running:
-            for drafter in self._drafters:
-                drafter.end(request)
+            self._tell_drafters(request)
             if reason == "error":
                 self._pool.discard(request.sequence)
             else:
@@ -247,20 +255,41 @@ class Roster:
         if self._running.pop(request.id, None) is None:
             self._waiting.remove(request)
 
-    def cancel(self, request: Request) -> Emission:
-        """End a request that is not over, and return what text was still withheld."""
-        self._open_round = [_before(request)]
+    def end(self, request: Request, reason: FinishReason) -> Emission:
+        """End a request between tokens, and return its last emission: what text was still withheld."""
         first_segment = len(request.segments)
-        self.finish(request, "cancelled")
-        self._open_round = []
+        self.finish(request, reason)
+        return Emission(request, [], [], request.segments[first_segment:], reason)
+
+    def cancel(self, request: Request) -> Emission:
+        """End a request that is not over; return all that its reader has not got yet."""
+        self._open_round = [_before(request)]
+        last = self.end(request, "cancelled")
+        kept = [emission for emission in self._emissions if emission.request is request]
+        self._open_round, self._emissions = [], [e for e in self._emissions if e.request is not request]
         self.tell_ended()
-        return Emission(request, [], [], request.segments[first_segment:], "cancelled")
+        return Emission(
+            request,
+            [token_id for emission in kept for token_id in emission.token_ids],
+            [source for emission in kept for source in emission.sources],
+            [segment for emission in (*kept, last) for segment in emission.segments],
+            "cancelled",
+        )
 
     def _fail(self, request: Request, error: Exception) -> None:
+        """End a request that could not start."""
+        self._open_round = [_before(request)]
         request.error = error
-        first_segment = len(request.segments)
-        self.finish(request, "error")
-        self._emissions.append(Emission(request, [], [], request.segments[first_segment:], "error"))
+        self.close_round([self.end(request, "error")])
+
+    def _tell_drafters(self, request: Request) -> None:
+        """Have all drafters forget a request, whatever becomes of that in one of them."""
+        for drafter in self._drafters:
+            try:
+                drafter.end(request)
+            except Exception:
+                # Nothing of the request depends on it, and the others have to forget it, too.
+                _log.exception("drafter %s failed to forget a request", drafter.name)
 
     def tell_ended(self) -> None:
         """Tell the policy which requests are over, after their last round."""
@@ -298,25 +327,21 @@ class Roster:
                 if request is youngest and tree.num_drafted and request.verifier.judges_every_draw:
                     self._drafting.keep(request, tree)
             return None
-        first_segment = len(youngest.segments)
-        self.finish(youngest, "no_room")
-        return Emission(youngest, [], [], youngest.segments[first_segment:], "no_room")
+        return self.end(youngest, "no_room")
 
     def preempt(self, request: Request) -> None:
         """Take a running request's place in the cache; it is the next to start again."""
         self._waiting.appendleft(request)
         del self._running[request.id]
         request.stats.preemptions += 1
+        self._tell_drafters(request)
         # What it holds is copied to host memory where there is room for it; if not, it is read again.
         self._pool.release(request.sequence)
-        self._let_go(request)
+        request.sequence, request.cached = -1, 0
 
     def _let_go(self, request: Request) -> None:
-        """Close what a request holds, as far as it holds anything."""
-        for drafter in self._drafters:
-            # Of what a drafter noted in a round that was cut short nothing is certain, not even that it knows it.
-            with contextlib.suppress(Exception):
-                drafter.end(request)
+        """Close what a request holds whose start or round was cut short, as far as it holds anything."""
+        self._forget(request)
         self._pool.discard(request.sequence)
         request.sequence, request.cached = -1, 0
 
@@ -350,16 +375,13 @@ class Roster:
         self._drafting.forget(request)
         take_back(request, before.num_tokens, self._engine.vocabulary)
         self._ended = [ended for ended in self._ended if ended is not request]
-        if request.sequence >= 0 and self._step_back(request, before.cached):
-            for drafter in self._drafters:
-                with contextlib.suppress(Exception):
-                    drafter.end(request)
-                drafter.begin(request)
+        if request.sequence >= 0 and self._step_back(request, before.cached) and self._begin_again(request):
             self._running[request.id] = request
             if request in self._waiting:
                 self._waiting.remove(request)
             return
-        # A recurrent state that cannot be stepped back, or a sequence that was torn or closed: all is read again.
+        # A recurrent state that cannot be stepped back, a sequence that was torn or closed, or a drafter that fails:
+        # all is read again.
         self._let_go(request)
         if request not in self._waiting:
             self._waiting.appendleft(request)
@@ -367,11 +389,29 @@ class Roster:
 
     def _step_back(self, request: Request, cached: int) -> bool:
         try:
+            # It may have been given back already.
+            self._pool.hold(request.sequence, request.token_ids, namespace=request.cache.namespace)
             self._pool.trim(request.sequence, min(cached, self._engine.length(request.sequence)))
         except PacelineError:
             return False
         request.cached = self._engine.length(request.sequence)
         return True
+
+    def _begin_again(self, request: Request) -> bool:
+        self._forget(request)
+        try:
+            for drafter in self._drafters:
+                drafter.begin(request)
+        except Exception:
+            # Its start tells why: that ends this request, and the others go on.
+            return False
+        return True
+
+    def _forget(self, request: Request) -> None:
+        for drafter in self._drafters:
+            # Of what a drafter noted in a round that was cut short nothing is certain, not even that it knows it.
+            with contextlib.suppress(Exception):
+                drafter.end(request)
 
 
 def _before(request: Request) -> _Before:

@@ -55,7 +55,9 @@ class Schedule:
             reading: requests with tokens that are not in the cache yet, but for the last one.
             sparing: take one row for each request that decodes, and nothing is read, unless nothing else is to do.
         """
-        parts = self._trees(drafts, sparing=sparing)
+        # Wide trees leave a row for what is read beside them.
+        kept = 1 if reading and self._capabilities.max_outputs > len(drafts.requests) else 0
+        parts = self._trees(drafts, self._capabilities.max_outputs - kept, sparing=sparing)
         if not reading or (sparing and parts):
             return parts
         room = self._capabilities.max_rows - sum(part.num_rows for part in parts)
@@ -66,16 +68,17 @@ class Schedule:
         self._turn += 1
         output_room = self._capabilities.max_outputs - sum(part.num_rows for part in parts)
         for request in (*reading[first:], *reading[:first]):
-            if room == 0 or output_room == 0:
+            if room == 0:
                 break
-            part = _chunk(request, room)
+            part = _chunk(request, room, may_emit=output_room > 0)
+            if part is None:
+                continue
             room -= len(part.step.token_ids)
             output_room -= part.emits
             parts.append(part)
         return parts
 
-    def _trees(self, drafts: Drafts, *, sparing: bool) -> list[Part]:
-        output_room = self._capabilities.max_outputs
+    def _trees(self, drafts: Drafts, output_room: int, *, sparing: bool) -> list[Part]:
         parts: list[Part] = []
         for index, (request, tree) in enumerate(zip(drafts.requests, drafts.trees, strict=True)):
             if output_room == 0:
@@ -92,15 +95,17 @@ class Schedule:
         return parts
 
 
-def _chunk(request: Request, room: int) -> Part:
-    """Return at most ``room`` rows of what a request has to read.
+def _chunk(request: Request, room: int, *, may_emit: bool) -> Part | None:
+    """Return at most ``room`` rows of what a request has to read, but for its last token unless it may emit.
 
     A token follows the last one of a prompt. Of a request that had been preempted the last token stays unread: it is
     the root of its next tree, as between any rounds.
     """
-    end = len(request.token_ids) - (request.num_output > 0)
+    end = len(request.token_ids) - (request.num_output > 0 or not may_emit)
+    if request.cached >= end:
+        return None
     chunk = request.token_ids[request.cached : min(end, request.cached + room)]
-    emits = request.num_output == 0 and request.cached + len(chunk) == end
+    emits = request.num_output == 0 and may_emit and request.cached + len(chunk) == end
     parents = range(COMMITTED_END, COMMITTED_END + len(chunk))
     step = Step(request.sequence, chunk, parents, [len(chunk) - 1] if emits else [])
     return Part(request, step, DraftTree(chunk[-1]), 1, False, emits)

@@ -171,7 +171,12 @@ class AutoPolicy:
         if self._rounds <= FIRST_PLAIN_ROUNDS or self._since_plain > longest or known.costs.is_doubtful:
             return [None] * count
         # What all have won by now is no reason to let those of this round lose it.
-        headroom_s = min(known.ledger.headroom_s, sum(state.ledger.headroom_s for state in states))
+        own_s = 0.0
+        for request, state in zip(requests, states, strict=True):
+            # Whoever wants plain decoding lets nobody gamble for it.
+            if request.speculation.speculate:
+                own_s += state.ledger.headroom_s
+        headroom_s = min(known.ledger.headroom_s, own_s)
         # All of it at once would be one gamble where several smaller ones tell more.
         headroom_s *= RISKED_SHARE
         # At the end of an answer, what a second could bring in the long run is no longer to be had.
