@@ -24,7 +24,7 @@ class RoundRecord:
         trees: ``[requests]`` trees as verified.
         paths: ``[requests]`` accepted nodes of each.
         emitted: ``[requests]`` tokens each of them emitted: its accepted ones and one more, unless it ended before.
-        prefill_rows: rows of prompt that shared the pass, and
+        prefill_rows: rows that were read in the pass, of prompts or again after a request had lost its place, and
         prefill_context: tokens that the requests these belong to had in the cache before it.
         draft_s: seconds spent growing the trees, the policy's own included.
         learning_s: of these, what the policy took to learn from the round before.
@@ -132,11 +132,18 @@ class Policy(Observer, Protocol):
         ...
 
     def begin(self, request: Request) -> None:
-        """Take note of a new request; its prompt is in ``request.token_ids`` and not read yet."""
+        """Take note of a new request; its prompt is in ``request.token_ids`` and not read yet.
+
+        A request that loses its place in a full cache, and goes on later, is neither ended nor begun anew.
+        """
         ...
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
-        """Return for each request how far its tree may grow this round; ``None`` decodes plainly."""
+        """Return for each request how far its tree may grow this round; ``None`` decodes plainly.
+
+        What a request asks for itself (:attr:`~paceline.core.request.Request.speculation`) limits what is returned: no
+        drafts, some drafters, short ones.
+        """
         ...
 
     def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
