@@ -216,6 +216,32 @@ def test_readers_that_share_a_stream_all_come_to_its_end() -> None:
         asyncio.run(share(model))
         stream = model.stream([1], max_tokens=300, ignore_end=True)
         in_threads([lambda: list(stream), lambda: list(stream), stream.result, stream.so_far])
+        stream = model.stream([1], max_tokens=300, ignore_end=True)
+        texts: list[str] = []
+        in_threads([lambda: texts.extend(segment.text for segment in stream)] * 3)
+        assert sorted("".join(texts)) == sorted(stream.result().text)
+
+
+def test_a_reader_whose_round_another_one_read_first_loses_none_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(2, counting)
+    with scripted(gate, []) as model:
+        stream = model.stream([1], max_tokens=5, temperature=0.0)
+        readers = [stream.rounds(), stream.rounds()]
+        texts: list[str] = []
+        wait = stream._wait
+
+        def wait_and_let_another_read(rounds: float) -> None:
+            wait(rounds)
+            if len(readers) == 2:
+                texts.extend(segment.text for segment in next(readers.pop()))
+
+        monkeypatch.setattr(stream, "_wait", wait_and_let_another_read)
+        # Only the first round is there.
+        texts.extend(segment.text for segment in next(readers[0]))
+        gate.let_through.set()
+        texts.extend(segment.text for segments in readers[0] for segment in segments)
+        assert "".join(texts) == stream.result().text
+        assert stream.is_read
 
 
 def test_an_async_stream_that_is_dropped_cancels_its_request() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -86,6 +87,8 @@ class Stream:
     def __init__(self, drive: Drive, ask: Ask) -> None:
         self._ask = ask
         self._num_read = 0
+        # Reentrant, as a signal handler may read in the middle of a read.
+        self._reading = threading.RLock()
         self._outbox = ThreadOutbox()
         self._worker = drive.worker
         self._ticket = drive.submit(ask.add, self._outbox, self)
@@ -125,7 +128,8 @@ class Stream:
     @property
     def is_read(self) -> bool:
         """Whether the answer is over, and all of its text was read."""
-        return self._outbox.is_over and self._num_read == len(self._outbox.rounds)
+        # In this order: once it is over, all rounds are there.
+        return self._outbox.is_over and self._num_read >= len(self._outbox.rounds)
 
     def rounds(self) -> Iterator[list[TextSegment]]:
         """Iterate round by round: the text each made final, which may be none (while a long prompt is read).
@@ -135,20 +139,18 @@ class Stream:
             BusyError: this is the engine's thread, which would wait for itself.
             CapabilityError: this process was forked from the one that writes the answer.
         """
-        outbox = self._outbox
         while True:
             self._wait(self._num_read + 1)
-            # In this order: once it is over, all rounds are there.
-            if outbox.is_over and self._num_read == len(outbox.rounds):
+            if self.is_read:
                 break
-            yield self._read(self._num_read + 1)
+            yield self._read(1)
         self._raise_error()
 
     def close(self) -> list[TextSegment]:
         """Cancel the request if it still runs, and wait for that; return text that was not read yet."""
         if not self._outbox.is_over:
             self._ticket.cancel()
-        return self._read(len(self._outbox.rounds))
+        return self._read()
 
     def result(self) -> Generation:
         """Return the answer, once it is there.
@@ -157,7 +159,7 @@ class Stream:
             PacelineError: the request ended by an error; else as :meth:`rounds`.
         """
         self._wait()
-        self._read(len(self._outbox.rounds))
+        self._read()
         self._raise_error()
         return self.so_far()
 
@@ -184,10 +186,15 @@ class Stream:
             self._ticket.cancel_soon()
             raise
 
-    def _read(self, until: int) -> list[TextSegment]:
-        """Return the text of rounds that were not read yet."""
-        first, self._num_read = self._num_read, until
-        return [segment for emission in self._outbox.rounds[first:until] if emission for segment in emission.segments]
+    def _read(self, most: int | None = None) -> list[TextSegment]:
+        """Return the text of rounds that are there and were not read yet, of so many at most."""
+        rounds = self._outbox.rounds
+        with self._reading:
+            first = self._num_read
+            end = len(rounds) if most is None else min(first + most, len(rounds))
+            # In one line without a call: what a signal handler read before it is not read again.
+            first, self._num_read = self._num_read, end if end > self._num_read else self._num_read
+        return [segment for emission in rounds[first:end] if emission for segment in emission.segments]
 
     def _raise_error(self) -> None:
         ending = self._outbox.ending
