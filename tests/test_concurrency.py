@@ -230,8 +230,8 @@ def test_a_reader_whose_round_another_one_read_first_loses_none_of_the_next(monk
         texts: list[str] = []
         wait = stream._wait
 
-        def wait_and_let_another_read(rounds: float) -> None:
-            wait(rounds)
+        def wait_and_let_another_read(*rounds: float) -> None:
+            wait(*rounds)
             if len(readers) == 2:
                 texts.extend(segment.text for segment in next(readers.pop()))
 
