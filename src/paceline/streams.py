@@ -134,6 +134,9 @@ class Stream:
     def rounds(self) -> Iterator[list[TextSegment]]:
         """Iterate round by round: the text each made final, which may be none (while a long prompt is read).
 
+        Rounds count from the request's start: nothing is yielded while the request waits for others to end. A signal
+        handler runs in that wait too, and an exception of the handler ends the wait.
+
         Raises:
             PacelineError: the request ended by an error.
             BusyError: this is the engine's thread, which would wait for itself.

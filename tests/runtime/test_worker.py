@@ -21,12 +21,15 @@ from paceline.core.arrays import Float64Array
 from paceline.core.errors import BusyError, ClosedError, EngineError, InputError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Emission, Request
+from paceline.drafters.base import DraftJob
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
-from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.planning.base import Observer, RoundRecord
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.driving import Drive
 from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.outbox import Ending, ThreadOutbox
 from paceline.runtime.worker import Worker
+from tests.helpers import ForcedDrafter
 
 SIZE = 10
 ENDLESS = 10**9
@@ -242,7 +245,7 @@ def test_a_long_prompt_is_told_of_round_by_round(worker: Worker) -> None:
     assert outbox.ending.stats.prompt_tokens == 11
 
 
-def test_rounds_of_waiting_that_nobody_waits_for_are_kept_once() -> None:
+def test_rounds_without_a_gain_that_nobody_waits_for_are_kept_once() -> None:
     outbox = ThreadOutbox()
     for _ in range(1000):
         outbox.put(None)
@@ -365,6 +368,126 @@ def test_a_round_that_fails_ends_the_requests_of_its_loop_and_the_loop_goes_on(w
     drive.submit(adding(drive, [5], 3), again, owner)
     again.wait(ENDLESS)
     assert ids_of(again) == [6, 7, 8]
+
+
+class FailingOnce(Observer):
+    """Observes rounds, and fails after one of them.
+
+    Attributes:
+        at: number of that round.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self._rounds = 0
+
+    def observe(self, record: RoundRecord) -> None:
+        self._rounds += 1
+        if self._rounds == self.at:
+            raise ZeroDivisionError("an observer's own")
+
+
+def submit_all(drive: Drive, owner: Owner, wanted: Sequence[tuple[ThreadOutbox, int]]) -> None:
+    """Have requests admitted between the same two rounds: for each its outbox and the most tokens of its answer."""
+
+    def admit() -> None:
+        for outbox, max_tokens in wanted:
+            drive.submit_soon(adding(drive, [0], max_tokens), outbox, owner)
+
+    drive.worker.call(admit)
+    for outbox, _ in wanted:
+        outbox.wait(ENDLESS)
+
+
+def ending_of(outbox: ThreadOutbox) -> Ending:
+    assert outbox.ending is not None
+    assert outbox.ending.stats.predicted_tokens == len(ids_of(outbox))
+    return outbox.ending
+
+
+def test_an_error_of_a_round_ends_no_request_that_waits_for_its_start(worker: Worker) -> None:
+    drafter = ForcedDrafter(lambda request: [])
+    target = engine()
+    drive = Drive(worker, DecodingLoop(target, [drafter], FixedPolicy(2), clock=target.clock, max_running=2))
+    grow, rounds = drafter.grow, 0
+
+    def fail_once(jobs: Sequence[DraftJob]) -> list[bool]:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 4:
+            raise ZeroDivisionError("a drafter's own")
+        return list(grow(jobs))
+
+    drafter.grow = fail_once  # type: ignore[method-assign]
+    first, second, waiting, owner = ThreadOutbox(), ThreadOutbox(), ThreadOutbox(), Owner()
+    submit_all(drive, owner, [(first, 9), (second, 9), (waiting, 9)])
+    for outbox in (first, second):
+        assert ending_of(outbox).finish_reason == "error"
+        assert isinstance(ending_of(outbox).error, ZeroDivisionError)
+    assert ending_of(waiting).finish_reason == "length"
+    assert ids_of(waiting) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_what_a_round_emitted_stands_where_an_observer_fails_after_it(worker: Worker) -> None:
+    target = engine()
+    loop = DecodingLoop(target, [], NO_SPECULATION, clock=target.clock, observers=[FailingOnce(3)], max_running=2)
+    drive = Drive(worker, loop)
+    over, running, waiting, owner = ThreadOutbox(), ThreadOutbox(), ThreadOutbox(), Owner()
+    submit_all(drive, owner, [(over, 3), (running, 9), (waiting, 5)])
+    assert ending_of(over).finish_reason == "length"
+    assert ending_of(over).error is None
+    assert ids_of(over) == [1, 2, 3]
+    assert ending_of(running).finish_reason == "error"
+    assert isinstance(ending_of(running).error, ZeroDivisionError)
+    assert ids_of(running) == [1, 2, 3]
+    assert ending_of(waiting).finish_reason == "length"
+    assert ids_of(waiting) == [1, 2, 3, 4, 5]
+    assert worker.call(lambda: not target._sequences)
+
+
+def test_an_error_of_a_round_that_nobody_can_be_told_is_logged(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = engine()
+    drive = Drive(
+        worker,
+        DecodingLoop(target, [], NO_SPECULATION, clock=target.clock, observers=[FailingOnce(3)], max_running=1),
+    )
+    over, waiting, owner = ThreadOutbox(), ThreadOutbox(), Owner()
+    submit_all(drive, owner, [(over, 3), (waiting, 5)])
+    assert [ending_of(outbox).finish_reason for outbox in (over, waiting)] == ["length"] * 2
+    assert "an observer's own" in caplog.text
+
+
+def test_an_error_that_lets_no_request_start_ends_those_that_wait(worker: Worker) -> None:
+    class Leaving(ForcedDrafter):
+        def begin(self, request: Request) -> None:
+            raise SystemExit
+
+    target = engine()
+    drafter = Leaving(lambda request: [])
+    drive = Drive(worker, DecodingLoop(target, [drafter], FixedPolicy(2), clock=target.clock))
+    outboxes, owner = [ThreadOutbox(), ThreadOutbox()], Owner()
+    submit_all(drive, owner, [(outbox, 3) for outbox in outboxes])
+    for outbox in outboxes:
+        assert isinstance(ending_of(outbox).error, SystemExit)
+
+
+def test_a_request_that_waits_for_its_start_is_told_of_its_own_rounds_only(worker: Worker) -> None:
+    target = engine()
+    drive = Drive(worker, DecodingLoop(target, [], NO_SPECULATION, clock=target.clock, max_running=1))
+    told: list[list[int] | None] = []
+
+    class Noting(ThreadOutbox):
+        def put(self, emission: Emission | None) -> None:
+            told.append(None if emission is None else list(emission.token_ids))
+            super().put(emission)
+
+    running, waiting, owner = ThreadOutbox(), Noting(), Owner()
+    submit_all(drive, owner, [(running, 20), (waiting, 3)])
+    assert told == [[1], [2]]
+    assert ids_of(waiting) == [1, 2, 3]
+    assert len(ids_of(running)) == 20
 
 
 def test_an_outbox_that_fails_ends_its_own_request_and_no_other(worker: Worker) -> None:

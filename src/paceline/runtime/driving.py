@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import logging
 from collections.abc import Callable, Sequence
 
 from paceline.core.errors import ClosedError
@@ -13,6 +14,8 @@ from paceline.core.stats import RequestStats
 from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.outbox import Ending, Outbox
 from paceline.runtime.worker import CLOSED, Tie, Worker
+
+_log = logging.getLogger(__name__)
 
 
 class Ticket:
@@ -82,11 +85,11 @@ class Drive:
 
     Args:
         worker: the thread that owns the engines.
-        loop: touched by that thread only, from the first request on.
+        loop: decodes; touched by the worker's thread only, from the first request on.
 
     Attributes:
-        worker: likewise.
-        loop: likewise.
+        worker: the thread that owns the engines.
+        loop: decodes; touched by the worker's thread only, from the first request on.
     """
 
     def __init__(self, worker: Worker, loop: DecodingLoop) -> None:
@@ -137,26 +140,59 @@ class Drive:
         self.worker.keep_going(self)
 
     def make_round(self) -> None:
-        """Make a round, and hand out what came of it. An error ends all requests of this loop, and no others."""
-        waiting = self._tickets.copy()
-        made = self._step()
-        if isinstance(made, BaseException):
-            for ticket in waiting.values():
-                self._fail(ticket, made)
-            return
-        for emission in made:
-            waiting.pop(emission.request.id, None)
+        """Make a round, and hand out what came of it.
+
+        A request that runs and gained nothing is told of the round as well. One that waits for its start is told
+        nothing: many may wait, and each would wake its consumer. An error ends the requests that took part in the
+        round and are not over by it, and no others.
+        """
+        before = self._running()
+        emissions, error = self._step()
+        running = self._running()
+        gained = {emission.request.id for emission in emissions}
+        for emission in emissions:
             if emission.request.id in self._tickets:
                 self._hand_out(self._tickets[emission.request.id], emission)
-        for ticket in waiting.values():
-            self._hand_out(ticket, None)
+        if error is not None:
+            self._fail_all({**before, **running}, error, moved=bool(gained))
+            return
+        for request_id, ticket in running.items():
+            if request_id not in gained:
+                self._hand_out(ticket, None)
 
-    def _step(self) -> Sequence[Emission] | BaseException:
+    def _running(self) -> dict[int, Ticket]:
+        """Return the tickets of requests that run, by the ids of the requests."""
+        return {
+            request_id: ticket
+            for request_id, ticket in self._tickets.items()
+            if ticket.request is not None and ticket.request.sequence >= 0
+        }
+
+    def _step(self) -> tuple[Sequence[Emission], BaseException | None]:
+        """Make a round; return what was emitted, and the error that the round ended by."""
         # A frame of its own, which an error keeps: the one above holds outboxes, which will hold the error.
         try:
-            return self.loop.step()
+            return self.loop.step(), None
         except BaseException as error:
-            return error
+            # A round may stand that an observer failed after.
+            return self.loop.take_emissions(), error
+
+    def _fail_all(self, took_part: dict[int, Ticket], error: BaseException, *, moved: bool) -> None:
+        """End requests by an error of a round.
+
+        Args:
+            took_part: tickets of requests that took part in the round, by the ids of the requests.
+            error: ends those of them that are not over.
+            moved: whether the round emitted anything.
+        """
+        if not took_part and not moved:
+            # Nothing runs and nothing starts: the next round would fail like this one, for ever.
+            took_part = self._tickets
+        failing = [ticket for request_id, ticket in took_part.items() if request_id in self._tickets]
+        for ticket in failing:
+            self._fail(ticket, error)
+        if not failing:
+            _log.error("a round failed after all requests that took part in it had ended", exc_info=error)
 
     def cancel(self, ticket: Ticket) -> None:
         """End a request, unless it is over."""

@@ -42,7 +42,10 @@ class Outbox(Protocol):
     """
 
     def put(self, emission: Emission | None) -> None:
-        """Take what a round added; ``None`` for a round in which the request gained nothing, as it read its prompt."""
+        """Take what a round added; ``None`` for a round in which the request ran and gained nothing.
+
+        While a request reads its prompt it gains nothing. While it waits for its start nothing is put.
+        """
         ...
 
     def end(self, ending: Ending, emission: Emission | None = None) -> None:
@@ -77,7 +80,7 @@ class Record:
         """Add a round."""
         is_next = len(self.rounds) < self._wanted <= len(self.rounds) + 1
         if emission is None and self.rounds and self.rounds[-1] is None and not is_next:
-            # A request may have to wait for its turn for thousands of rounds of others.
+            # A long prompt may be read in hundreds of rounds.
             return
         self.rounds.append(emission)
         if len(self.rounds) >= self._wanted:
