@@ -108,16 +108,25 @@ class ThreadOutbox(Record):
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         # Reentrant, as a signal handler may wait in the middle of a wait.
         self._waiting = threading.RLock()
+        self._is_waiting = False
 
     def wait(self, rounds: float) -> None:
         """Wait until there are so many rounds, or the end. An interrupt ends the wait, and nothing else."""
         with self._waiting:
-            while True:
-                # Said before the look, so that what comes after that rings.
-                self._wanted = rounds
-                if self.has(rounds):
-                    break
-                self._bell.get()
+            is_inner = self._is_waiting
+            try:
+                self._is_waiting = True
+                while True:
+                    # Said before the look, so that what comes after that rings.
+                    self._wanted = rounds
+                    if self.has(rounds):
+                        break
+                    self._bell.get()
+            finally:
+                self._is_waiting = is_inner
+                if is_inner:
+                    # The wait around this one may have been rung for meanwhile. It looks again, and says what it wants.
+                    self._bell.put(None)
 
     def _ring(self) -> None:
         self._bell.put(None)
