@@ -203,6 +203,34 @@ def test_a_context_is_entered_and_left_in_the_thread(worker: Worker) -> None:
     assert seen == ["paceline", "in between", "paceline"]
 
 
+def test_an_error_within_a_context_that_fails_to_be_left_is_kept_by_nobody(worker: Worker) -> None:
+    class FaultError(Exception):
+        pass
+
+    class Context:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            raise ValueError("not left")
+
+    def fail() -> weakref.ref[BaseException]:
+        try:
+            with worker.entered(Context()):
+                raise FaultError
+        except ValueError as error:
+            assert isinstance(error.__context__, FaultError)
+            return weakref.ref(error.__context__)
+
+    gc.disable()
+    try:
+        error = fail()
+        worker.call(lambda: None)  # so that the thread has let go of the call before
+        assert error() is None, "only a collector finds it"
+    finally:
+        gc.enable()
+
+
 def test_loops_that_share_a_worker_have_rounds_in_turn(worker: Worker) -> None:
     order: list[int] = []
 
@@ -588,6 +616,63 @@ def test_an_interrupted_wait_for_rounds_loses_none_of_them(worker: Worker) -> No
     gate.let_through.set()
     outbox.wait(ENDLESS)
     assert ids_of(outbox) == [(1 + place) % SIZE for place in range(20)]
+
+
+@needs_signals
+def test_a_signal_handler_that_waits_leaves_the_wait_around_it_to_be_rung_for(worker: Worker) -> None:
+    gate, later = Gate(3), Gate(5)
+    drive = drive_on(worker, engine(lambda tokens: later(tokens) if len(tokens) > 5 else gate(tokens)))
+    outbox, owner = ThreadOutbox(), Owner()
+    drive.submit(adding(drive, [0], ENDLESS), outbox, owner)
+    assert gate.reached.wait(WAIT_S)
+    heard = threading.Event()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if not heard.is_set():
+            heard.set()
+            gate.let_through.set()
+            # The fourth round, which the wait around this one is for, comes before the end of this wait.
+            outbox.wait(5)
+
+    def signal_once() -> None:
+        while outbox._wanted != 4:
+            pass
+        while not heard.wait(0.01):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    signaller = threading.Thread(target=signal_once)
+    signaller.start()
+    try:
+        outbox.wait(4)
+        assert not outbox.is_over
+    finally:
+        later.let_through.set()
+        signaller.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_after_leaving_no_round_is_made() -> None:
+    passes: list[int] = []
+
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        passes.append(len(tokens))
+        return counting(tokens)
+
+    worker = Worker()
+    drive = drive_on(worker, engine(logits))
+    outbox, owner = ThreadOutbox(), Owner()
+    drive.submit(adding(drive, [0], ENDLESS), outbox, owner)
+    outbox.wait(1)
+
+    def leave() -> int:
+        worker._room.leave()
+        return len(passes)
+
+    passes_before = worker.call(leave)
+    worker._room.thread.join(WAIT_S)
+    assert len(passes) == passes_before
+    assert ending_of(outbox).finish_reason == "cancelled"
 
 
 def test_closing_a_worker_ends_what_runs() -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import queue
@@ -169,7 +170,8 @@ class _Room:
             while not self.leaving:
                 while not self.leaving and not (self.busy and self.inbox.empty()):
                     self.inbox.get().run()
-                self._make_rounds()
+                if not self.leaving:
+                    self._make_rounds()
         finally:
             self._end()
 
@@ -334,8 +336,8 @@ class Worker:
         try:
             yield values[0]
         except BaseException as error:
-            caught = error
-            if not self.call(lambda: leave(caught)):
+            # Not a closure: its variable would outlive ``error``, and this frame and the error would keep each other.
+            if not self.call(functools.partial(leave, error)):
                 raise
         else:
             self.call(leave)
