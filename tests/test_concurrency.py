@@ -6,6 +6,8 @@ import asyncio
 import gc
 import random
 import threading
+import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -363,6 +365,74 @@ def test_what_a_drafter_raises_reaches_every_request_of_the_round_and_the_next_o
             assert len(stream.so_far().token_ids) == stream.so_far().stats.predicted_tokens
         drafter.failing.clear()
         assert len(model.generate([1], max_tokens=9, ignore_end=True).token_ids) == 9
+
+
+class TooManyError(Exception):
+    """Makes its message of what it is given."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} are too many")
+        self.count = count
+
+
+def failing(error: Exception) -> LogitFunction:
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        if len(tokens) > 5:
+            raise error
+        return counting(tokens)
+
+    return logits
+
+
+def test_each_consumer_is_told_of_an_error_by_one_of_its_own() -> None:
+    error = paceline.EngineError("the device is gone")
+    error.add_note("its name is 7")
+    error.__cause__ = OSError(5, "input or output")
+    with scripted(failing(error), []) as model:
+        stream = model.stream([1], max_tokens=10, ignore_end=True)
+        told: list[paceline.EngineError] = []
+
+        def ask() -> None:
+            with pytest.raises(paceline.EngineError, match=r"^the device is gone") as caught:
+                stream.result()
+            told.append(caught.value)
+
+        in_threads([ask] * 3)
+        assert len({id(each) for each in [*told, error]}) == 4
+        for each in told:
+            assert each.__notes__ == ["its name is 7"]
+            assert each.__cause__ is error.__cause__
+            names = [frame.name for frame in traceback.extract_tb(each.__traceback__)]
+            assert names.count("result") == 1
+            assert names[-1] == "logits", "where it came from is told too"
+
+
+def test_an_error_that_a_copy_would_change_is_raised_as_it_is() -> None:
+    with scripted(failing(TooManyError(7)), []) as model:
+        stream = model.stream([1], max_tokens=10, ignore_end=True)
+        for _ in range(2):
+            with pytest.raises(TooManyError, match=r"^7 are too many$") as caught:
+                stream.result()
+            assert caught.value.count == 7
+
+
+def test_a_stream_that_raised_an_error_is_kept_by_nobody() -> None:
+    def fail(model: paceline.Model) -> list[weakref.ref[Any]]:
+        stream = model.stream([1], max_tokens=10, ignore_end=True)
+        try:
+            stream.result()
+        except paceline.EngineError as error:
+            return [weakref.ref(stream), weakref.ref(stream._outbox), weakref.ref(error)]
+        raise AssertionError("no error was raised")
+
+    with scripted(failing(paceline.EngineError("the device is gone")), []) as model:
+        gc.disable()
+        try:
+            kept = fail(model)
+            model.worker.call(lambda: None)  # so that the thread has let go of the round
+            assert [each() for each in kept] == [None] * 3, "only a collector finds them"
+        finally:
+            gc.enable()
 
 
 def test_an_answer_so_far_is_of_one_moment() -> None:

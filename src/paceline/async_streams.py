@@ -150,6 +150,5 @@ class AsyncStream:
                 self._unread += emission.segments
 
     def _raise_error(self) -> None:
-        ending = self._outbox.ending
-        if ending is not None and ending.error is not None:
-            raise ending.error
+        if self._outbox.ending is not None:
+            self._outbox.ending.raise_error()

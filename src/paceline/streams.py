@@ -200,6 +200,5 @@ class Stream:
         return [segment for emission in rounds[first:end] if emission for segment in emission.segments]
 
     def _raise_error(self) -> None:
-        ending = self._outbox.ending
-        if ending is not None and ending.error is not None:
-            raise ending.error
+        if self._outbox.ending is not None:
+            self._outbox.ending.raise_error()

@@ -214,13 +214,13 @@ def test_an_error_within_a_context_that_fails_to_be_left_is_kept_by_nobody(worke
         def __exit__(self, *_: object) -> None:
             raise ValueError("not left")
 
-    def fail() -> weakref.ref[BaseException]:
-        try:
-            with worker.entered(Context()):
-                raise FaultError
-        except ValueError as error:
-            assert isinstance(error.__context__, FaultError)
-            return weakref.ref(error.__context__)
+    def fail() -> weakref.ref[FaultError]:
+        error = FaultError()
+        kept = weakref.ref(error)
+        with pytest.raises(ValueError, match="not left"), worker.entered(Context()):
+            raise error
+        del error
+        return kept
 
     gc.disable()
     try:

@@ -146,52 +146,54 @@ class Drive:
         nothing: many may wait, and each would wake its consumer. An error ends the requests that took part in the
         round and are not over by it, and no others.
         """
-        before = self._running()
-        emissions, error = self._step()
+        # No variables: an error keeps this frame, and the outboxes of the requests that it ends will hold the error.
+        self._tell(self._running(), *self._step())
+
+    def _tell(self, before: Sequence[int], emissions: Sequence[Emission], error: BaseException | None) -> None:
+        """Hand out what came of a round.
+
+        Args:
+            before: ids of the requests that ran before the round.
+            emissions: what was emitted.
+            error: what the round ended by, if by an error.
+        """
         running = self._running()
         gained = {emission.request.id for emission in emissions}
         for emission in emissions:
             if emission.request.id in self._tickets:
                 self._hand_out(self._tickets[emission.request.id], emission)
         if error is not None:
-            self._fail_all({**before, **running}, error, moved=bool(gained))
+            took_part = dict.fromkeys([*before, *running])
+            if not took_part and not emissions:
+                # Nothing runs and nothing starts: the next round would fail like this one, for ever.
+                took_part = dict.fromkeys(self._tickets)
+            self._fail_all([request_id for request_id in took_part if request_id in self._tickets], error)
             return
-        for request_id, ticket in running.items():
+        for request_id in running:
             if request_id not in gained:
-                self._hand_out(ticket, None)
+                self._hand_out(self._tickets[request_id], None)
 
-    def _running(self) -> dict[int, Ticket]:
-        """Return the tickets of requests that run, by the ids of the requests."""
-        return {
-            request_id: ticket
+    def _running(self) -> list[int]:
+        """Return the ids of the requests that run."""
+        return [
+            request_id
             for request_id, ticket in self._tickets.items()
             if ticket.request is not None and ticket.request.sequence >= 0
-        }
+        ]
 
     def _step(self) -> tuple[Sequence[Emission], BaseException | None]:
         """Make a round; return what was emitted, and the error that the round ended by."""
-        # A frame of its own, which an error keeps: the one above holds outboxes, which will hold the error.
         try:
             return self.loop.step(), None
         except BaseException as error:
             # A round may stand that an observer failed after.
             return self.loop.take_emissions(), error
 
-    def _fail_all(self, took_part: dict[int, Ticket], error: BaseException, *, moved: bool) -> None:
-        """End requests by an error of a round.
-
-        Args:
-            took_part: tickets of requests that took part in the round, by the ids of the requests.
-            error: ends those of them that are not over.
-            moved: whether the round emitted anything.
-        """
-        if not took_part and not moved:
-            # Nothing runs and nothing starts: the next round would fail like this one, for ever.
-            took_part = self._tickets
-        failing = [ticket for request_id, ticket in took_part.items() if request_id in self._tickets]
-        for ticket in failing:
-            self._fail(ticket, error)
-        if not failing:
+    def _fail_all(self, request_ids: Sequence[int], error: BaseException) -> None:
+        """End requests that are not over by an error of a round."""
+        for request_id in request_ids:
+            self._fail(self._tickets[request_id], error)
+        if not request_ids:
             _log.error("a round failed after all requests that took part in it had ended", exc_info=error)
 
     def cancel(self, ticket: Ticket) -> None:

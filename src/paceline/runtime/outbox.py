@@ -10,6 +10,7 @@ thread loses nothing::
 
 from __future__ import annotations
 
+import copy
 import math
 import queue
 import threading
@@ -33,6 +34,33 @@ class Ending:
     finish_reason: FinishReason
     stats: RequestStats
     error: BaseException | None = None
+
+    def raise_error(self) -> None:
+        """Raise a copy of the error that the request ended by, if it did.
+
+        Several consumers may be told of one error, each in a thread of its own, and a consumer that raises an error
+        becomes part of its traceback. A copy of its own keeps those tracebacks apart, and the outbox, which holds the
+        error, holds no consumer. An error that cannot be copied is raised itself.
+        """
+        if self.error is not None:
+            raise _copy_of(self.error)
+
+
+def _copy_of(error: BaseException) -> BaseException:
+    """Return an error like another one: of its type, message, attributes, causes and traceback so far."""
+    try:
+        copied = copy.copy(error)
+        # Of a type that makes its message of other arguments, a copy says something else.
+        is_like = type(copied) is type(error) and copied.args == error.args and str(copied) == str(error)
+    except Exception:
+        is_like = False
+    if not is_like:
+        return error
+    copied.__cause__, copied.__context__ = error.__cause__, error.__context__
+    if hasattr(error, "__notes__"):
+        copied.__notes__ = [*error.__notes__]
+    copied.__suppress_context__ = error.__suppress_context__
+    return copied.with_traceback(error.__traceback__)
 
 
 class Outbox(Protocol):
