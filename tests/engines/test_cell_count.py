@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -63,3 +67,64 @@ def test_any_history_counts_what_sets_of_cells_count(seed: int) -> None:
         assert count.used({handle: len(held) for handle, held in cells.items()}) == used
         shared += sum(map(len, cells.values())) > used
     assert shared > 50
+
+
+def interrupted_at(line: int, function: Callable[[], object]) -> bool:
+    """Raise KeyboardInterrupt before the ``line``-th line of the module that a call runs; return whether it had one."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        if frame.f_globals.get("__name__") != "paceline.engines.cell_count":
+            return None
+        if event == "line":
+            lines += 1
+            if lines == line:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+CHANGES: list[Callable[[CellCount], object]] = [
+    lambda count: count.fork(1, 3, 120),
+    lambda count: count.fork(0, 3, 80),
+    lambda count: count.trim(1, 110),
+    lambda count: count.trim(1, 50),
+    lambda count: count.trim(2, 0),
+    lambda count: count.close(1),
+    lambda count: count.used({0: 100, 1: 20, 2: 130}),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_interrupt_at_any_line_is_forgotten_once_the_sequences_are_closed(
+    change: Callable[[CellCount], object],
+) -> None:
+    line, interrupted = 0, True
+    while interrupted:
+        line += 1
+        count = CellCount()
+        count.fork(0, 1, 100)
+        count.fork(1, 2, 120)
+        interrupted = interrupted_at(line, lambda count=count: change(count))  # type: ignore[misc]
+        lengths = {0: 100, 1: 130, 2: 130, 3: 130}
+        assert max(lengths.values()) <= count.used(lengths) <= sum(lengths.values())
+        count.fork(1, 4, 130)
+        lengths[4] = 130
+        assert max(lengths.values()) <= count.used(lengths) <= sum(lengths.values())
+        for sequence in (1, 2, 3, 4):
+            count.close(sequence)
+            del lengths[sequence]
+            assert max(lengths.values()) <= count.used(lengths) <= sum(lengths.values())
+        count.fork(0, 5, 100)
+        assert count.used({0: 100, 5: 100}) == 100
+    assert line > 3

@@ -38,6 +38,8 @@ class CellCount:
 
     A sequence that never took part in a fork need not be made known. One that was cut and has grown again between two
     calls passes for one that was not, so whoever cuts a sequence says so (:meth:`trim`).
+
+    A call that an interrupt cuts short leaves a count that may be off until the sequence is closed, and no more.
     """
 
     def __init__(self) -> None:
@@ -53,17 +55,21 @@ class CellCount:
         start = parts[-1].ends[parent] if parts else 0
         if start < length:
             parts.append(_Part(start, {parent: length}))
+        # Known before any part counts it: what an interrupt leaves undone is put right when it is trimmed or closed.
+        self._parts[fork] = list(parts)
         for part in parts:
             part.ends[fork] = part.ends[parent]
-        self._parts[fork] = list(parts)
 
     def trim(self, sequence: int, length: int) -> None:
         """Note that a sequence keeps its first ``length`` tokens only."""
         parts = self._parts.get(sequence, [])
-        while parts and parts[-1].start >= length:
-            del parts.pop().ends[sequence]
+        # Parts that do not know the sequence were left so by an interrupt.
+        while parts and (parts[-1].start >= length or sequence not in parts[-1].ends):
+            parts[-1].ends.pop(sequence, None)
+            parts.pop()
         if parts:
-            parts[-1].ends[sequence] = min(parts[-1].ends[sequence], length)
+            ends = parts[-1].ends
+            ends[sequence] = min(ends[sequence], length)
         else:
             self._parts.pop(sequence, None)
 
@@ -77,9 +83,8 @@ class CellCount:
         Args:
             lengths: tokens of every sequence there is.
         """
-        for sequence, parts in list(self._parts.items()):
-            if parts[-1].ends[sequence] > lengths[sequence]:
-                self.trim(sequence, lengths[sequence])
+        for sequence in list(self._parts):
+            self.trim(sequence, lengths.get(sequence, 0))
         shared = {part for parts in self._parts.values() for part in parts if len(part.ends) > 1}
         if not shared:
             self._parts.clear()
