@@ -18,12 +18,26 @@ from paceline.core.tree import ROOT, DraftTree, Evidence
 from paceline.core.verify import make_verifier
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
+from paceline.engines.sequence_pool import Opened, SequencePool
 from paceline.planning.base import Policy, PolicyBase, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.runtime.loop import DecodingLoop
 
 PLAIN_PARAMS = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 """The model's own distribution: every filter off."""
+
+
+class CountingPool(SequencePool):
+    """Counts the sequences it opened, those that held something already, and how many tokens those held."""
+
+    opened = hits = reused_tokens = 0
+
+    def open(self, token_ids: Sequence[int], *, most: int | None = None, namespace: str = "") -> Opened:
+        opened = super().open(token_ids, most=most, namespace=namespace)
+        self.opened += 1
+        self.hits += opened.cached > 0
+        self.reused_tokens += opened.cached
+        return opened
 
 
 def frozen(model: LogitFunction, dtype: type[np.floating[Any]] = np.float64) -> LogitFunction:

@@ -25,11 +25,10 @@ from paceline.engines.scripted import (
     random_model,
     table_model,
 )
-from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from tests.drafters.helpers import grow, proposals, settle
-from tests.helpers import PLAIN_PARAMS, decode, frozen, request_of, unsay
+from tests.helpers import PLAIN_PARAMS, CountingPool, decode, frozen, request_of, unsay
 
 GREEDY = SamplingParams(0.0)
 COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))
@@ -383,8 +382,8 @@ def test_closing_closes_the_engine() -> None:
 # --- what the cache holds already -------------------------------------------------------------------------------------
 
 
-def pool_for(engine: ScriptedEngine, **limits: Any) -> SequencePool:
-    return SequencePool(engine, **{"max_idle": 4, "max_saved_bytes": 1 << 20, "least_reuse": 3, **limits})
+def pool_for(engine: ScriptedEngine, **limits: Any) -> CountingPool:
+    return CountingPool(engine, **{"max_idle": 4, "max_saved_bytes": 1 << 20, "least_reuse": 3, **limits})
 
 
 def test_a_prompt_that_was_read_is_not_read_again() -> None:
@@ -484,7 +483,8 @@ def test_a_draft_that_reuses_proposes_what_one_proposes_that_reads_all(temperatu
         rng = random.Random(3)
         target = RecordingEngine(model)
         engine = RecordingEngine(draft_model, max_sequences=3, cells=400)
-        drafter = drafter_for(engine, pool=pool_for(engine, max_idle=max_idle, max_saved_bytes=1000, least_reuse=4))
+        pool = pool_for(engine, max_idle=max_idle, max_saved_bytes=1000, least_reuse=4)
+        drafter = drafter_for(engine, pool=pool)
         loop = DecodingLoop(target, [drafter], FixedPolicy(3), clock=target.clock)
         chats = [[*[1, 2, 3] * 6, chat] for chat in range(3)]
         said = []
@@ -503,7 +503,7 @@ def test_a_draft_that_reuses_proposes_what_one_proposes_that_reads_all(temperatu
                 chats[chat] = [*request.token_ids, rng.randrange(10)]
         answers.append(said)
         rows.append(sum(len(step) for steps in engine.passes for step in steps))
-        reused.append(drafter.pool.stats.reused_tokens)
+        reused.append(pool.reused_tokens)
     assert answers[0] == answers[1]
     assert rows[1] - rows[0] == reused[0] > 500
     assert reused[1] == 0

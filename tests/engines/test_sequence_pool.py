@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.conftest import SUMMARY_LINES
+from tests.helpers import CountingPool
 
-from paceline.core.errors import CapabilityError, EngineError, NoRoomError
+from paceline.core.errors import CapabilityError, ClosedError, EngineError, NoRoomError
 from paceline.engines.base import COMMITTED_END, SavedSequence, Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.engines.sequence_pool import SequencePool
@@ -137,11 +140,8 @@ def test_two_chats_by_turns_each_find_their_own() -> None:
                 assert user.cached == len(texts[chat])
             texts[chat] = user.say(*[5 + chat] * 8).end()
     assert engine.rows == sum(map(len, texts)) - len(SYSTEM)
-    stats = pool.stats
-    assert stats.requests == 8
-    assert stats.hits == 7
-    assert stats.restores == engine.restores == 6
-    assert stats.held == 1, "longer ones took the place of what they begin with"
+    assert engine.restores == 6
+    assert len(pool._saved) == 1, "longer ones took the place of what they begin with"
 
 
 def test_questions_at_once_share_the_cells_of_the_system_prompt() -> None:
@@ -169,7 +169,7 @@ def test_many_answers_to_one_prompt_read_it_once() -> None:
     prompt = list(range(50)) * 2
     first = User(pool, engine, prompt)
     texts = [list(prompt) for _ in range(15)]
-    forks = [pool.fork(first.sequence, text) for text in texts]
+    forks = [pool.open(text).sequence for text in texts]
     assert engine.rows == 100
     assert pool.used_cells == 100
     for at, (fork, text) in enumerate(zip(forks, texts, strict=True)):
@@ -234,7 +234,7 @@ def test_a_pool_that_may_save_nothing_keeps_what_nobody_is_slowed_by() -> None:
     User(pool, engine, [3] * 50)
     assert len(engine._sequences) == 1
     assert engine.saves == 0
-    assert pool.stats.evictions == 1
+    assert not pool._saved
 
 
 def test_the_oldest_are_given_up_first() -> None:
@@ -243,9 +243,7 @@ def test_the_oldest_are_given_up_first() -> None:
     texts = [[at] * 50 for at in range(4)]
     for text in texts:
         User(pool, engine, list(text)).end()
-    assert pool.stats.held_bytes == 4 * 100
     User(pool, engine, [9] * 50)
-    assert pool.stats.evictions == 2
     assert [pool.match_length(text) for text in texts] == [0, 0, 50, 50]
 
 
@@ -379,6 +377,146 @@ def test_an_interrupt_loses_no_sequence(interrupted: str, monkeypatch: pytest.Mo
     assert list(engine._sequences) == [user.sequence]
 
 
+class LineTracer:
+    """Raises KeyboardInterrupt before the ``at``-th line of the pool that runs, and notes how many lines ran."""
+
+    def __init__(self, at: int) -> None:
+        self.lines = 0
+        self._at = at
+
+    def __enter__(self) -> None:
+        sys.settrace(self._enter)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        # Between the handle's birth at the engine and its entry nobody can know of it.
+        left_out = frame.f_code.co_name in ("_fork", "_restore", "_open", "__init__")
+        return self._line if frame.f_globals.get("__name__") == SequencePool.__module__ and not left_out else None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.lines += 1
+            if self.lines == self._at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._line
+
+
+@pytest.mark.parametrize("scene", ["alone", "beside another", "after another"])
+def test_an_interrupt_at_any_line_of_opening_leaves_a_sequence_that_its_owner_can_discard(scene: str) -> None:
+    at, interrupted = 0, True
+    while interrupted:
+        at, interrupted = at + 1, False
+        engine = CountingEngine()
+        pool = pool_of(engine)
+        if scene != "alone":
+            other = User(pool, engine, [1] * 60)
+            if scene == "after another":
+                other.end()
+        text = [1] * 50
+        try:
+            with LineTracer(at):
+                pool.open(text, most=49)
+        except KeyboardInterrupt:
+            interrupted = True
+        pool.discard_of(text)
+        pool.drop_all()
+        assert len(pool._entries) == len(engine._sequences) == (scene == "beside another")
+        assert pool.used_cells == (60 if scene == "beside another" else 0)
+    assert at > 20
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_interrupt_at_any_line_of_a_release_leaves_a_sequence_to_go_on_with_or_none(beside: bool) -> None:
+    at, interrupted, seen = 0, True, set()
+    while interrupted:
+        at, interrupted = at + 1, False
+        engine = CountingEngine()
+        pool = pool_of(engine)
+        if beside:
+            User(pool, engine, [2] * 40)
+        user = User(pool, engine, [1] * 60, "a")
+        try:
+            with LineTracer(at):
+                pool.release(user.sequence)
+        except KeyboardInterrupt:
+            interrupted = True
+        if interrupted:
+            try:
+                pool.hold(user.sequence, user.text)
+            except ClosedError:
+                seen.add("closed")
+                assert user.sequence not in pool._entries
+            else:
+                seen.add("open")
+                user.say(3)
+                assert pool.match_length([*[1] * 60, 3], namespace="a") == 61
+                assert pool.match_length([*[1] * 60, 3]) == 0
+        pool.discard(user.sequence)
+        pool.drop_all()
+        assert len(engine._sequences) == len(pool._entries) == beside
+        assert pool.used_cells == 40 * beside
+    assert seen == ({"open", "closed"} if beside else {"open"})
+
+
+def test_a_save_for_which_there_is_no_memory_saves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CountingEngine()
+    pool = pool_of(engine)
+    running, user = User(pool, engine, [2] * 40), User(pool, engine, [1] * 40)
+
+    def save(sequence: int) -> SavedSequence:
+        raise MemoryError
+
+    monkeypatch.setattr(engine, "save", save)
+    user.end()
+    assert list(engine._sequences) == [running.sequence]
+    assert pool.match_length([1] * 40) == 0
+
+
+def test_a_handle_that_is_gone_cannot_be_held() -> None:
+    engine = CountingEngine()
+    pool = pool_of(engine)
+    user = User(pool, engine, [1] * 40)
+    pool.discard(user.sequence)
+    with pytest.raises(ClosedError):
+        pool.hold(user.sequence, user.text)
+    assert not pool._entries
+
+
+def test_cells_are_shared_with_what_is_open_and_only_where_a_fork_would_be_made() -> None:
+    engine = CountingEngine()
+    pool = pool_of(engine)
+    prompt = list(range(50)) * 2
+    assert pool.shared_cells(prompt) == 0
+    running = User(pool, engine, list(prompt))
+    assert pool.shared_cells(prompt, most=99) == 99
+    assert pool.shared_cells([*prompt[:60], 3, 4]) == 60
+    assert pool.shared_cells(prompt, namespace="a") == pool.shared_cells(prompt[:20]) == 0
+    before = pool.used_cells
+    pool.open(list(prompt), most=99)
+    assert pool.used_cells == before
+    # What is saved is copied into cells of its own.
+    other = User(pool, engine, [*prompt[:40], *[7] * 200])
+    other.end()
+    assert pool.match_length(other.text) == 240
+    assert pool.shared_cells(other.text) == 0
+    running.end()
+
+
+def test_a_pool_that_keeps_nothing_and_a_recurrent_state_that_went_on_share_no_cells() -> None:
+    engine = CountingEngine()
+    pool = pool_of(engine, max_idle=0)
+    User(pool, engine, [1] * 60)
+    assert pool.shared_cells([1] * 60, most=59) == 0
+    recurrent = Recurrent()
+    pool = pool_of(recurrent)
+    User(pool, recurrent, [1] * 60)
+    assert pool.shared_cells([1] * 60, most=59) == 0
+    assert pool.shared_cells([1] * 61, most=60) == 60
+
+
 def test_the_longest_beginning_is_found_in_a_millisecond() -> None:
     """Of 20 texts of 8,000 tokens, which all begin alike; ten times that is allowed here, for machines in use."""
     engine = ScriptedEngine(random_model(50, seed=1), VOCABULARY, context_length=1 << 16, max_rows=1 << 14)
@@ -451,6 +589,18 @@ class Traced(CountingEngine):
         del self.cells[sequence]
 
 
+class WatchedPool(CountingPool):
+    """Counts the states that were given up for others, or that found no room."""
+
+    evictions = 0
+
+    def _make_room_for(self, num_bytes: int) -> bool:
+        held = len(self._saved)
+        fits = super()._make_room_for(num_bytes)
+        self.evictions += held - len(self._saved) + (not fits)
+        return fits
+
+
 class TracedRecurrent(Recurrent, Traced):
     """Both."""
 
@@ -476,20 +626,19 @@ class AnyHistory(RuleBasedStateMachine):
     def start(self, max_idle: int, max_saved: int, cells: int | None) -> None:
         self.engine = self.engine_type(max_sequences=4, cells=cells, context_length=60)
         self.limits = (max_idle, max_saved)
-        self.pool = SequencePool(self.engine, max_idle=max_idle, max_saved_bytes=max_saved, least_reuse=2)
+        self.pool = WatchedPool(self.engine, max_idle=max_idle, max_saved_bytes=max_saved, least_reuse=2)
         self.texts: dict[int, tuple[str, list[int], int]] = {}
         self.known: list[list[int]] = list(STEMS)
         self.said: dict[int, list[int]] = {}
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):
-            stats = self.pool.stats
             SEEN.update(
-                requests=stats.requests,
-                hits=stats.hits,
-                saves=stats.saves,
-                restores=stats.restores,
-                evictions=stats.evictions,
+                requests=self.pool.opened,
+                hits=self.pool.hits,
+                saves=self.engine.saves,
+                restores=self.engine.restores,
+                evictions=self.pool.evictions,
                 forks=self.engine.forks,
                 refused=self.engine.refused,
             )
@@ -578,10 +727,9 @@ class AnyHistory(RuleBasedStateMachine):
     @precondition(lambda self: 0 < len(self.texts) < 4)
     def fork(self, data: st.DataObject) -> None:
         sequence = self.pick(data)
-        namespace, text, num_prompt = self.texts[sequence]
+        namespace, text, _ = self.texts[sequence]
         if not self.engine._sequences[sequence].pending_tokens:
-            copy = list(text)
-            self.texts[self.pool.fork(sequence, copy)] = (namespace, copy, num_prompt)
+            self.begin(namespace, list(text), None)
 
     @rule(data=st.data(), keep=st.booleans())
     @precondition(lambda self: self.texts)
@@ -594,7 +742,7 @@ class AnyHistory(RuleBasedStateMachine):
     def make_room(self, everything: bool) -> None:
         if everything:
             self.pool.drop_all()
-            assert self.pool.stats.held == 0
+            assert not self.pool._saved
         else:
             self.pool.make_room()
         assert set(self.engine._sequences) == set(self.texts)
@@ -608,9 +756,9 @@ class AnyHistory(RuleBasedStateMachine):
             assert committed == text[: len(committed)]
             assert {self.engine.owners[cell] for cell in self.engine.cells[sequence]} <= {namespace}
         idle = set(self.engine._sequences) - set(self.texts)
-        stats, (max_idle, max_saved) = self.pool.stats, self.limits
-        assert stats.held_bytes <= max_saved
-        assert stats.held + len(idle) <= max_idle
+        saved, (max_idle, max_saved) = self.pool._saved, self.limits
+        assert sum(each.state.num_bytes for each in saved) <= max_saved
+        assert len(saved) + len(idle) <= max_idle
         assert len(idle) <= (0 if self.texts else 1)
         assert self.pool.used_cells == len(set().union(*self.engine.cells.values()))
 

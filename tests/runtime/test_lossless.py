@@ -33,7 +33,6 @@ from paceline.engines.scripted import (
     random_model,
     table_model,
 )
-from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import FixedPolicy
@@ -41,6 +40,7 @@ from paceline.runtime.loop import DecodingLoop
 from tests.conftest import SUMMARY_LINES
 from tests.helpers import (
     Answer,
+    CountingPool,
     MoodyPolicy,
     ScribblingDrafter,
     WatchingPolicy,
@@ -279,7 +279,7 @@ def build_drafters(
                 cells=None if scene.calm else rng.choice((None, 60, 25)),
             )
             # From no reuse at all to every token that two texts share.
-            pool = SequencePool(
+            pool = CountingPool(
                 engine,
                 max_idle=rng.choice((4, 1, 0)),
                 max_saved_bytes=rng.choice((1 << 20, 200, 0)),
@@ -425,7 +425,8 @@ def assert_equals_plain(
     # Nothing leaks: every sequence can be opened again.
     models = [drafter for drafter in drafters if isinstance(drafter, DraftModelDrafter)]
     for drafter in models:
-        tally.reused_tokens += drafter.pool.stats.reused_tokens
+        assert isinstance(drafter.pool, CountingPool)
+        tally.reused_tokens += drafter.pool.reused_tokens
         drafter.pool.drop_all()
         assert drafter.pool.used_cells == 0
     for some_engine in (engine, *(drafter.engine for drafter in models)):

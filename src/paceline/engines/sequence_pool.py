@@ -21,7 +21,7 @@ idle sequences stay in the cells only while nothing is open at all:
   before, if it is more than a little; so these chats can go on, too.
 - Several users at once: what ends while others run is saved at once. Whoever comes forks the longest beginning that is
   being used, and shares its cells, or restores a saved one that holds much more.
-- ``n`` answers to one prompt fork the one that has read it (:meth:`SequencePool.fork`, or :meth:`SequencePool.open`).
+- ``n`` answers to one prompt each fork the one that has read it.
 
 No sequence id is set aside: none is idle while another is open, but for the moment in which one is moved.
 """
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -58,6 +58,9 @@ _CELL_COST: Final = 8
 _OPENING: Final[Sequence[int]] = range(0)
 """The tokens of a sequence whose owner has not heard of it yet."""
 
+_NO_TOKENS: Final = np.zeros(0, dtype=np.int32)
+"""What an empty sequence holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -70,37 +73,6 @@ class Opened:
 
     sequence: int
     cached: int
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """What a pool did, and what it holds.
-
-    Attributes:
-        requests: sequences that were opened.
-        hits: how many of them held some tokens already.
-        reused_tokens: how many tokens those held, all together.
-        saves: states that were copied to host memory.
-        saved_bytes: their size.
-        restores: states that were copied back.
-        restored_bytes: their size.
-        evictions: states that were given up for others, or that found no room.
-        evicted_bytes: their size.
-        held: states that are in host memory now.
-        held_bytes: their size.
-    """
-
-    requests: int = 0
-    hits: int = 0
-    reused_tokens: int = 0
-    saves: int = 0
-    saved_bytes: int = 0
-    restores: int = 0
-    restored_bytes: int = 0
-    evictions: int = 0
-    evicted_bytes: int = 0
-    held: int = 0
-    held_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -174,18 +146,12 @@ class SequencePool:
         # Oldest first.
         self._saved: list[_Saved] = []
         self._cells = CellCount()
-        self._stats = PoolStats()
         self._rolls_back = engine.capabilities.max_rollback is None
 
     @property
     def keeps(self) -> bool:
         """Whether anything is kept, and requests share what they read."""
         return self._max_idle > 0
-
-    @property
-    def stats(self) -> PoolStats:
-        """What it did until now."""
-        return replace(self._stats, held=len(self._saved), held_bytes=self._held_bytes)
 
     @property
     def used_cells(self) -> int:
@@ -213,47 +179,53 @@ class SequencePool:
         """
         try:
             entry, cached = self._open(self._matches(token_ids, most, namespace), namespace)
+            opened = Opened(entry.sequence, cached)
             self.hold(entry.sequence, token_ids)
-            self._count(requests=1, hits=cached > 0, reused_tokens=cached)
-            return Opened(entry.sequence, cached)
         except BaseException:
             # Nobody would ever hear of one that is half open when an interrupt comes.
-            for entry in list(self._entries.values()):
-                if entry.owners is _OPENING:
-                    self._close(entry)
+            self._close_half_open()
             raise
+        return opened
 
     def match_length(self, token_ids: Sequence[int], *, most: int | None = None, namespace: str = "") -> int:
         """Return how many tokens :meth:`open` would find at hand now, unless the cache turns out to be full."""
         return next((match.shared for match in self._matches(token_ids, most, namespace)), 0)
 
-    def fork(self, sequence: int, token_ids: Sequence[int]) -> int:
-        """Open a sequence that shares what ``sequence``, with nothing pending, has committed; return its handle.
+    def shared_cells(self, token_ids: Sequence[int], *, most: int | None = None, namespace: str = "") -> int:
+        """Return how many cells :meth:`open` would share with an open sequence now, rather than take for itself.
 
         Args:
-            sequence: an open one.
-            token_ids: its owner's list, whose first tokens are those.
-
-        Raises:
-            CapabilityError: as :meth:`~paceline.engines.base.Engine.fork`.
+            token_ids: as for :meth:`open`.
+            most: likewise.
+            namespace: likewise.
         """
-        parent = self._entries[sequence]
-        self.make_room()
-        fork = self._fork(parent)
-        self.hold(fork.sequence, token_ids)
-        return fork.sequence
+        best = next(iter(self._matches(token_ids, most, namespace)), None)
+        return best.shared if best is not None and _is_open(best.source) else 0
 
     def hold(self, sequence: int, token_ids: Sequence[int], *, namespace: str = "") -> None:
         """Say what an open sequence holds: the first tokens of ``token_ids``, as many as it has committed.
+
+        One that was released and is still idle is open again, and stays in its namespace.
 
         Args:
             sequence: of this pool, or opened at the engine before, which is this pool's from now on.
             token_ids: its owner's list. What is appended to it may be taken back; where other tokens change, this is to
                 be called again. An empty one where the sequence holds something else.
             namespace: whose a sequence is that is new to this pool.
+
+        Raises:
+            ClosedError: the sequence was closed: what it held has to be read again.
         """
         tokens = _array(token_ids if self._max_idle else ())
         entry = self._entries.get(sequence)
+        try:
+            self._engine.length(sequence)
+        except ClosedError:
+            if entry is not None:
+                self._close(entry)  # an interrupt came before all of it was
+            raise
+        except EngineError:
+            pass  # torn: it is still its owner's to close
         if entry is None:
             entry = self._entries[sequence] = _Entry(sequence, namespace, tokens, token_ids)
         entry.tokens, entry.owners = tokens, token_ids
@@ -268,7 +240,8 @@ class SequencePool:
     def release(self, sequence: int) -> None:
         """Take back a sequence that its owner is done with, keep it if it may be of use, and close it otherwise.
 
-        One that is no longer open, as it was released before, is left alone.
+        One that is no longer open, as it was released before, is left alone. Where an interrupt or an error cuts this
+        short, the sequence may be open, idle or closed: an owner that wants to go on calls :meth:`hold`.
         """
         entry = self._entries.get(sequence)
         if entry is None or entry.owners is None:
@@ -285,7 +258,7 @@ class SequencePool:
             return
         entry.tokens, entry.owners = tokens, None
         while self._saved and len(self._saved) + len(self._idle) > self._max_idle:
-            self._evict()
+            self._saved.pop(0)
         if any(other.owners is not None for other in self._entries.values()):
             self.make_room()
 
@@ -294,6 +267,17 @@ class SequencePool:
         entry = self._entries.get(sequence)
         if entry is not None and entry.owners is not None:
             self._close(entry)
+
+    def discard_of(self, token_ids: Sequence[int]) -> None:
+        """Close the open sequence of an owner who has not learned its handle, as an interrupt came before.
+
+        Args:
+            token_ids: the very list that was given to :meth:`open`.
+        """
+        self._close_half_open()
+        for entry in list(self._entries.values()):
+            if entry.owners is token_ids:
+                self._close(entry)
 
     def make_room(self) -> bool:
         """Free the cells and ids of idle sequences, by saving them where there is room for that.
@@ -355,7 +339,7 @@ class SequencePool:
         try:
             length = self._engine.length(entry.sequence)
         except PacelineError:
-            return _array(())
+            return _NO_TOKENS
         known = entry.tokens
         if length > len(known) and entry.owners is not None:
             # What came since is mostly a little. It is not kept: an owner may take the last of it back.
@@ -372,7 +356,7 @@ class SequencePool:
                 return entry, match.shared
         self.make_room()
         sequence = self._engine.open()
-        entry = self._entries[sequence] = _Entry(sequence, namespace, _array(()), _OPENING)
+        entry = self._entries[sequence] = _Entry(sequence, namespace, _NO_TOKENS, _OPENING)
         return entry, 0
 
     def _start_from(self, match: _Match) -> _Entry | None:
@@ -412,7 +396,6 @@ class SequencePool:
             self._keep(saved)
             return None
         entry = self._entries[sequence] = _Entry(sequence, saved.namespace, saved.tokens, _OPENING, state.floor)
-        self._count(restores=1, restored_bytes=state.num_bytes)
         if self._loses_much(len(saved.tokens), shared):
             self._keep(saved)
         return self._cut(entry, shared)
@@ -420,7 +403,7 @@ class SequencePool:
     def _fork(self, parent: _Entry) -> _Entry:
         length = self._engine.length(parent.sequence)
         sequence = self._engine.fork(parent.sequence)
-        entry = self._entries[sequence] = _Entry(sequence, parent.namespace, _array(()), _OPENING, parent.floor)
+        entry = self._entries[sequence] = _Entry(sequence, parent.namespace, _NO_TOKENS, _OPENING, parent.floor)
         self._cells.fork(parent.sequence, sequence, length)
         return entry
 
@@ -452,7 +435,7 @@ class SequencePool:
             if not self._make_room_for(num_bytes):
                 return
             state = self._engine.save(entry.sequence)
-        except (CapabilityError, EngineError, ClosedError):
+        except (CapabilityError, EngineError, ClosedError, MemoryError):
             return
         self._saved = [
             saved
@@ -460,7 +443,6 @@ class SequencePool:
             if saved.namespace != entry.namespace or not _contains(entry.tokens, state.floor, saved.tokens)
         ]
         self._keep(_Saved(entry.namespace, entry.tokens, state))
-        self._count(saves=1, saved_bytes=state.num_bytes)
 
     def _covers(self, tokens: _Tokens, floor: int, wanted: _Tokens) -> bool:
         """Whether too little of ``wanted`` to be worth keeping would have to be read again after ``tokens``."""
@@ -474,17 +456,18 @@ class SequencePool:
     def _make_room_for(self, num_bytes: int) -> bool:
         """Give up the oldest saved ones until another fits; return whether it ever can."""
         if num_bytes > self._max_saved_bytes:
-            self._count(evictions=1, evicted_bytes=num_bytes)
             return False
         while self._saved and (
             self._held_bytes + num_bytes > self._max_saved_bytes or len(self._saved) >= self._max_idle
         ):
-            self._evict()
+            self._saved.pop(0)
         return True
 
-    def _evict(self) -> None:
-        evicted = self._saved.pop(0)
-        self._count(evictions=1, evicted_bytes=evicted.state.num_bytes)
+    def _close_half_open(self) -> None:
+        """Close what an interrupt kept from reaching an owner."""
+        for entry in list(self._entries.values()):
+            if entry.owners is _OPENING:
+                self._close(entry)
 
     def _close(self, entry: _Entry) -> None:
         with contextlib.suppress(ClosedError):  # an interrupt may have come between the two
@@ -499,9 +482,6 @@ class SequencePool:
     @property
     def _held_bytes(self) -> int:
         return sum(saved.state.num_bytes for saved in self._saved)
-
-    def _count(self, **more: int) -> None:
-        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + count for name, count in more.items()})
 
 
 def _array(token_ids: Sequence[int]) -> _Tokens:
