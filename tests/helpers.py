@@ -354,6 +354,7 @@ def request_of(
     verifier: VerifierName = "coupled",
     max_tokens: int = 1000,
     namespace: str = "",
+    cache_prompt: bool = True,
 ) -> Request:
     """Return a request outside any loop, for testing what only reads it."""
     request = Request(
@@ -363,7 +364,7 @@ def request_of(
         StopRules(max_tokens),
         SpeculationParams(verify=verifier),
         make_verifier(verifier, params),
-        CacheParams(namespace=namespace),
+        CacheParams(cache_prompt, namespace),
     )
     request.sequence = 0
     request.cached = len(token_ids) - 1

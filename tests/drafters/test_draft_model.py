@@ -409,6 +409,39 @@ def test_a_prompt_that_was_read_is_not_read_again() -> None:
     assert engine.take_passes() == [[[5]]]
 
 
+def test_a_request_that_is_to_read_anew_starts_from_nothing() -> None:
+    engine = RecordingEngine(max_sequences=1)
+    drafter = drafter_for(engine, pool=pool_for(engine))
+    text = [0, 1, 2, 3, 4, 5]
+    (request,) = begun(drafter, text)
+    grow(drafter, [request], DraftBudget(1))
+    drafter.end(request)
+    engine.take_passes()
+    request = request_of(text, GREEDY, cache_prompt=False)
+    drafter.begin(request)
+    assert drafter.unread(request) == 6
+    grow(drafter, [request], DraftBudget(1))
+    assert engine.take_passes() == [[text]]
+
+
+def test_an_interrupt_before_the_handle_is_known_leaves_no_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = RecordingEngine()
+    pool = pool_for(engine)
+    drafter = drafter_for(engine, pool=pool)
+    (request,) = begun(drafter, [0, 1, 2, 3])
+    opened = pool.open
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        opened(*arguments, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        grow(drafter, [request], DraftBudget(1))
+    drafter.end(request)
+    assert not engine._sequences
+
+
 def test_requests_at_once_share_what_the_first_has_read() -> None:
     engine = RecordingEngine()
     drafter = drafter_for(engine, pool=pool_for(engine))

@@ -175,7 +175,10 @@ class DraftModelDrafter:
     def end(self, request: Request) -> None:
         """Give the request's sequence back to the pool."""
         follower = self._followers[request.id]
-        if follower.sequence is not None:
+        if follower.sequence is None:
+            # An interrupt may have come between the handle's birth and its reaching the follower.
+            self.pool.discard_of(request.token_ids)
+        else:
             self.pool.release(follower.sequence)
             self._look_again()
         del self._followers[request.id]
@@ -211,10 +214,11 @@ class DraftModelDrafter:
     def _most_cached(self, request: Request) -> int:
         """Return how much of a text the cache may hold beforehand: the root is read for its row.
 
-        Of a text that is longer than the draft's context, the end is read and the beginning is of no use.
+        Of a text that is longer than the draft's context, the end is read and the beginning is of no use. A request
+        that is to read its prompt anew does so here too.
         """
         length = len(request.token_ids)
-        return length - 1 if length <= self._context_length else 0
+        return length - 1 if request.cache.cache_prompt and length <= self._context_length else 0
 
     def _look_again(self) -> None:
         """Forget what the pool held: it has changed."""
