@@ -104,6 +104,8 @@ def compare_texts(plain: Model, inflated: Model, texts: list[str], num_tokens: i
         )
         differences.append(float(np.abs(plain_row - inflated_row).max()))
         if index is not None:
+            # An idle sequence may hold the engine's last handle.
+            plain.worker.call(plain.pool.make_room)
             divergence = judge_divergence(
                 index,
                 plain_row,

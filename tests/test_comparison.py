@@ -36,6 +36,7 @@ from paceline.engines.scripted import (
     ScriptedVocabulary,
     random_model,
 )
+from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.streams import Generation
@@ -166,11 +167,14 @@ class LeakingEngine(RoundingEngine):
 
 
 def divergence_on(
-    engine: Engine, open_reader: OpenReader | None = None, stopped: Stop = lambda: False
+    engine: Engine,
+    open_reader: OpenReader | None = None,
+    stopped: Stop = lambda: False,
+    pool: SequencePool | None = None,
 ) -> Divergence | None:
     """Count from 2, with drafts of which the first is wrong and its sibling right."""
     drafter = ForcedDrafter(lambda request: [[0], [(request.token_ids[-1] + 1) % SIZE]])
-    with Model(engine, [drafter], FixedPolicy(2)) as model:
+    with Model(engine, [drafter], FixedPolicy(2), pool=pool) as model:
         options: GenerateOptions = {"max_tokens": 10, "temperature": 0.0}
         plain = answer(model, [1], options, speculate=False)
         assert plain.token_ids == list(range(2, 12))
@@ -219,6 +223,15 @@ def test_where_no_sequence_is_to_spare_the_target_is_loaded_once_more() -> None:
     (reader,) = loaded
     with pytest.raises(ClosedError):
         reader.open()
+
+
+def test_an_answer_that_is_kept_in_the_only_sequence_is_moved_out_before_rounding_is_measured() -> None:
+    engine = PlacingEngine(0.1, max_sequences=1)
+    pool = SequencePool(engine, least_reuse=2)
+    kept = divergence_on(engine, lambda num_tokens: PlacingEngine(0.1), pool=pool)
+    assert kept is not None
+    assert kept.verdict == "near-tie"
+    assert kept.rounding == pytest.approx(0.1)
 
 
 def test_a_difference_that_does_not_come_again_is_not_judged() -> None:

@@ -239,7 +239,13 @@ def explain(
                 open_reader=open_reader if theirs.branched else None,
                 stopped=stopped,
             )
-            rounding = model.worker.call(measure)
+
+            def measured(measure: Callable[[], float] = measure) -> float:
+                # An idle sequence may hold the engine's last handle.
+                model.pool.make_room()
+                return measure()
+
+            rounding = model.worker.call(measured)
             return judge_divergence(
                 index,
                 ours.row,
