@@ -13,11 +13,12 @@ from benchmarks.cost_tables import PASS_MS
 from paceline.core.arrays import Float64Array
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InputError
-from paceline.core.params import SpeculationParams, StopRules
+from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
-from paceline.drafters.base import DraftBudget, DraftJob
+from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import (
     LogitFunction,
     ScriptedEngine,
@@ -26,6 +27,10 @@ from paceline.engines.scripted import (
     random_model,
     table_model,
 )
+from paceline.engines.sequence_pool import SequencePool
+from paceline.planning.auto.asking import Asking
+from paceline.planning.auto.known import Knowledge
+from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.policy import (
     CERTAIN_AFTER,
     FIRST_PLAIN_EVERY,
@@ -34,13 +39,14 @@ from paceline.planning.auto.policy import (
     START_ROUNDS,
     AutoPolicy,
 )
+from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.replaying.oracle import oracle_s
 from paceline.planning.replaying.recording import Recording
 from paceline.planning.replaying.replay import ReplayResult, replay
 from paceline.runtime.loop import DecodingLoop
-from tests.helpers import PLAIN_PARAMS
+from tests.helpers import PLAIN_PARAMS, request_of
 from tests.planning.helpers import AroundAuto, Curve, Skill, smooth, synthetic, table
 from tests.runtime.test_rejection import DRAFT_3, TARGET_3, draft_of, markov_text, text_distribution, total_variation
 from tests.tiers import by_tier, some_long
@@ -656,3 +662,65 @@ def test_requests_that_want_plain_decoding_get_it_and_enter_no_ledger() -> None:
         loop.step()
     assert pair[0].stats.num_drafted == 0
     assert pair[1].stats.num_accepted > 40
+
+
+# --- prompts that were read before ------------------------------------------------------------------------------------
+
+
+def turns(options: Sequence[SpeculationParams], *, keeps: bool, num_prompt: int = 3000) -> list[Request]:
+    """Return the turns of a chat with a long prompt, in virtual time, each with options of its own."""
+    vocabulary = ScriptedVocabulary.of_size(30)
+    model = random_model(30, seed=1, order=2)
+    curve = Curve(lambda rows: 1.0 + 0.03 * (rows - 1), lambda rows: 0.1 + 0.001 * (rows - 1))
+    target = ScriptedEngine(model, vocabulary, context_length=1 << 14, cost=lambda rows, context: curve.target(rows))
+    draft = ScriptedEngine(
+        blended_model(model, random_model(30, seed=2, order=2), 0.15),
+        vocabulary,
+        context_length=1 << 14,
+        clock=target.clock,
+        cost=lambda rows, context: curve.draft(rows),
+    )
+    pools = [SequencePool(engine, max_idle=16 if keeps else 0) for engine in (target, draft)]
+    drafters: list[Drafter] = [SuffixDrafter(), DraftModelDrafter(draft, target_vocab_size=30, pool=pools[1])]
+    loop = DecodingLoop(target, drafters, AutoPolicy(curve), pool=pools[0], clock=target.clock)
+    text = [(at * 7 + at // 5) % 29 for at in range(num_prompt)]
+    requests = []
+    for turn, speculation in enumerate(options):
+        params = SamplingParams(0.8, seed=turn)
+        request = loop.add(text, params, StopRules(100, ignore_end=True), speculation)
+        while loop.active:
+            loop.step()
+        requests.append(request)
+        text = [*request.token_ids, 1, 2, 3]
+    return requests
+
+
+def test_a_prompt_that_the_target_had_at_hand_pays_for_a_draft_model_to_read_it_too() -> None:
+    """The first turn is plain, so that the draft has read nothing when the second one speculates."""
+    options = [SpeculationParams(speculate=False), SpeculationParams(), SpeculationParams()]
+    anew, kept = turns(options, keeps=False), turns(options, keeps=True)
+    assert [request.stats.cached_tokens > 3000 for request in kept] == [False, True, True]
+    for ours, theirs in zip(kept[1:], anew[1:], strict=True):
+        assert ours.output_ids == theirs.output_ids
+        assert ours.stats.num_drafted > 100
+        assert ours.stats.decode_s <= 1.05 * theirs.stats.decode_s < 50
+
+
+def test_a_look_is_set_aside_for_what_a_draft_model_has_not_at_hand() -> None:
+    curve = Curve(lambda rows: 1.0 + 0.03 * (rows - 1), lambda rows: 0.1 + 0.001 * (rows - 1))
+    engine = ScriptedEngine(random_model(30, seed=1), ScriptedVocabulary.of_size(30), context_length=1 << 14)
+    drafter = DraftModelDrafter(engine, target_vocab_size=30, pool=SequencePool(engine))
+    text = [at % 29 for at in range(3000)]
+    earlier, request = request_of(text, request_id=1), request_of([*text, *[1] * 201], request_id=2, max_tokens=100)
+    for each in (earlier, request):
+        drafter.begin(each)
+    drafter.grow([DraftJob(earlier, DraftTree(text[-1]), DraftBudget(1))])
+    known = Knowledge(curve)
+    asking = Asking(known, 16)
+    known.begin(request, Ledger(0.0))
+    state = known.requests[request.id]
+    plans = {request.id: RequestPlan(request, blind=False, num_output=0)}
+    planned = RoundPlan(known.costs, plans, 1, 1.0, len(request.token_ids), curve.round_s(1), 0.0, 16, 0)
+    planned.limit(16)
+    assert asking.first(planned, drafter, [DraftJob(request, DraftTree(1), DraftBudget(16))]) == [], "nothing is saved"
+    assert asking.missing_s(request, state, token_s=1.0) == pytest.approx(curve.draft_s(201))

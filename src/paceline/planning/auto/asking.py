@@ -81,7 +81,7 @@ class Asking:
         if not drafter.is_model:
             return drafter.ask_s + self._dear_reading_s(request, state, name, token_s)
         length = len(request.token_ids)
-        catch_up_s = self._catch_up_s(length - state.asked.get(name, 0), length)
+        catch_up_s = self._catch_up_s(length - state.asked.get(name, state.held.get(name, 0)), length)
         if self._reads_for_the_prompt(request, state, name, catch_up_s, token_s):
             catch_up_s = 0.0
         return self._known.costs.draft_s(1, length) + catch_up_s
@@ -101,7 +101,16 @@ class Asking:
             return False
         of_all = self._known.drafters[name].gains.alone
         share = LOOKING_SHARE if of_all.rounds == GAIN_MEMORY and of_all.hoped <= 0 else INVESTED_SHARE
-        return catch_up_s <= min(share * request.stats.prompt_s, TRIED_SHARE * request.num_left * token_s)
+        return catch_up_s <= min(share * self._reading_s(request), TRIED_SHARE * request.num_left * token_s)
+
+    def _reading_s(self, request: Request) -> float:
+        """Return what reading the whole prompt takes the target: what its cache held is priced by the profile."""
+        reading_s, cached = request.stats.prompt_s, request.stats.cached_tokens
+        if cached == 0:
+            return reading_s
+        # Such rows have contexts from nothing up to their number: on the mean half of that.
+        context, round_s = cached // 2, self._known.costs.round_s
+        return reading_s + max(round_s(cached, context) - round_s(1, context), 0.0)
 
     def _catch_up_s(self, unread: int, length: int) -> float:
         """Return what reading takes a model beyond a level, at the end of a text of ``length`` tokens."""
@@ -193,7 +202,8 @@ class Asking:
         left_s = request.num_left * token_s
 
         def may_read(name: str) -> bool:
-            return is_early and self._catch_up_s(length, length) <= self._hoped_share(name) * left_s
+            unread = length - state.held.get(name, 0)
+            return is_early and self._catch_up_s(unread, length) <= self._hoped_share(name) * left_s
 
         ready = [name for name in models if name in state.asked or may_read(name)]
         return ready or [name for name in drafters if name not in models] or models
@@ -301,7 +311,9 @@ class Asking:
         reading_s = 0.0
         for job in jobs:
             request, plan = job.request, planned.plans[job.request.id]
-            catch_up_s = self._catch_up_s(drafter.unread(request) or 0, len(request.token_ids))
+            unread, length = drafter.unread(request) or 0, len(request.token_ids)
+            self._known.requests[request.id].held[name] = length - unread
+            catch_up_s = self._catch_up_s(unread, length)
             is_ready = plan.blind and (catch_up_s == 0 or request.id in planned.paid)
             if is_ready or (len(chosen) < most and self._asks_model(planned, plan, name, catch_up_s, standing)):
                 chosen.append(job)
@@ -374,7 +386,7 @@ class Asking:
             if catch_up_s == 0:
                 return True
             # An investment: it has to come back over what is left of the answer, and may cost so much at most.
-            limit_s = INVESTED_SHARE * request.stats.prompt_s + max(planned.headroom_s, 0.0)
+            limit_s = INVESTED_SHARE * self._reading_s(request) + max(planned.headroom_s, 0.0)
             limit_s = min(limit_s, self._hoped_share(name) * left * token_s)
             if catch_up_s <= limit_s and _RETURN_BELIEVED * expected * left > planned.pace * catch_up_s:
                 state.invested[name] = catch_up_s / (left * token_s)

@@ -39,6 +39,7 @@ class RequestState:
         looks: what it has set aside for them.
         rounds: begun.
         asked: by drafter, tokens of the text when it was asked last; the first time it reads the prompt.
+        held: by model, tokens of the text that it had at hand when its asking was last weighed.
         invested: of models that read what they had missed because that was to pay, the share of the answer it took.
         paper: drafts that could not be afforded.
         comebacks: by model, whether it may be asked all the same, because it was right of late.
@@ -51,6 +52,7 @@ class RequestState:
     comebacks: dict[str, Comeback] = field(default_factory=dict)
     rounds: int = 0
     asked: dict[str, int] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
     invested: dict[str, float] = field(default_factory=dict)
     paper: PaperTrading = field(default_factory=PaperTrading)
 
