@@ -391,8 +391,8 @@ class LineTracer:
         sys.settrace(None)
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        # Between the handle's birth at the engine and its entry nobody can know of it.
-        left_out = frame.f_code.co_name in ("_fork", "_restore", "_open", "__init__")
+        # Between the handle's birth at the engine and its entry Python does not look for interrupts.
+        left_out = frame.f_code.co_name in ("_fork", "_restore", "_open")
         return self._line if frame.f_globals.get("__name__") == SequencePool.__module__ and not left_out else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:

@@ -58,6 +58,13 @@ _CELL_COST: Final = 8
 _OPENING: Final[Sequence[int]] = range(0)
 """The tokens of a sequence whose owner has not heard of it yet."""
 
+_NO_HANDLE: Final = -1
+"""The handle of a sequence that its engine has not opened yet.
+
+Its entry is made first. Making one is a call, behind which Python looks for interrupts, and one that came between the
+handle's birth and its entry would lose the sequence.
+"""
+
 _NO_TOKENS: Final = np.zeros(0, dtype=np.int32)
 """What an empty sequence holds."""
 
@@ -355,8 +362,9 @@ class SequencePool:
             if entry is not None:
                 return entry, match.shared
         self.make_room()
-        sequence = self._engine.open()
-        entry = self._entries[sequence] = _Entry(sequence, namespace, _NO_TOKENS, _OPENING)
+        entry = _Entry(_NO_HANDLE, namespace, _NO_TOKENS, _OPENING)
+        entry.sequence = self._engine.open()
+        self._entries[entry.sequence] = entry
         return entry, 0
 
     def _start_from(self, match: _Match) -> _Entry | None:
@@ -389,22 +397,23 @@ class SequencePool:
         # First, so that what is moved out for it finds room in its place.
         self._saved.remove(saved)
         self.make_room()
-        state = saved.state
+        entry = _Entry(_NO_HANDLE, saved.namespace, saved.tokens, _OPENING, saved.state.floor)
         try:
-            sequence = self._engine.restore(state)
+            entry.sequence = self._engine.restore(saved.state)
         except (NoRoomError, CapabilityError):
             self._keep(saved)
             return None
-        entry = self._entries[sequence] = _Entry(sequence, saved.namespace, saved.tokens, _OPENING, state.floor)
+        self._entries[entry.sequence] = entry
         if self._loses_much(len(saved.tokens), shared):
             self._keep(saved)
         return self._cut(entry, shared)
 
     def _fork(self, parent: _Entry) -> _Entry:
         length = self._engine.length(parent.sequence)
-        sequence = self._engine.fork(parent.sequence)
-        entry = self._entries[sequence] = _Entry(sequence, parent.namespace, _NO_TOKENS, _OPENING, parent.floor)
-        self._cells.fork(parent.sequence, sequence, length)
+        entry = _Entry(_NO_HANDLE, parent.namespace, _NO_TOKENS, _OPENING, parent.floor)
+        entry.sequence = self._engine.fork(parent.sequence)
+        self._entries[entry.sequence] = entry
+        self._cells.fork(parent.sequence, entry.sequence, length)
         return entry
 
     def _cut(self, entry: _Entry, length: int) -> _Entry | None:
