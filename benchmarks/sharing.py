@@ -148,7 +148,7 @@ def _load(model: str | None, draft: str | None, context: int, sequences: int, po
 
 def _prompts(count: int) -> list[str]:
     pieces = [piece for kinds in zip(*map(heldout, HELDOUT_KINDS), strict=False) for piece in kinds]
-    return [pieces[number % len(pieces)][: 200 + 10 * number] for number in range(count)]
+    return [pieces[number % len(pieces)][: 60 + 4 * number] for number in range(count)]
 
 
 def _text(model: Model, length: int) -> list[int]:
