@@ -251,6 +251,7 @@ def test_requests_that_share_a_loop_say_what_each_says_alone(part: int, tally: T
         except BaseException:
             print(f"scene {seed}")
             raise
+    assert tally.equal > 10 * SCENES_OF_A_PART
 
 
 def test_enough_scenes_were_hard(tally: Tally, request: pytest.FixtureRequest) -> None:

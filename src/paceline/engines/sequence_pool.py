@@ -31,7 +31,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,7 @@ from paceline.core.errors import CapabilityError, ClosedError, EngineError, NoRo
 from paceline.engines.base import Engine, SavedSequence
 from paceline.engines.cell_count import CellCount
 
-_Tokens = npt.NDArray[np.int32]
+_Tokens: TypeAlias = npt.NDArray[np.int32]
 
 _COMPARED: Final = 256
 """Tokens that are compared first."""

@@ -14,6 +14,7 @@ import copy
 import math
 import queue
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,7 +82,7 @@ class Outbox(Protocol):
         ...
 
 
-class Record:
+class Record(ABC):
     """All that became of a request so far. Only the engine's thread writes to it, and any thread may read.
 
     Attributes:
@@ -123,9 +124,9 @@ class Record:
         self.ending = ending
         self._ring()
 
+    @abstractmethod
     def _ring(self) -> None:
         """Wake whoever waits."""
-        raise NotImplementedError
 
 
 class ThreadOutbox(Record):
