@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -96,7 +97,7 @@ def live(
 ) -> list[Request]:
     """Decode all prompts with the models themselves; ``concurrent`` at once."""
     target, draft = engines(end_ids)
-    loop = DecodingLoop(target, drafters_named(names, draft), policy, clock=target.clock)
+    loop = DecodingLoop(target, drafters_named(names, draft), policy, clock=target.clock, prompt_rounds=math.inf)
     requests: list[Request] = []
     while len(requests) < len(PROMPTS) or loop.active:
         while len(requests) < len(PROMPTS) and len(loop.active) < concurrent:

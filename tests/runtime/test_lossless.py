@@ -444,8 +444,8 @@ def check_caches(loop: DecodingLoop, engine: ScriptedEngine, drafters: Sequence[
         assert not request.decoding or request.cached == len(request.token_ids) - 1
         for drafter in drafters:
             if isinstance(drafter, DraftModelDrafter):
-                follower = drafter._followers[request.id]
-                if follower.sequence is not None:
+                follower = drafter._followers.get(request.id)
+                if follower is not None and follower.sequence is not None:
                     assert isinstance(drafter.engine, ScriptedEngine)
                     assert drafter.engine.length(follower.sequence) == follower.cached
                     held = drafter.engine._sequences[follower.sequence].committed

@@ -81,6 +81,15 @@ class Drafting:
             self._policy.select(requests, trees)
         return drafts
 
+    def drafters_of(self, request: Request) -> Sequence[Drafter]:
+        """Return the drafters that may draft for a request; the others hear nothing of it."""
+        speculation = request.speculation
+        if not speculation.speculate:
+            return ()
+        if speculation.drafters is None:
+            return self._drafters
+        return [drafter for drafter in self._drafters if _may_draft(drafter.name, request)]
+
     def keep(self, request: Request, tree: DraftTree) -> None:
         """Keep what is left of a tree for the request's next round."""
         self._unjudged[request.id] = tree

@@ -93,7 +93,6 @@ class DecodingLoop:
         self._roster = Roster(
             engine,
             pool or SequencePool(engine, max_idle=0, max_saved_bytes=0),
-            drafters,
             policy,
             self._drafting,
             max_running=_count_of("max_running", max_running, 1) or capabilities.max_sequences,
@@ -101,7 +100,7 @@ class DecodingLoop:
             growth=growth,
         )
         self._schedule = Schedule(capabilities, pace)
-        self._settling = Settling(engine, drafters, self._drafting, self._roster)
+        self._settling = Settling(engine, self._drafting, self._roster)
         self._busy = False
         # Seconds after the latest round in which the policy learned from it.
         self._learning_s = 0.0

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 from paceline.core.errors import CapabilityError, PacelineError, QueueFullError
 from paceline.core.request import Emission, FinishReason, Request
-from paceline.drafters.base import Drafter
 from paceline.engines.base import Engine
 from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.base import Policy
@@ -69,9 +68,8 @@ class Roster:
     Args:
         engine: the target.
         pool: gives out the target's sequences.
-        drafters: told of requests that start and end.
         policy: told of requests that start and end.
-        drafting: holds trees of theirs.
+        drafting: holds trees of theirs, and knows which drafters are told of requests that start and end.
         max_running: most requests that run at once.
         max_waiting: most requests that wait; ``None`` for any number.
         growth: tokens that every request that runs must be able to say before the cache is full, for one to start.
@@ -81,7 +79,6 @@ class Roster:
         self,
         engine: Engine,
         pool: SequencePool,
-        drafters: Sequence[Drafter],
         policy: Policy,
         drafting: Drafting,
         *,
@@ -93,7 +90,6 @@ class Roster:
         self._emissions: list[Emission] = []
         self._engine = engine
         self._pool = pool
-        self._drafters = drafters
         self._policy = policy
         self._drafting = drafting
         self._max_running = max_running
@@ -208,7 +204,7 @@ class Roster:
         try:
             if not self._open(request):
                 return False
-            for drafter in self._drafters:
+            for drafter in self._drafting.drafters_of(request):
                 drafter.begin(request)
             if request.id not in self._met:
                 self._policy.begin(request)
@@ -293,7 +289,7 @@ class Roster:
 
     def _tell_drafters(self, request: Request) -> None:
         """Have all drafters forget a request, whatever becomes of that in one of them."""
-        for drafter in self._drafters:
+        for drafter in self._drafting.drafters_of(request):
             try:
                 drafter.end(request)
             except Exception:
@@ -410,7 +406,7 @@ class Roster:
     def _begin_again(self, request: Request) -> bool:
         self._forget(request)
         try:
-            for drafter in self._drafters:
+            for drafter in self._drafting.drafters_of(request):
                 drafter.begin(request)
         except Exception:
             # Its start tells why: that ends this request, and the others go on.
@@ -418,7 +414,7 @@ class Roster:
         return True
 
     def _forget(self, request: Request) -> None:
-        for drafter in self._drafters:
+        for drafter in self._drafting.drafters_of(request):
             # Of what a drafter noted in a round that was cut short nothing is certain, not even that it knows it.
             with contextlib.suppress(Exception):
                 drafter.end(request)

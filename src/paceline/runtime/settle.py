@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, Request
 from paceline.core.tree import ROOT
 from paceline.core.verify import Walk
-from paceline.drafters.base import Commit, Drafter, TargetRows
+from paceline.drafters.base import Commit, TargetRows
 from paceline.engines.base import Engine, ForwardOutput
 from paceline.runtime.drafting import Drafting
 from paceline.runtime.roster import Roster
@@ -36,14 +36,12 @@ class Settling:
 
     Args:
         engine: the target; nobody else asks it to commit.
-        drafters: told of every round that decoded.
-        drafting: keeps what is left of trees.
+        drafting: keeps what is left of trees; its drafters are told of every round that decoded.
         roster: ends requests.
     """
 
-    def __init__(self, engine: Engine, drafters: Sequence[Drafter], drafting: Drafting, roster: Roster) -> None:
+    def __init__(self, engine: Engine, drafting: Drafting, roster: Roster) -> None:
         self._engine = engine
-        self._drafters = drafters
         self._drafting = drafting
         self._roster = roster
         self._context_length = engine.capabilities.context_length
@@ -118,7 +116,7 @@ class Settling:
         self._commit(part, walk.path)
         if part.decodes:
             commit = Commit(part.tree, walk.path, walk.token_ids, rows)
-            for drafter in self._drafters:
+            for drafter in self._drafting.drafters_of(request):
                 drafter.observe(request, commit)
 
     def _commit(self, part: Part, path: Sequence[int]) -> None:
