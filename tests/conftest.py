@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
 
 
+class _NotInstalled(MetaPathFinder):
+    """Finds none of the engines' packages. (A ``None`` in ``sys.modules`` says so too, but scipy looks in there.)"""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname.partition(".")[0] in ENGINE_PACKAGES:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
 def _hide_engines() -> None:
     imported = [package for package in ENGINE_PACKAGES if package in sys.modules]
     assert not imported, f"{', '.join(imported)}: imported with paceline, which is to import engines when they are used"
-    # What Python itself takes for a package that is not there.
-    sys.modules.update(dict.fromkeys(ENGINE_PACKAGES))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _NotInstalled())
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
