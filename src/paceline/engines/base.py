@@ -112,6 +112,11 @@ class Vocabulary(Protocol):
         """End-of-generation tokens."""
         ...
 
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text, such as those that end a turn; padding is not among them."""
+        ...
+
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Turn text into token ids.
 
@@ -120,7 +125,7 @@ class Vocabulary(Protocol):
             add_special: put the model's own special tokens at the start; none is put at the end, since a text that is
                 closed has no continuation.
             parse_special: take the spelling of a control token for that token; for text that is trusted, such as a
-                rendered chat template.
+                chat template's own. Without, none of :attr:`control_ids` comes of a text.
         """
         ...
 

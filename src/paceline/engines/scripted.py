@@ -60,6 +60,11 @@ class ScriptedVocabulary:
         """Number of token ids."""
         return len(self._pieces)
 
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text: those that end an answer."""
+        return self.end_ids
+
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Cut text into the longest pieces from left to right; there are no special tokens to add or to parse."""
         rest, token_ids = text.encode(), []

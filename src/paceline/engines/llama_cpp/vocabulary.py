@@ -10,6 +10,7 @@ from typing import Any, Final
 import llama_cpp.llama_cpp as api
 
 from paceline.core.errors import CapabilityError, ClosedError, InputError
+from paceline.vocabularies.spelling import single_characters, spell_out
 
 _KINDS: Final = {
     api.LLAMA_VOCAB_TYPE_NONE: "none",
@@ -69,6 +70,19 @@ class GgufVocabulary:
         return frozenset(token_id for token_id in ids if 0 <= token_id < self._size)
 
     @cached_property
+    def control_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text, that for what the vocabulary does not know among them."""
+        return frozenset(filter(self._is_control, range(self._size)))
+
+    def _is_control(self, token_id: int) -> bool:
+        attributes = api.llama_vocab_get_attr(self._open_pointer(), token_id)
+        return bool(attributes & (api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN))
+
+    @cached_property
+    def _single_ids(self) -> dict[bytes, int]:
+        return single_characters(range(self._size), self.token_bytes, self.control_ids)
+
+    @cached_property
     def strips_leading_space(self) -> bool:
         """Whether the tokenizer puts a space before a text, as SentencePiece models do.
 
@@ -98,13 +112,18 @@ class GgufVocabulary:
             add_special: put the tokens before the text that the model wants there (such as a begin token), if any; the
                 text is never closed with one.
             parse_special: read the spelling of control tokens (such as ``<|im_end|>``) as these tokens. Only for text
-                that the program wrote itself, such as a chat template.
+                that the program wrote itself, such as a chat template. Without, no text makes one of them.
 
         Raises:
             CapabilityError: the file has no tokenizer.
-            InputError: the text is not valid Unicode, or too long for llama.cpp.
+            InputError: the text is not valid Unicode, or too long for llama.cpp; or it spells a control token, and
+                there are no other tokens to spell that with.
         """
         token_ids = self._encode(text, add_special=False, parse_special=parse_special)
+        if not parse_special:
+            control_ids = list(filter(self._is_control, set(token_ids)))
+            if control_ids:
+                token_ids = spell_out(token_ids, text, control_ids, self.token_spelling, lambda: self._single_ids)
         return [*self._opening_ids, *token_ids] if add_special else token_ids
 
     def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import CapabilityError, InputError
+from paceline.vocabularies.spelling import single_characters, spell_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -98,6 +100,15 @@ class TokenizerVocabulary:
         """End-of-generation tokens, of the model's configuration and of the tokenizer."""
         return self._end_ids
 
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text: the tokenizer's special ones."""
+        return self._control_ids
+
+    @cached_property
+    def _single_ids(self) -> dict[bytes, int]:
+        return single_characters(range(self._size), self.token_spelling, self._control_ids)
+
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Turn text into token ids.
 
@@ -105,12 +116,15 @@ class TokenizerVocabulary:
             text: any text.
             add_special: put the tokenizer's own special tokens at the start; the text is never closed with one.
             parse_special: read the spelling of a control token (such as ``<|im_end|>``) as that token. Only for text
-                that the program wrote itself, such as a chat template.
+                that the program wrote itself, such as a chat template. Without, no text makes one of them.
 
         Raises:
-            InputError: the text is not valid Unicode.
+            InputError: the text is not valid Unicode; or it spells a control token, and there are no other tokens to
+                spell that with.
         """
         token_ids = self._encode(text, add_special=False, parse_special=parse_special)
+        if not parse_special and not self._control_ids.isdisjoint(token_ids):
+            token_ids = spell_out(token_ids, text, self._control_ids, self.token_spelling, lambda: self._single_ids)
         return [*self._prefix, *token_ids] if add_special else token_ids
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -1,0 +1,1 @@
+"""Chat models: templates, messages, reasoning."""

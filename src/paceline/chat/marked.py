@@ -1,0 +1,217 @@
+r"""Text that remembers, character by character, whether the template wrote it or somebody else.
+
+A template joins its own text with what users wrote, and may trim, split and replace both on the way. What it makes is
+one text, in which ``<|im_end|>`` ends a turn where the template wrote it and is plain text where a user did::
+
+    <|im_start|>user\n Never write <|im_end|>, please. <|im_end|>\n
+    ^^^^^^^^^^^^^^^^^^ ............................... ^^^^^^^^^^^^^      ^ the template's    . somebody's
+
+Whatever an operation leaves unsaid counts as somebody's: a mark that is lost can break a turn's form, and never makes a
+control token of what a user wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, SupportsIndex
+
+from paceline.chat.limits import check_characters, count_step
+
+_OURS: Final = b"\1"
+_THEIRS: Final = b"\0"
+_STEP: Final = 1024
+"""Characters of a walk over a text that count as one step."""
+
+
+class MarkedText(str):
+    """A text with a mark on each character, for :func:`marks_of`. It equals the same text without marks."""
+
+    # Private, as a template could do things with bytes that are not counted.
+    __slots__ = ("_marks",)
+
+    _marks: bytes
+
+    def __new__(cls, text: str, marks: bytes | None = None) -> MarkedText:
+        """Return a text with these marks; without any, all of it is somebody's."""
+        if marks is None:
+            marks = text._marks if isinstance(text, MarkedText) else _THEIRS * len(text)
+        made = super().__new__(cls, text)
+        made._marks = marks
+        return made
+
+    @classmethod
+    def of_template(cls, text: str) -> MarkedText:
+        """Return a text that the template wrote."""
+        return cls(text, _OURS * len(text))
+
+    @classmethod
+    def joined(cls, parts: Iterable[Any]) -> MarkedText:
+        """Return the parts, texts or what turns into texts, one after the other.
+
+        Raises:
+            LimitError: they are too long together.
+        """
+        texts, length = [], 0
+        for part in parts:
+            text = part if isinstance(part, str) else str(part)
+            length += len(text)
+            check_characters(length)
+            texts.append(text)
+        return cls("".join(texts), b"".join(map(marks_of, texts)))
+
+    # ``str(text)`` and jinja2's output keep the marks by this.
+    def __str__(self) -> str:
+        return self
+
+    def __add__(self, other: str) -> MarkedText:
+        return MarkedText.joined((self, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> MarkedText:
+        return MarkedText.joined((other, self)) if isinstance(other, str) else NotImplemented
+
+    def __mul__(self, count: SupportsIndex) -> MarkedText:
+        check_characters(len(self) * max(count.__index__(), 0))
+        return MarkedText(str.__mul__(self, count), self._marks * count.__index__())
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, key: Any) -> MarkedText:
+        marks = self._marks[key]
+        return MarkedText(str.__getitem__(self, key), marks if isinstance(key, slice) else bytes((marks,)))
+
+    def __iter__(self) -> Iterator[str]:
+        for place in range(len(self)):
+            if place % _STEP == 0:
+                count_step()
+            yield self[place]
+
+    def strip(self, characters: str | None = None, /) -> MarkedText:
+        """As :meth:`str.strip`."""
+        return self.lstrip(characters).rstrip(characters)
+
+    def lstrip(self, characters: str | None = None, /) -> MarkedText:
+        """As :meth:`str.lstrip`."""
+        return self[len(self) - len(str.lstrip(self, characters)) :]
+
+    def rstrip(self, characters: str | None = None, /) -> MarkedText:
+        """As :meth:`str.rstrip`."""
+        return self[: len(str.rstrip(self, characters))]
+
+    def removeprefix(self, prefix: str, /) -> MarkedText:
+        """As :meth:`str.removeprefix`."""
+        return self[len(prefix) :] if self.startswith(prefix) else self
+
+    def removesuffix(self, suffix: str, /) -> MarkedText:
+        """As :meth:`str.removesuffix`."""
+        return self[: len(self) - len(suffix)] if self.endswith(suffix) else self
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        """As :meth:`str.split`."""
+        return self._found(str.split(self, sep, maxsplit), sep)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        """As :meth:`str.rsplit`."""
+        parts = str.rsplit(self, sep, maxsplit)
+        if sep is not None:
+            return self._found(parts, sep)
+        found: list[str] = []
+        end = len(self)
+        for part in reversed(parts):
+            count_step()
+            start = str.rindex(self, part, 0, end)
+            found.append(self[start : start + len(part)])
+            end = start
+        return found[::-1]
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        """As :meth:`str.splitlines`."""
+        shown, found, start = str.splitlines(self, keepends), list[str](), 0
+        for whole, part in zip(str.splitlines(self, True), shown, strict=True):
+            count_step()
+            found.append(self[start : start + len(part)])
+            start += len(whole)
+        return found
+
+    def partition(self, separator: str, /) -> tuple[str, str, str]:
+        """As :meth:`str.partition`."""
+        start = str.find(self, separator)
+        if start < 0:
+            return self, MarkedText(""), MarkedText("")
+        end = start + len(separator)
+        return self[:start], self[start:end], self[end:]
+
+    def rpartition(self, separator: str, /) -> tuple[str, str, str]:
+        """As :meth:`str.rpartition`."""
+        start = str.rfind(self, separator)
+        if start < 0:
+            return MarkedText(""), MarkedText(""), self
+        end = start + len(separator)
+        return self[:start], self[start:end], self[end:]
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /, **named: Any) -> MarkedText:
+        """As :meth:`str.replace`; what is put in keeps its own marks."""
+        most = named.get("count", count).__index__()
+        places = str.count(self, old)
+        if most >= 0:
+            places = min(places, most)
+        check_characters(len(self) + places * (len(new) - len(old)))
+        if not places:
+            return self
+        if not old:
+            # Between all characters, and at both ends.
+            parts: list[str] = []
+            for place in range(places):
+                parts += (new, self[place : place + 1])
+            return MarkedText.joined([*parts, self[places:]])
+        return MarkedText(new).join(self.split(old, places))
+
+    def join(self, parts: Iterable[str], /) -> MarkedText:
+        """As :meth:`str.join`; the parts keep their own marks."""
+        woven: list[str] = []
+        for part in parts:
+            if not isinstance(part, str):
+                raise TypeError(f"{type(part).__name__} cannot be joined: only texts can")
+            woven += (self, part)
+        return MarkedText.joined(woven[1:])
+
+    def _same_length(self, changed: str) -> MarkedText:
+        """Return the text with letters changed. Marks stay where no letter became several."""
+        return MarkedText(changed, self._marks if len(changed) == len(self) else None)
+
+    def upper(self) -> MarkedText:
+        """As :meth:`str.upper`."""
+        return self._same_length(str.upper(self))
+
+    def lower(self) -> MarkedText:
+        """As :meth:`str.lower`."""
+        return self._same_length(str.lower(self))
+
+    def capitalize(self) -> MarkedText:
+        """As :meth:`str.capitalize`."""
+        return self._same_length(str.capitalize(self))
+
+    def title(self) -> MarkedText:
+        """As :meth:`str.title`."""
+        return self._same_length(str.title(self))
+
+    def _found(self, parts: Sequence[str], separator: str | None) -> list[str]:
+        """Return parts that follow each other in the text, with its marks.
+
+        Args:
+            parts: with the separator between any two.
+            separator: ``None`` where it is white space, which no part but the last has within.
+        """
+        found: list[str] = []
+        start = 0
+        for part in parts:
+            count_step()
+            if separator is None:
+                start = str.index(self, part, start)
+            found.append(self[start : start + len(part)])
+            start += len(part) + len(separator or "")
+        return found
+
+
+def marks_of(text: str) -> bytes:
+    """Return a byte for each character of a text: 1 where a template wrote it."""
+    return text._marks if isinstance(text, MarkedText) else _THEIRS * len(text)

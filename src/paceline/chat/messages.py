@@ -1,0 +1,82 @@
+"""Messages of a conversation, as callers give them, as the plain data that templates read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from paceline.core.errors import InputError
+from paceline.core.numbers import shown
+
+Message: TypeAlias = Mapping[str, Any]
+"""A message in the form of OpenAI's API: ``role``, ``content`` and what else templates know, such as ``tool_calls``."""
+
+REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
+"""Names that a message's reasoning goes by; templates read the first, and gpt-oss's the second."""
+
+_SCALARS: Final = (str, int, float, bool)
+_TEXT_PARTS: Final = ("text", "input_text", "output_text")
+
+
+def read_messages(messages: str | Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages of a conversation as plain data, in which ``None`` is left out.
+
+    Args:
+        messages: mappings, or objects with ``model_dump`` as OpenAI's client returns them; a text is what a user says.
+
+    Raises:
+        InputError: there are none, or one of them is no message of text.
+    """
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if isinstance(messages, Mapping) or not isinstance(messages, Sequence):
+        raise InputError(f"the messages are {shown(messages)}; give a list of messages, each with role and content")
+    if not messages:
+        raise InputError("there are no messages: give one at least, such as {'role': 'user', 'content': 'Hello'}")
+    return [_read(message, f"message {number}") for number, message in enumerate(messages, start=1)]
+
+
+def _read(message: object, called: str) -> dict[str, Any]:
+    if hasattr(message, "model_dump"):
+        message = message.model_dump()
+    if not isinstance(message, Mapping):
+        raise InputError(f"{called} is {shown(message)}; give a mapping with role and content")
+    read = {str(key): _plain(value, called) for key, value in message.items() if value is not None}
+    role = read.get("role")
+    if not isinstance(role, str) or not role:
+        raise InputError(f"the role of {called} is {shown(role)}; give a text, such as 'user'")
+    if "content" in read:
+        read["content"] = _content(read["content"], called)
+    elif role != "assistant":
+        raise InputError(f"{called}, of role {role!r}, has no content; give a text")
+    reasoning = next((read[name] for name in REASONING_FIELDS if name in read), None)
+    if reasoning is not None:
+        read = {"thinking": reasoning, **read, "reasoning_content": reasoning}
+    return read
+
+
+def _content(content: object, called: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InputError(f"the content of {called} is {shown(content)}; give a text or a list of parts")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise InputError(
+                f"{called} has a part of type {shown(kind)}: only text can be read, as {{'type': 'text', 'text': ...}}"
+            )
+    return [{**part, "type": "text"} for part in content]
+
+
+def _plain(value: Any, called: str) -> Any:
+    """Return a value made of JSON's kinds alone, so that a template gets hold of nothing else."""
+    if value is None or isinstance(value, _SCALARS):
+        return value
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, called) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, called) for item in value]
+    raise InputError(f"{called} holds a {type(value).__name__}: give what JSON has, texts, numbers, lists and mappings")

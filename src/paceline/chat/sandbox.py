@@ -1,0 +1,333 @@
+"""jinja2 as chat templates need it: as transformers has it, in a sandbox, with limits, and with marked texts.
+
+What transformers sets up, and templates rely on: trimmed blocks, loop controls, ``tojson`` that leaves HTML alone,
+``raise_exception``, ``strftime_now``, and the ``generation`` tag, which means nothing where nothing is trained.
+
+Constants of the template and the text between its tags become :class:`~paceline.chat.marked.MarkedText` of the
+template. Everything else that a template joins, prints or calls goes through here too, to keep the marks and to be
+counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from jinja2 import Environment, TemplateError, nodes, pass_environment
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import make_attrgetter
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Namespace
+
+from paceline.chat.limits import (
+    MOST_CHARACTERS,
+    LimitError,
+    check_argument,
+    check_characters,
+    check_items,
+    check_number,
+    count_step,
+)
+from paceline.chat.marked import MarkedText, marks_of
+
+# What the work of these is cannot be told by what they are given, and no template of 70 looked at uses them.
+_NOT_OFFERED: Final = ("pprint", "urlize", "wordwrap", "xmlattr")
+_NO_METHODS: Final = ("encode", "expandtabs", "translate", "maketrans", "of_template", "joined")
+"""Methods of texts that could make something long of something short, or are not for templates."""
+_WIDE_FIELD: Final = re.compile(r"\d{5,}|\*")
+_WIDEST_INDENT: Final = 64
+
+
+class TemplateRefusalError(TemplateError):
+    """A template refused what it was given, in its own words."""
+
+
+class _MarkingGenerator(CodeGenerator):
+    """Generates code that marks the template's own text, and has joins and lists counted."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            # Nothing is computed before it can be counted.
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        return f"environment.marked({super()._output_const_repr(group)})"
+
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:  # noqa: N802 - jinja2's names
+        if isinstance(node.value, str):
+            self.write(f"environment.marked({node.value!r})")
+        else:
+            super().visit_Const(node, frame)
+
+    def visit_TemplateData(self, node: nodes.TemplateData, frame: Frame) -> None:  # noqa: N802
+        self.write(f"environment.marked({node.data!r})")
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.concat((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
+        self._counted(super().visit_List, node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
+        self._counted(super().visit_Dict, node, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
+        if node.ctx == "load":
+            self._counted(super().visit_Tuple, node, frame)
+        else:
+            super().visit_Tuple(node, frame)
+
+    def _counted(self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
+        self.write("environment.counted(")
+        visit(node, frame)
+        self.write(")")
+
+
+class _Generation(Extension):
+    """The tag around what an assistant said, which trainers ask for."""
+
+    tags: set[str] = {"generation"}  # noqa: RUF012 - jinja2's declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what is within the tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(Namespace):
+    """A namespace whose names lead nowhere within Python."""
+
+    def __init__(*args: Any, **names: Any) -> None:
+        self, *given = args
+        attributes = dict(*given, **names)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or name.startswith("_"):
+        raise SecurityError(f"a namespace has no name {name!r}")
+
+
+class _Formatter(SandboxedFormatter):
+    """``str.format`` that keeps the marks of the fields it puts in as they are."""
+
+    def fill(self, text: MarkedText, args: tuple[Any, ...], named: Mapping[str, Any]) -> MarkedText:
+        """Return the text with its fields put in."""
+        # Where somebody's text is among the template's, there is no telling which of both a brace was.
+        by_template = 0 not in marks_of(text)
+        parts: list[str] = []
+        number = 0
+        for literal, field, width, conversion in self.parse(text):
+            parts.append(MarkedText.of_template(literal) if by_template else literal)
+            if field is None:
+                continue
+            if not field or field[0] in ".[":
+                field, number = f"{number}{field}", number + 1
+            if _WIDE_FIELD.search(width or "") or "{" in (width or ""):
+                raise LimitError(f"formats a text by {width!r}")
+            value = self.get_field(field, args, named)[0]
+            if conversion:
+                value = self.convert_field(value, conversion)
+            parts.append(value if isinstance(value, str) and not width else self.format_field(value, width or ""))
+        return MarkedText.joined(parts)
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The environment that chat templates are compiled and rendered in. Nothing is loaded from anywhere."""
+
+    code_generator_class = _MarkingGenerator
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
+        self.filters["tojson"] = _tojson
+        self.filters["join"] = _join
+        self.filters["replace"] = _replace
+        self.filters["format"] = _format
+        self.filters["indent"] = _indented(self.filters["indent"])
+        for name in _NOT_OFFERED:
+            del self.filters[name]
+        self.filters = {name: _counted(function) for name, function in self.filters.items()}
+        self.globals = {
+            "range": self.globals["range"],
+            "cycler": self.globals["cycler"],
+            "joiner": self.globals["joiner"],
+            "dict": _dict,
+            "namespace": _Namespace,
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+        }
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Parse a template, and have every turn of its loops counted."""
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            step = nodes.Call(nodes.EnvironmentAttribute("begin_turn"), [], [], None, None)
+            loop.body.insert(0, nodes.ExprStmt(step))
+            loop.body[0].set_lineno(loop.lineno)
+        template.set_environment(self)
+        return template
+
+    # What generated code calls.
+    marked = staticmethod(MarkedText.of_template)
+    concat = staticmethod(MarkedText.joined)  # jinja2 has "".join, which takes texts only
+
+    @staticmethod
+    def begin_turn() -> None:
+        """Begin one turn of a loop, which is counted as all calls are."""
+
+    @staticmethod
+    def counted(value: Any) -> Any:
+        """Return a list, tuple or mapping of the template, if it is not too large."""
+        count_step()
+        check_items(value)
+        return value
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **named: Any) -> Any:  # noqa: N805, D102
+        count_step()
+        for value in (*args, *named.values()):
+            check_argument(value)
+        result = super().call(__context, __obj, *args, **named)
+        check_items(result)
+        return result
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute, if what comes out is not too large."""
+        count_step()
+        whole = isinstance(left, int) and isinstance(right, int)
+        if operator == "**" and whole:
+            check_number(left.bit_length() * max(right, 0))
+        elif operator == "*" and whole:
+            check_number(left.bit_length() + right.bit_length())
+        elif operator == "*":
+            length = len(left) if hasattr(left, "__len__") else len(right) if hasattr(right, "__len__") else 0
+            check_characters(length * next((n for n in (left, right) if isinstance(n, int)), 0))
+        elif operator == "%" and isinstance(left, str):
+            return _percent(left, right)
+        result = super().call_binop(context, operator, left, right)
+        check_items(result)
+        return result
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Return whether a template may have an attribute."""
+        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in _NO_METHODS)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return an attribute or item; a text's methods are those of a marked text."""
+        return super().getattr(_as_marked(obj), attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Return an item or attribute; a text's methods are those of a marked text."""
+        return super().getitem(_as_marked(obj), argument)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return what ``format`` of a text is to templates; ``None`` for what is no such method."""
+        owner, name = getattr(value, "__self__", None), getattr(value, "__name__", "")
+        if not isinstance(owner, str) or name not in ("format", "format_map"):
+            return None
+        formatter, text = _Formatter(self), MarkedText(owner)
+        if name == "format_map":
+            return lambda mapping: formatter.fill(text, (), mapping)
+        return lambda *args, **named: formatter.fill(text, args, named)
+
+
+def _as_marked(value: Any) -> Any:
+    return MarkedText(value) if type(value) is str else value
+
+
+def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that is counted, and whose texts are marked."""
+
+    @functools.wraps(function)
+    def counted(*args: Any, **named: Any) -> Any:
+        count_step()
+        for value in (*args[1:], *named.values()):
+            check_argument(value)
+        for value in args:
+            if not isinstance(value, (Environment, Context)):
+                check_items(value)
+        result = function(*map(_as_marked, args), **named)
+        check_items(result)
+        return result
+
+    return counted
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    if isinstance(indent, int) and indent > _WIDEST_INDENT:
+        raise LimitError(f"indents JSON by {indent} characters, and the most are {_WIDEST_INDENT}")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@pass_environment
+def _join(environment: Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    if attribute is not None:
+        value = map(make_attrgetter(environment, attribute), value)
+    return MarkedText(d).join(map(str, value))
+
+
+def _replace(value: Any, old: str, new: str, count: int | None = None) -> str:
+    return MarkedText(str(value)).replace(str(old), MarkedText(str(new)), -1 if count is None else count)
+
+
+def _format(value: str, *args: Any, **named: Any) -> str:
+    return _percent(value, named or args)
+
+
+def _percent(text: str, values: Any) -> str:
+    """Format by ``%``; what comes out counts as somebody's."""
+    given = values if isinstance(values, tuple) else (values,)
+    longest = max((len(value) for value in given if isinstance(value, str)), default=0)
+    if _WIDE_FIELD.search(text) and "%" in text:
+        raise LimitError(f"formats a text by {text[:40]!r}")
+    check_characters(len(text) + text.count("%") * longest)
+    return MarkedText(str.__mod__(text, values))
+
+
+def _indented(indent: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(indent)
+    def bounded(text: str, width: int | str = 4, *args: Any, **named: Any) -> str:
+        step = len(width) if isinstance(width, str) else width
+        check_characters(len(text) + (text.count("\n") + 1) * step)
+        return indent(text, width, *args, **named)
+
+    return bounded
+
+
+def _dict(*args: Any, **named: Any) -> dict[Any, Any]:
+    return dict(*args, **named)
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateRefusalError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    if _WIDE_FIELD.search(pattern) or len(pattern) > MOST_CHARACTERS >> 8:
+        raise LimitError(f"formats a date by {pattern[:40]!r}")
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,135 @@
+"""Where a model's chat template lies: in the metadata of a GGUF file, or beside the tokenizer of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.chat.template import ChatTemplate
+from paceline.core.errors import InputError, ModelFileError
+from paceline.engines.base import Vocabulary
+from paceline.models.files import read_json_if_present
+from paceline.models.gguf_header import read_gguf_header
+
+_DEFAULT: Final = "default"
+_WITH_TOOLS: Final = "tool_use"
+_GGUF_KEY: Final = "tokenizer.chat_template"
+_GGUF_TOKENS: Final = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "sep_token": "tokenizer.ggml.seperator_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+    "cls_token": "tokenizer.ggml.cls_token_id",
+    "mask_token": "tokenizer.ggml.mask_token_id",
+}
+_FOLDER_TOKENS: Final = tuple(_GGUF_TOKENS)
+
+
+def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: Path | None = None) -> ChatTemplate | None:
+    """Return a model's chat template; ``None`` for a model that has none, as base models have.
+
+    Args:
+        path: of a GGUF file or a Hugging Face folder.
+        vocabulary: of the model, which spells the tokens that templates have variables for.
+        replaced_by: a file with a template to use instead.
+
+    Raises:
+        ModelFileError: a file cannot be read, or the template is none.
+        InputError: there is no template in the file to use instead.
+    """
+    is_folder = path.is_dir()
+    sources = _of_folder(path) if is_folder else _of_gguf(path)
+    origin = path.name
+    if replaced_by is not None:
+        sources, origin = {_DEFAULT: _read_template(replaced_by)}, str(replaced_by)
+    # A model may have a template for conversations with tools alone.
+    source = sources.get(_DEFAULT, sources.get(_WITH_TOOLS))
+    if source is None:
+        return None
+    return ChatTemplate(
+        source,
+        origin=origin,
+        special_tokens=_folder_tokens(path) if is_folder else _gguf_tokens(path, vocabulary),
+        with_tools=sources.get(_WITH_TOOLS),
+        adds_opening=not is_folder,
+    )
+
+
+def has_template(path: Path) -> bool:
+    """Return whether a model has a chat template, without compiling it.
+
+    Raises:
+        ModelFileError: a file cannot be read.
+    """
+    return bool(_of_folder(path) if path.is_dir() else _of_gguf(path))
+
+
+def _of_gguf(path: Path) -> dict[str, str]:
+    metadata = read_gguf_header(path).metadata
+    found = {_DEFAULT: metadata.get(_GGUF_KEY)}
+    for key, value in metadata.items():
+        if key.startswith(f"{_GGUF_KEY}."):
+            found[key.removeprefix(f"{_GGUF_KEY}.")] = value
+    return {name: source for name, source in found.items() if isinstance(source, str) and source.strip()}
+
+
+def _gguf_tokens(path: Path, vocabulary: Vocabulary) -> dict[str, str]:
+    metadata = read_gguf_header(path).metadata
+    spelled = {}
+    for name, key in _GGUF_TOKENS.items():
+        token_id = metadata.get(key)
+        if isinstance(token_id, int) and 0 <= token_id < vocabulary.size:
+            spelled[name] = (vocabulary.token_spelling(token_id) or b"").decode("utf-8", "replace")
+    # As transformers has them, without those that a tokenizer lacks.
+    return {name: text for name, text in spelled.items() if text}
+
+
+def _of_folder(folder: Path) -> dict[str, str]:
+    """Return the templates of a folder by name: those in files of their own before those within others."""
+    said = read_json_if_present(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(said, list):
+        found = {
+            str(one["name"]): one["template"]
+            for one in said
+            if isinstance(one, dict) and {"name", "template"} <= one.keys()
+        }
+    else:
+        found = {_DEFAULT: said}
+    older = read_json_if_present(folder / "chat_template.json").get("chat_template")
+    if older is not None:
+        found[_DEFAULT] = older
+    if (folder / "chat_template.jinja").is_file():
+        found[_DEFAULT] = _read_template(folder / "chat_template.jinja")
+    for file in sorted(folder.glob("additional_chat_templates/*.jinja")):
+        found[file.stem] = _read_template(file)
+    return {name: source for name, source in found.items() if isinstance(source, str) and source.strip()}
+
+
+def _folder_tokens(folder: Path) -> dict[str, str]:
+    said: dict[str, Any] = {
+        **read_json_if_present(folder / "special_tokens_map.json"),
+        **read_json_if_present(folder / "tokenizer_config.json"),
+    }
+    return {name: text for name in _FOLDER_TOKENS if (text := _content(said.get(name)))}
+
+
+def _content(token: object) -> str:
+    """Return a token's text, which a folder gives alone or with how it is treated."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _read_template(file: Path) -> str:
+    try:
+        source = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"there is no file {file} (--chat-template-file): give the path of a chat template") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ModelFileError(f"the chat template {file} cannot be read: {reason}") from None
+    if not source.strip():
+        raise InputError(f"the chat template {file} is empty: give one that writes messages (--chat-template-file)")
+    return source

@@ -1,0 +1,174 @@
+"""A chat template: it turns messages into the text that the model was trained to answer.
+
+::
+
+    messages ──read_messages──> plain data ──render──> MarkedText ──token_ids──> token ids      (chat/prompts.py)
+                                                |
+                                     in a sandbox, with limits          (chat/sandbox.py, chat/limits.py)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.exceptions import SecurityError
+
+from paceline.chat.limits import MOST_SOURCE, LimitError, limited
+from paceline.chat.marked import MarkedText
+from paceline.chat.messages import Message
+from paceline.chat.sandbox import TemplateEnvironment, TemplateRefusalError
+from paceline.core.errors import InputError, ModelFileError
+
+KNOWN_ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
+"""Roles that count as the template's own text: some templates make control tokens of them, ``'<|' + role + '|>'``."""
+
+_ANOTHER: Final = "use another with --chat-template-file"
+_PROBE: Final = "probe"
+
+
+class ChatTemplate:
+    """A compiled chat template. Immutable; any thread may render.
+
+    Args:
+        source: in jinja2's language.
+        origin: where it came from, for messages, such as the model's path.
+        special_tokens: variables that templates have of a tokenizer, such as ``bos_token``.
+        with_tools: the template for conversations with tools, where the model has one for these.
+        adds_opening: whether the tokens that the tokenizer puts before a text go before a rendered one as well, if
+            the template did not write them: llama.cpp does so with GGUF files, and transformers does not with folders.
+
+    Raises:
+        ModelFileError: the source is no template, or too long.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        origin: str,
+        special_tokens: Mapping[str, str] | None = None,
+        with_tools: str | None = None,
+        adds_opening: bool = False,
+    ) -> None:
+        self.source = source
+        self.origin = origin
+        self.adds_opening = adds_opening
+        self.special_tokens = dict(special_tokens or {})
+        self._template = self._compiled(source)
+        self._with_tools = None if with_tools is None else self._compiled(with_tools)
+
+    def __repr__(self) -> str:
+        return f"ChatTemplate(of {self.origin}, {len(self.source)} characters)"
+
+    @functools.cached_property
+    def reads_parts(self) -> bool:
+        """Whether the template can read contents that are lists of parts; others get one text of them."""
+        parts = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
+        try:
+            text = self._rendered(self._template, _marked(parts), tools=None, add_generation_prompt=False)
+        except (InputError, ModelFileError):
+            return False
+        return _PROBE in text and "'text'" not in text and '"text"' not in text
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> MarkedText:
+        """Return the text that messages come to.
+
+        Args:
+            messages: as :func:`~paceline.chat.messages.read_messages` returns them.
+            tools: functions that the model may call, as JSON schemas in the form of OpenAI's API.
+            documents: texts to answer from, for templates that know them.
+            add_generation_prompt: end with the beginning of an answer.
+            variables: further variables of this template, such as ``enable_thinking``.
+
+        Raises:
+            InputError: the template refuses the messages, or fails on them.
+            ModelFileError: the template itself does what it must not, takes too long, or makes too much.
+        """
+        template = self._template if tools is None or self._with_tools is None else self._with_tools
+        given = [dict(message) for message in messages]
+        if not self.reads_parts:
+            given = [_as_one_text(message) for message in given]
+        return self._rendered(
+            template,
+            _marked(given),
+            tools=_marked(tools),
+            documents=_marked(documents),
+            add_generation_prompt=add_generation_prompt,
+            **{name: _marked(value) for name, value in variables.items()},
+        )
+
+    def _rendered(self, template: Any, messages: Any, **variables: Any) -> MarkedText:
+        special = {name: MarkedText.of_template(text) for name, text in self.special_tokens.items()}
+        for message in messages:
+            if message.get("role") in KNOWN_ROLES:
+                message["role"] = MarkedText.of_template(message["role"])
+        try:
+            with limited():
+                return MarkedText(template.render({**special, "messages": messages, **variables}))
+        except TemplateRefusalError as error:
+            raise InputError(self._fault(f"refuses these messages: {one_line(error)}", "change them")) from None
+        except LimitError as error:
+            raise ModelFileError(self._fault(str(error))) from None
+        except SecurityError as error:
+            raise ModelFileError(self._fault(f"reaches for what is not its own: {one_line(error)}")) from None
+        except Exception as error:
+            # Templates run into whatever Python has to say of their messages.
+            what = f"fails on these messages: {type(error).__name__}: {one_line(error)}"
+            raise InputError(self._fault(what, "change them")) from None
+
+    def _compiled(self, source: str) -> Any:
+        if len(source) > MOST_SOURCE:
+            raise ModelFileError(self._fault(f"has {len(source)} characters, and the most are {MOST_SOURCE}"))
+        try:
+            with limited():
+                return _environment().from_string(source)
+        except TemplateSyntaxError as error:
+            raise ModelFileError(self._fault(f"is no template: line {error.lineno}: {one_line(error)}")) from None
+        except (TemplateError, LimitError, RecursionError, MemoryError, ValueError, SyntaxError) as error:
+            what = f"is no template: {type(error).__name__}: {one_line(error)}"
+            raise ModelFileError(self._fault(what)) from None
+
+    def _fault(self, what: str, way_out: str = "") -> str:
+        """Return the line that says what is wrong, and the way out."""
+        return f"the chat template of {self.origin} {what}; {way_out + ', or ' if way_out else ''}{_ANOTHER}"
+
+
+@functools.cache
+def _environment() -> TemplateEnvironment:
+    return TemplateEnvironment()
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message without its line breaks, of a length for one line."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= 300 else f"{words[:300]}..."
+
+
+def _marked(value: Any) -> Any:
+    """Return a copy of plain data whose texts are marked as somebody's."""
+    if isinstance(value, str):
+        return MarkedText(str.__str__(value))
+    if isinstance(value, Mapping):
+        return {_marked(key): _marked(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_marked(item) for item in value]
+    return value
+
+
+def _as_one_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose content is one text, of the texts of its parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        message["content"] = "\n".join(part["text"] for part in content)
+    return message

@@ -1,0 +1,69 @@
+"""Plain text that spells a control token, in vocabularies whose merges lead to that token.
+
+A tokenizer that is told to read control tokens as plain text does not look for them. SentencePiece's merges look up
+whatever two pieces spell together, though, and where ``<s`` is a token, ``<s`` and ``>`` make the token that begins
+every text. Such a token is replaced by those of its characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from paceline.core.errors import InputError
+
+
+def spell_out(
+    token_ids: Sequence[int],
+    text: str,
+    control_ids: Collection[int],
+    spelling_of: Callable[[int], bytes | None],
+    single_ids: Callable[[], Mapping[bytes, int]],
+) -> list[int]:
+    """Return the tokens of a plain text with those of characters in the place of control tokens.
+
+    Args:
+        token_ids: of the text.
+        text: the text. A control token that is not spelled in it is left, as a tokenizer may have one for what it does
+            not know.
+        control_ids: tokens that are not to be there, or those of ``token_ids`` that are among them.
+        spelling_of: returns the text of a control token.
+        single_ids: returns the ordinary tokens that are one character or one byte, by their bytes.
+
+    Raises:
+        InputError: the vocabulary has no other tokens for a control token's text.
+    """
+    spelled = {}
+    for token_id in set(token_ids).intersection(control_ids):
+        spelling = spelling_of(token_id) or b""
+        if spelling and spelling.decode("utf-8", "replace") in text:
+            spelled[token_id] = _letters(spelling, single_ids())
+    if not spelled:
+        return list(token_ids)
+    return [part for token_id in token_ids for part in spelled.get(token_id, (token_id,))]
+
+
+def single_characters(
+    token_ids: Collection[int], bytes_of: Callable[[int], bytes | None], control_ids: Collection[int]
+) -> dict[bytes, int]:
+    """Return the ordinary tokens that are one character or one byte, by their bytes."""
+    found: dict[bytes, int] = {}
+    for token_id in token_ids:
+        piece = bytes_of(token_id)
+        if piece and len(piece) <= 4 and token_id not in control_ids and len(piece.decode("utf-8", "ignore")) <= 1:
+            found.setdefault(piece, token_id)
+    return found
+
+
+def _letters(spelling: bytes, singles: Mapping[bytes, int]) -> list[int]:
+    letters: list[int] = []
+    for character in spelling.decode("utf-8", "replace"):
+        encoded = character.encode()
+        whole = singles.get(encoded)
+        parts = [whole] if whole is not None else [singles.get(bytes([byte])) for byte in encoded]
+        if None in parts:
+            raise InputError(
+                f"{spelling.decode('utf-8', 'replace')!r} is a control token of this model, and its vocabulary has no "
+                "other way to spell it: leave it out of the text"
+            )
+        letters += [part for part in parts if part is not None]
+    return letters
