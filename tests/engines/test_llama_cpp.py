@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 import llama_cpp.llama_cpp as api
-from tests.models.helpers import split_gguf
+from tests.models.helpers import split_gguf, with_last_tokens
 
 import paceline
 from paceline.core.errors import (
@@ -35,6 +35,7 @@ from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines import threads
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
+from paceline.engines.llama_cpp.ends import read_end_ids
 from paceline.models.embedded import embedded_draft
 from paceline.runtime.loop import DecodingLoop
 from paceline.vocabularies.relation import relate_vocabularies
@@ -1219,6 +1220,16 @@ def test_control_tokens_are_read_only_where_asked_and_add_no_text(engine: LlamaC
     for wrong in (-1, vocabulary.size):
         with pytest.raises(ValueError, match=str(wrong)):
             vocabulary.token_bytes(wrong)
+
+
+def test_an_answer_ends_where_llama_cpp_ends_it(tmp_path: Path) -> None:
+    """A token that the file names is no end where llama.cpp knows it to close messages, as in gpt-oss."""
+    path = with_last_tokens(tmp_path / "model.gguf", ["<|end|>", "<|return|>", "<|call|>"], eot_token_id=4093)
+    engine = LlamaCppEngine(LlamaCppConfig(path, context_length=64, threads=1))
+    try:
+        assert engine.vocabulary.end_ids == read_end_ids(path) == {0, 4094, 4095}
+    finally:
+        engine.close()
 
 
 def test_what_the_vocabulary_says_of_itself(engine: LlamaCppEngine) -> None:

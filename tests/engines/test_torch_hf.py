@@ -590,6 +590,40 @@ def test_a_folder_loads_silently(folder: Path, capfd: pytest.CaptureFixture[str]
     assert engine.description == "model (llama, float32) on cpu, torch"
 
 
+def test_the_generation_configuration_says_where_answers_end(folder: Path) -> None:
+    path = folder / "generation_config.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps({**said, "eos_token_id": [3, 4, VOCAB_SIZE]}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 7}))
+    assert load(folder).vocabulary.end_ids == {3, 4}
+    path.write_text(json.dumps({**said, "eos_token_id": None}))
+    assert load(folder).vocabulary.end_ids == {7}
+    path.unlink()
+    assert load(folder).vocabulary.end_ids == {7}
+
+
+@pytest.mark.parametrize(
+    ("template", "is_control", "ends"),
+    [
+        ("{{ messages[0].content }}<|im_end|>", True, True),
+        ("{{ messages[0].content }}<|im_end|>", False, False),
+        ("{{ messages[0].content }}<|im_end|>{{ eos_token }}", True, False),
+        (None, True, False),
+    ],
+)
+def test_a_token_that_closes_turns_ends_an_answer_where_none_that_is_named_does(
+    template: str | None, is_control: bool, ends: bool, folder: Path
+) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([tokenizers.AddedToken("<|im_end|>", special=is_control)], special_tokens=is_control)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    token_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert token_id < VOCAB_SIZE
+    assert load(folder).vocabulary.end_ids == ({2, token_id} if ends else {2})
+
+
 @pytest.mark.parametrize(("dtype", "expected"), [("auto", "float32"), ("bfloat16", "bfloat16")])
 def test_the_dtype_is_float32_on_a_cpu_unless_asked_for(folder: Path, dtype: Any, expected: str) -> None:
     build(*ARCHITECTURES["llama"]).to(torch.float16).save_pretrained(folder)

@@ -529,6 +529,22 @@ def test_ends_that_llama_cpp_adds_to_those_of_a_folder_are_told(tmp_path: Path) 
     assert not (tmp_path / "refused.gguf").exists()
 
 
+def test_a_token_that_closes_turns_is_an_end_where_none_that_is_named_closes_any(tmp_path: Path) -> None:
+    gguf_to_folder(with_last_tokens(tmp_path / "model.gguf", ["<|im_end|>"]), tmp_path / "folder")
+    for config in ("config.json", "generation_config.json"):
+        edit_json(tmp_path / "folder" / config, eos_token_id=0)
+    edit_json(tmp_path / "folder" / "tokenizer_config.json", chat_template="{{ 1 }}<|im_end|>")
+    folder_to_gguf(tmp_path / "folder", tmp_path / "again.gguf")
+    assert metadata(tmp_path / "again.gguf")["tokenizer.ggml.eot_token_id"] == 4095
+
+
+def test_the_generation_configuration_goes_before_the_models(own_folder: Path, tmp_path: Path) -> None:
+    edit_json(own_folder / "generation_config.json", eos_token_id=7)
+    edit_json(own_folder / "config.json", eos_token_id=9)
+    folder_to_gguf(own_folder, tmp_path / "model.gguf")
+    assert read_end_ids(tmp_path / "model.gguf") == {0, 7}
+
+
 def test_an_end_that_llama_cpp_would_not_take_is_refused(tmp_path: Path) -> None:
     source = with_last_tokens(tmp_path / "model.gguf", ["<|end|>", "<|return|>", "<|call|>"])
     gguf_to_folder(source, tmp_path / "folder")

@@ -1,1 +1,1 @@
-"""How the vocabularies of two models relate."""
+"""What is known of vocabularies: how those of two models relate, and which tokens close a turn."""

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import llama_cpp.llama_cpp as api
 
 from paceline.engines.llama_cpp import native
+
+
+def end_ids_of(vocabulary: Any) -> frozenset[int]:
+    """Return the end-of-generation tokens of a vocabulary.
+
+    The tokens that a file names as end of text or of turn are among them, but where llama.cpp knows better: gpt-oss
+    closes every message by ``<|end|>``, and the answer by ``<|return|>``.
+
+    Args:
+        vocabulary: ``llama_vocab *`` of a model.
+    """
+    size = int(api.llama_vocab_n_tokens(vocabulary))
+    return frozenset(token_id for token_id in range(size) if api.llama_vocab_is_eog(vocabulary, token_id))
 
 
 def read_end_ids(path: Path) -> frozenset[int]:
@@ -22,8 +36,6 @@ def read_end_ids(path: Path) -> frozenset[int]:
     """
     model = native.load_without_weights(path)
     try:
-        vocabulary = api.llama_model_get_vocab(model)
-        size = int(api.llama_vocab_n_tokens(vocabulary))
-        return frozenset(token_id for token_id in range(size) if api.llama_vocab_is_eog(vocabulary, token_id))
+        return end_ids_of(api.llama_model_get_vocab(model))
     finally:
         api.llama_model_free(model)

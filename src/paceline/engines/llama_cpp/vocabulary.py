@@ -10,6 +10,7 @@ from typing import Any, Final
 import llama_cpp.llama_cpp as api
 
 from paceline.core.errors import CapabilityError, ClosedError, InputError
+from paceline.engines.llama_cpp.ends import end_ids_of
 from paceline.vocabularies.spelling import single_characters, spell_out
 
 _KINDS: Final = {
@@ -62,12 +63,8 @@ class GgufVocabulary:
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """End-of-generation tokens: those llama.cpp marks, and the end-of-text and end-of-turn tokens of the file."""
-        pointer = self._open_pointer()
-        is_end = api.llama_vocab_is_eog
-        ids = {token_id for token_id in range(self._size) if is_end(pointer, token_id)}
-        ids.update((api.llama_vocab_eos(pointer), api.llama_vocab_eot(pointer)))
-        return frozenset(token_id for token_id in ids if 0 <= token_id < self._size)
+        """End-of-generation tokens: those at which llama.cpp ends an answer."""
+        return end_ids_of(self._open_pointer())
 
     @cached_property
     def control_ids(self) -> frozenset[int]:

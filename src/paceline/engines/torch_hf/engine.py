@@ -624,9 +624,9 @@ def _read_only(tensor: torch.Tensor) -> FloatArray:
 
 
 def _end_ids(model: Any) -> list[int]:
-    """Return the end-of-generation tokens that the generation and model configurations name, one or many each."""
-    named: list[int] = []
-    for config in (model.config.get_text_config(), getattr(model, "generation_config", None)):
+    """Return the end-of-generation tokens that the generation configuration names, else those of the model's."""
+    for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
         end = getattr(config, "eos_token_id", None)
-        named += [] if end is None else end if isinstance(end, list) else [end]
-    return named
+        if end is not None:
+            return end if isinstance(end, list) else [end]
+    return []

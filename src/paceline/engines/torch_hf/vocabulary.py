@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import CapabilityError, InputError
 from paceline.vocabularies.spelling import single_characters, spell_out
+from paceline.vocabularies.turns import unnamed_turn_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -82,7 +83,7 @@ class TokenizerVocabulary:
             [*(token_id for token_id, token in added.items() if token.special), *tokenizer.all_special_ids]
         )
         own_end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self._end_ids = frozenset(token_id for token_id in [*end_ids, *own_end] if 0 <= token_id < size)
+        self._end_ids = self._with_turn_ends(token_id for token_id in [*end_ids, *own_end] if 0 <= token_id < size)
         self._prefix = self._special_prefix()
 
     @property
@@ -97,7 +98,7 @@ class TokenizerVocabulary:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """End-of-generation tokens, of the model's configuration and of the tokenizer."""
+        """End-of-generation tokens: of the model's configuration, of the tokenizer and, if need be, of its template."""
         return self._end_ids
 
     @property
@@ -151,6 +152,19 @@ class TokenizerVocabulary:
             return added
         piece = self._pieces.get(token_id)
         return None if piece is None else self._piece_bytes(piece)
+
+    def _with_turn_ends(self, named: Iterable[int]) -> frozenset[int]:
+        """Return named end tokens, with the one that closes turns in the chat template where none of them does."""
+        ends = frozenset(named)
+        template = getattr(self._tokenizer, "chat_template", None)
+        control = {token.decode(): token_id for token_id, token in self._added.items() if token_id in self._control_ids}
+        return ends.union(
+            unnamed_turn_ends(
+                template.values() if isinstance(template, dict) else [template or ""],
+                {token: token_id for token, token_id in control.items() if token_id < self._size},
+                [token for token, token_id in control.items() if token_id in ends],
+            )
+        )
 
     def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         try:

@@ -19,8 +19,8 @@ import gguf
 from paceline.core.errors import InputError, ModelWarning
 from paceline.models.convert.vocabulary import Vocabulary, add_vocabulary_to_gguf
 from paceline.models.llama import ARCHITECTURE
+from paceline.vocabularies.turns import END_OF_TURN
 
-_END_OF_TURN: Final = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
 _END_OF_MESSAGE: Final = frozenset({"<|eom_id|>"})
 
 
@@ -69,7 +69,7 @@ def _give_keys(vocabulary: Vocabulary, unknown: Collection[int]) -> dict[str, in
     """Give end tokens GGUF's keys: those llama.cpp does not know before those whose text says what they are."""
     first, *others = vocabulary.ends
     named: dict[str, int] = {}
-    for key, texts in (("eot", _END_OF_TURN), ("eom", _END_OF_MESSAGE)):
+    for key, texts in (("eot", END_OF_TURN), ("eom", _END_OF_MESSAGE)):
         token_id = next((token_id for token_id in others if vocabulary.tokens[token_id] in texts), None)
         if token_id is not None:
             named[key] = token_id

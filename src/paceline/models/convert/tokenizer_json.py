@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from paceline.models.convert.pretokenizers import pre_tokenizer_of_json
 from paceline.models.convert.sentencepiece_model import read_sentencepiece
 from paceline.models.convert.vocabulary import BYTE_TOKENS, PADDING_SCORE, ChatTemplate, Vocabulary
 from paceline.models.files import read_json, read_json_if_present, write_json
+from paceline.vocabularies.turns import unnamed_turn_ends
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,6 +176,7 @@ def vocabulary_of_folder(folder: Path, config: dict[str, Any], vocab_size: int) 
             vocabulary = _sentencepiece_vocabulary(path, folder, config, vocab_size)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ModelFileError(f"{path} is not a valid tokenizer ({error!r}); fetch it again") from None
+    vocabulary = _with_turn_ends(vocabulary)
     vocabulary.check(str(path))
     return vocabulary
 
@@ -302,11 +305,25 @@ def _special_id(role: str, settings: dict[str, Any], config: dict[str, Any], ids
 def _ends(
     settings: dict[str, Any], config: dict[str, Any], generation: dict[str, Any], ids: dict[str, int]
 ) -> tuple[int, ...]:
-    ends = [_special_id("eos", settings, config, ids)]
-    for source in (generation, config):
-        given = source.get("eos_token_id")
-        ends += given if isinstance(given, list) else [given]
+    """Return the tokens that end an answer: the tokenizer's, and generation_config.json's or else the model's."""
+    given = generation.get("eos_token_id")
+    given = config.get("eos_token_id") if given is None else given
+    ends = [_special_id("eos", settings, config, ids), *(given if isinstance(given, list) else [given])]
     return tuple(dict.fromkeys(int(token_id) for token_id in ends if token_id is not None))
+
+
+def _with_turn_ends(vocabulary: Vocabulary) -> Vocabulary:
+    """Return a vocabulary that ends answers where the torch engine does."""
+    template = vocabulary.chat_template
+    templates = [entry["template"] for entry in template] if isinstance(template, list) else [template or ""]
+    control = {
+        token: token_id
+        for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if token is not None and kind == TokenType.CONTROL
+    }
+    named = [token for token, token_id in control.items() if token_id in vocabulary.ends]
+    ends = (*vocabulary.ends, *unnamed_turn_ends(templates, control, named))
+    return dataclasses.replace(vocabulary, ends=tuple(dict.fromkeys(ends)))
 
 
 def _adds(role: str, place: int, content: dict[str, Any], settings: dict[str, Any]) -> bool:
