@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from paceline.core.arrays import Float64Array
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from paceline.planning.auto.policy import AutoPolicy
+from tests.models.helpers import edited_gguf
 from tests.planning.helpers import allow_drafts
 from tests.tiers import some_long
 
@@ -330,3 +333,67 @@ def test_more_requests_wait_and_then_are_told_that_too_many_do() -> None:
             model.stream([3])
         running.close()
         assert [stream.result().finish_reason for stream in waiting] == ["length"] * 2
+
+
+@pytest.fixture(scope="module")
+def opinionated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model that says how it is to be sampled."""
+    path = tmp_path_factory.mktemp("models") / "model.gguf"
+    return edited_gguf(path, {"general.sampling.temp": 0.3, "general.sampling.top_k": 5})
+
+
+def test_what_a_model_says_about_sampling_stands_where_a_call_does_not_say_it(opinionated: Path) -> None:
+    call: dict[str, Any] = {"max_tokens": 24, "seed": 5}
+    with paceline.load(opinionated, policy=paceline.NO_SPECULATION) as model:
+        assert model.defaults == SamplingDefaults({"temperature": 0.3, "top_k": 5}, "GGUF metadata")
+        with pytest.raises(TypeError):
+            model.defaults.values["top_k"] = 1  # type: ignore[index]
+        stream = model.stream("def f(x):", **call)
+        assert (stream.params.temperature, stream.params.top_k, stream.params.top_p) == (0.3, 5, 0.95)
+        answer = stream.result()
+        assert answer.model_defaults == {"temperature": 0.3, "top_k": 5}
+        said = model.generate("def f(x):", **call, temperature=0.3, top_k=5)
+        assert (said.text, said.model_defaults) == (answer.text, {})
+        own = model.stream("def f(x):", **call, temperature=0.8, top_k=None)
+        assert (own.params.temperature, own.params.top_k) == (0.8, 5)
+        assert own.result().model_defaults == {"top_k": 5}
+    with paceline.load(opinionated, policy=paceline.NO_SPECULATION, model_defaults=False) as model:
+        assert model.defaults == NO_DEFAULTS
+        assert model.stream("x", max_tokens=1).params.temperature == 0.8
+        assert model.generate("def f(x):", **call, temperature=0.3, top_k=5).text == answer.text
+    with paceline.load(
+        paceline.ModelOptions(opinionated, model_defaults=False), policy=paceline.NO_SPECULATION
+    ) as model:
+        assert model.defaults == NO_DEFAULTS
+
+
+def test_a_models_defaults_reach_answers_in_an_event_loop(opinionated: Path) -> None:
+    with paceline.load(opinionated, policy=paceline.NO_SPECULATION) as model:
+        answer = asyncio.run(model.agenerate("def f(x):", max_tokens=8, seed=1, top_k=3))
+        assert answer.model_defaults == {"temperature": 0.3}
+
+
+def test_model_defaults_are_said_in_one_place(opinionated: Path) -> None:
+    with pytest.raises(paceline.InputError, match="model_defaults is for models given by path"):
+        paceline.load(paceline.ModelOptions(opinionated), model_defaults=False)
+    with pytest.raises(paceline.InputError, match="model_defaults is 'no'; give True or False"):
+        paceline.load(opinionated, model_defaults="no")  # type: ignore[arg-type]
+
+
+def test_a_seed_repeats_the_text_of_a_model_that_is_greedy_by_default() -> None:
+    engine = ScriptedEngine(random_model(40, seed=3, order=2), ScriptedVocabulary.of_size(40))
+    greedy = SamplingDefaults({"temperature": 0.0}, "somewhere")
+    with paceline.Model(engine, [], paceline.NO_SPECULATION, verify="rejection", defaults=greedy) as model:
+        assert model.repeats_text({})
+        assert model.repeats_text({"temperature": None})
+        assert not model.repeats_text({"temperature": 0.8})
+        assert model.generate([1], max_tokens=9).token_ids == model.generate([1], max_tokens=9).token_ids
+
+
+def test_a_broken_default_does_not_keep_a_model_from_running(tmp_path: Path) -> None:
+    path = edited_gguf(tmp_path / "model.gguf", {"general.sampling.temp": -1.0, "general.sampling.top_k": 1})
+    with (
+        pytest.warns(paceline.ModelWarning, match=r"sampling\.temp -1\.0, which is ignored"),
+        paceline.load(path, policy=paceline.NO_SPECULATION) as model,
+    ):
+        assert model.generate("def f(x):", max_tokens=4).model_defaults == {"top_k": 1}

@@ -124,6 +124,7 @@ def test_what_a_request_asks_for_can_be_asked_for_again() -> None:
     request = read_options({"temperature": 0.5, "stop": "a", "drafters": ["suffix"], "logit_bias": {3: 1.0}})
     assert read_options(as_options(*request)) == request
     assert as_options(request.rules) == {"max_tokens": 256, "stop": ("a",), "ignore_end": False}
+    assert as_options(*request, only={"temperature", "stop"}) == {"temperature": 0.5, "stop": ("a",)}
 
 
 def test_the_environment_sets_what_the_table_has() -> None:

@@ -30,6 +30,7 @@ from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, ModelOption
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from paceline.options import read_options
 from paceline.planning.auto.learned import load_learned, store_learned
 from paceline.planning.base import Observer, Policy, RoundCosts
@@ -64,8 +65,8 @@ class GenerateOptions(TypedDict, total=False):
     """What a call may set.
 
     Meanings and defaults are those of :class:`SamplingParams`, :class:`StopRules`, :class:`SpeculationParams` and
-    :class:`CacheParams`; the default of ``verify`` is the model's. ``None`` is the default, as if the option were left
-    out. Numbers may be numpy's.
+    :class:`CacheParams`. The default of ``verify`` is the model's, and :attr:`Model.defaults` go before those of
+    :class:`SamplingParams`. ``None`` is the default, as if the option were left out. Numbers may be numpy's.
     """
 
     max_tokens: int | None
@@ -111,6 +112,7 @@ class Model:
         max_waiting: most requests that wait for their start; ``None`` for any number.
         worker: the thread in which the engines were opened; by default a new one.
         closing: called once, before anything is freed.
+        defaults: how answers are sampled where a call does not say it.
 
     Attributes:
         target: as it was given; nothing but :attr:`worker` may have it make a pass.
@@ -118,6 +120,7 @@ class Model:
         drafters: as they were given; for :attr:`worker` alone.
         policy: as it was given; while an answer is under way for :attr:`worker` alone.
         verify: as it was given.
+        defaults: as they were given; :func:`load` reads them from the target's file.
         pool: gives out the target's sequences; for :attr:`worker` alone.
         worker: the thread that owns the engines; ``model.worker.call(function)`` has it do something between rounds.
         loop: the decoding loop; for :attr:`worker` alone.
@@ -139,12 +142,14 @@ class Model:
         max_waiting: int | None = None,
         worker: Worker | None = None,
         closing: Callable[[], object] | None = None,
+        defaults: SamplingDefaults = NO_DEFAULTS,
     ) -> None:
         self.target = target
         self.target_options = target_options
         self.drafters = list(drafters)
         self.policy = policy
         self.verify: VerifierName = verify
+        self.defaults = defaults
         self.worker = worker or Worker()
         self.pool = pool or SequencePool(target, max_idle=0, max_saved_bytes=0)
         self.loop = DecodingLoop(
@@ -235,7 +240,8 @@ class Model:
 
     def repeats_text(self, options: GenerateOptions) -> bool:
         """Return whether a seed gives the same text with and without speculation."""
-        return (options.get("verify") or self.verify) == "coupled" or options.get("temperature") == 0.0
+        temperature = {**options, **self.defaults.left_open(options)}.get("temperature")
+        return (options.get("verify") or self.verify) == "coupled" or temperature == 0.0
 
     def close(self) -> None:
         """Cancel what still runs and free native memory. Idempotent; using the model afterwards is a clear error.
@@ -275,7 +281,10 @@ class Model:
         if self._closed:
             raise ClosedError(CLOSED)
         names = [drafter.name for drafter in self.drafters]
-        params, rules, speculation, cache = read_options(options, verify=self.verify, drafters=names)
+        model_defaults = self.defaults.left_open(options)
+        params, rules, speculation, cache = read_options(
+            {**options, **model_defaults}, verify=self.verify, drafters=names
+        )
 
         def add() -> Request:
             if self._closed:
@@ -286,7 +295,7 @@ class Model:
             was_read = None if read is None else read(prompt_ids)
             return self.loop.add(prompt_ids, params, rules, speculation, cache, verifier=verifier, read=was_read)
 
-        return self._drive, Ask(params, rules, speculation, add)
+        return self._drive, Ask(params, rules, speculation, add, model_defaults)
 
     def _free(self) -> None:
         closing, self._closing = self._closing, None
@@ -309,6 +318,7 @@ def load(
     verify: VerifierName = "coupled",
     context_length: int | None = None,
     max_sequences: int | None = None,
+    model_defaults: bool | None = None,
     remember: bool = True,
     prompt_cache_mib: int = PROMPT_CACHE_MIB,
     max_waiting: int | None = None,
@@ -332,6 +342,8 @@ def load(
             less where it was made for less.
         max_sequences: most answers that are written together, for models given by path or name; ``None`` is 1. Further
             requests wait. Each takes the room of one context in the cache.
+        model_defaults: whether what the target says about how it is to be sampled stands where a call does not say it,
+            for models given by path or name; ``None`` is ``True``.
         remember: start with what ``auto`` learned of these models on this machine before, and keep what it learns when
             the model is closed: how often drafts were right and what that was worth, nothing of any text.
         prompt_cache_mib: most host memory, in MiB, for what finished requests have read and said, so that requests that
@@ -369,8 +381,8 @@ def load(
             draft = embedded_draft()
     names = drafters if drafters is not None else _default_drafters(policy, speculates, draft is not None)
     # Both are looked up before either is loaded, which may take long.
-    target_options = _options(target, context_length, max_sequences)
-    draft_options = None if draft is None else _options(draft, context_length, None)
+    target_options = _options(target, context_length, max_sequences, model_defaults)
+    draft_options = None if draft is None else _options(draft, context_length, None, None)
     if draft_options is not None and not isinstance(draft, ModelOptions):
         # The context is meant for the target; a draft that was made for less still drafts, from the end of the text.
         draft_options = dataclasses.replace(
@@ -454,6 +466,8 @@ def _open(
     draft_engine: Engine | None = None
     closing: Callable[[], object] | None = None
     try:
+        # Once it is open: of a file that is no model the engine says more.
+        defaults = read_sampling_defaults(Path(target_options.path)) if target_options.model_defaults else NO_DEFAULTS
         if speculates and target_engine.capabilities.max_rollback == 0:
             raise CapabilityError(
                 f"{target_engine.description} cannot take tokens back, so drafts cannot be verified: "
@@ -494,6 +508,7 @@ def _open(
             max_waiting=max_waiting,
             worker=worker,
             closing=closing,
+            defaults=defaults,
         )
     except BaseException:
         if draft_engine is not None:
@@ -517,12 +532,24 @@ def _default_drafters(policy: Policy | str, speculates: bool, has_draft: bool) -
     return ["suffix", "lookup", "draft"] if has_draft else ["suffix"]
 
 
-def _options(model: str | Path | ModelOptions, context_length: int | None, max_sequences: int | None) -> ModelOptions:
+def _options(
+    model: str | Path | ModelOptions,
+    context_length: int | None,
+    max_sequences: int | None,
+    model_defaults: bool | None,
+) -> ModelOptions:
     if isinstance(model, ModelOptions):
-        for name, value in (("context_length", context_length), ("max_sequences", max_sequences)):
+        for name, value in (
+            ("context_length", context_length),
+            ("max_sequences", max_sequences),
+            ("model_defaults", model_defaults),
+        ):
             if value is not None:
                 raise InputError(f"{name} is for models given by path: set it in ModelOptions, or give the path")
         return dataclasses.replace(model, path=resolve(model.path))
     return ModelOptions(
-        resolve(model), context_length=context_length, max_sequences=1 if max_sequences is None else max_sequences
+        resolve(model),
+        context_length=context_length,
+        max_sequences=1 if max_sequences is None else max_sequences,
+        model_defaults=True if model_defaults is None else model_defaults,
     )

@@ -130,7 +130,7 @@ class AsyncStream:
         self._raise_error()
         ending = self._outbox.ending
         assert ending is not None
-        return Generation.of(self._outbox.rounds, ending, ending.stats, self.params.seed)
+        return Generation.of(self._outbox.rounds, ending, ending.stats, self._ask)
 
     async def _wait(self, rounds: float) -> None:
         """Wait for so many rounds, or the end."""

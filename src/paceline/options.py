@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
@@ -80,9 +80,21 @@ def read_options(
     return RequestOptions(_made(SamplingParams, given), _made(StopRules, given), speculation, _made(CacheParams, given))
 
 
-def as_options(*parts: SamplingParams | StopRules | SpeculationParams | CacheParams) -> GenerateOptions:
-    """Return what these parts of a request ask for as the options of a call."""
-    options = {field.name: getattr(part, field.name) for part in parts for field in fields_of(type(part))}
+def as_options(
+    *parts: SamplingParams | StopRules | SpeculationParams | CacheParams, only: Collection[str] | None = None
+) -> GenerateOptions:
+    """Return what these parts of a request ask for as the options of a call.
+
+    Args:
+        *parts: of a request.
+        only: names of the options to return, which leaves the others to the model; ``None`` for all.
+    """
+    options = {
+        field.name: getattr(part, field.name)
+        for part in parts
+        for field in fields_of(type(part))
+        if only is None or field.name in only
+    }
     return cast("GenerateOptions", options)
 
 

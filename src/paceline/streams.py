@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 from paceline.core.errors import ClosedError
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
@@ -29,6 +30,8 @@ class Generation:
         finish_reason: why it ended; ``None`` if it has not yet.
         seed: the seed it was sampled with; the same seed gives the same text under ``coupled``.
         stats: counts and times.
+        model_defaults: what the model's own defaults set of how it was sampled, by the fields of
+            :class:`SamplingParams`.
     """
 
     text: str
@@ -37,9 +40,10 @@ class Generation:
     finish_reason: FinishReason | None
     seed: int
     stats: RequestStats
+    model_defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rounds: Sequence[Emission | None], ending: Ending | None, stats: RequestStats, seed: int) -> Generation:
+    def of(cls, rounds: Sequence[Emission | None], ending: Ending | None, stats: RequestStats, ask: Ask) -> Generation:
         """Return what rounds come to."""
         emissions = [emission for emission in rounds if emission is not None]
         return cls(
@@ -47,8 +51,9 @@ class Generation:
             token_ids=[token_id for emission in emissions for token_id in emission.token_ids],
             sources=[source for emission in emissions for source in emission.sources],
             finish_reason=None if ending is None else ending.finish_reason,
-            seed=seed,
+            seed=ask.params.seed,
             stats=stats,
+            model_defaults=ask.model_defaults,
         )
 
 
@@ -61,12 +66,14 @@ class Ask:
         rules: when it ends.
         speculation: how it is sped up.
         add: reads the prompt and adds the request to the loop; called on the engine's thread.
+        model_defaults: what of ``params`` comes from the model's own defaults.
     """
 
     params: SamplingParams
     rules: StopRules
     speculation: SpeculationParams
     add: Callable[[], Request]
+    model_defaults: Mapping[str, Any]
 
 
 class Stream:
@@ -174,9 +181,9 @@ class Stream:
             with contextlib.suppress(ClosedError):  # then it ended meanwhile
                 # Between rounds, so that text and counts are of the same one.
                 rounds, stats, ending = self._worker.call(lambda: (outbox.rounds.copy(), ticket.stats(), outbox.ending))
-                return Generation.of(rounds, ending, stats, self.params.seed)
+                return Generation.of(rounds, ending, stats, self._ask)
         assert outbox.ending is not None
-        return Generation.of(rounds, outbox.ending, outbox.ending.stats, self.params.seed)
+        return Generation.of(rounds, outbox.ending, outbox.ending.stats, self._ask)
 
     def _wait(self, rounds: float = math.inf) -> None:
         """Wait for so many rounds, or the end."""

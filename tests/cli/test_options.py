@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli.options import OF_THE_DRAFT_MODEL, ModelFlags, is_given, with_options
+from paceline.cli.options import OF_THE_DRAFT_MODEL, GivenOptions, ModelFlags, is_given, with_options
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
@@ -163,3 +163,26 @@ def test_what_is_of_the_draft_model_can_be_refused_by_name() -> None:
     assert set(OF_THE_DRAFT_MODEL) == {
         *("draft_context_length", "draft_gpu_layers", "draft_devices", "draft_threads", "draft_threads_batch")
     }
+
+
+def test_a_command_can_learn_which_options_were_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[tuple[SamplingParams, frozenset[str]]] = []
+    app = typer.Typer()
+
+    @app.command()
+    @with_options()
+    def command(context: typer.Context, *, params: SamplingParams, given: GivenOptions, rules: StopRules) -> None:
+        """Take some of it."""
+        got.append((params, given.names))
+
+    def called_with(*arguments: str) -> tuple[SamplingParams, frozenset[str]]:
+        outcome = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert outcome.exit_code == 0, outcome.output
+        return got.pop()
+
+    assert called_with()[1] == frozenset()
+    # What is given counts as set, also where it is the default.
+    monkeypatch.setenv("PACELINE_TOP_P", "0.5")
+    params, names = called_with("--temp", "0.8", "-n", "3")
+    assert (params.temperature, params.top_p) == (0.8, 0.5)
+    assert names == {"temperature", "top_p", "max_tokens"}

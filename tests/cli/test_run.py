@@ -20,7 +20,7 @@ from paceline.cli.main import main
 from paceline.comparison import Comparison, OpenReader
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
-from tests.models.helpers import write_gguf
+from tests.models.helpers import edited_gguf, write_gguf
 from tests.planning.helpers import allow_drafts
 from tests.tiers import some_long
 
@@ -468,6 +468,55 @@ def test_the_environment_sets_defaults_of_a_run(invoke: Invoke, monkeypatch: pyt
     status, out, err = invoke("run", "-p", "x")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("paceline: PACELINE_SPECULATE is 'maybe': give one of true, yes")
+
+
+def test_the_models_own_defaults_stand_where_nothing_else_is_said(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = {"general.sampling.temp": 0.6, "general.sampling.top_k": 4, "general.sampling.top_p": 0.9}
+    model = edited_gguf(tmp_path / "model.gguf", said)
+    common = ("run", "-m", str(model), "-p", "def f(x):", "-n", "16", "-t", "1", "--seed", "7", "--no-speculation")
+
+    def defaults(*options: str) -> tuple[dict[str, Any], str]:
+        """Return the model's defaults that counted, and the text."""
+        told = json.loads(invoke(*common, "--json", *options).out)
+        return told["model_defaults"], told["text"]
+
+    outcome = invoke(*common)
+    line = "defaults of the model   = temperature 0.6, top-k 4, top-p 0.9  (GGUF metadata)\n"
+    assert (outcome.status, outcome.err.count(line)) == (0, 1)
+    applied, text = defaults()
+    assert applied == {"temperature": 0.6, "top_k": 4, "top_p": 0.9}
+    assert (outcome.out.removesuffix("\n"), outcome.err.count("warning")) == (text.removesuffix("\n"), 0)
+    # The command line, then the environment, then the model.
+    monkeypatch.setenv("PACELINE_TOP_K", "3")
+    assert defaults()[0] == {"temperature": 0.6, "top_p": 0.9}
+    monkeypatch.setenv("PACELINE_TOP_K", "40")
+    assert defaults("--top-k", "4", "--temp", "0.6") == ({"top_p": 0.9}, text)
+    every = ("--top-k", "4", "--temp", "0.6", "--top-p", "0.9")
+    assert defaults(*every) == ({}, text)
+    assert "defaults of the model" not in invoke(*common, *every).err
+    # Without them, the options above are all that there is.
+    assert defaults("--no-model-defaults", *every) == ({}, text)
+    assert defaults("--no-model-defaults")[0] == {}
+    monkeypatch.setenv("PACELINE_MODEL_DEFAULTS", "false")
+    assert defaults()[0] == {}
+
+
+def test_compare_tells_the_models_own_defaults(invoke: Invoke, tmp_path: Path) -> None:
+    model = edited_gguf(tmp_path / "model.gguf", {"general.sampling.temp": 0.0})
+    common = ("run", "-m", str(model), "-p", "def f(x):", "-n", "8", "-t", "1", "--compare", "--repeats", "1")
+    assert "defaults of the model   = temperature 0.0  (GGUF metadata)\n" in invoke(*common, "--draft-max", "3").err
+    told = json.loads(invoke(*common, "--draft-max", "3", "--json", "--verify", "rejection").out)
+    # Greedily, texts are equal under rejection, too.
+    assert told["equal"]
+    assert told["plain"]["model_defaults"] == told["speculative"]["model_defaults"] == {"temperature": 0.0}
+
+
+def test_a_model_that_says_nothing_has_no_line_of_defaults(invoke: Invoke) -> None:
+    outcome = invoke("run", "-p", "def f(x):", "-n", "4", "-t", "1")
+    assert "defaults of the model" not in outcome.err
+    assert json.loads(invoke("run", "-p", "def f(x):", "-n", "4", "-t", "1", "--json").out)["model_defaults"] == {}
 
 
 def test_drafters_on_the_command_line_go_before_a_draft_model_of_the_environment(

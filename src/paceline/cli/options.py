@@ -6,8 +6,8 @@ A command takes the dataclasses of the table as parameters, where its help shall
     def command(context: typer.Context, *, models: ModelChoice, params: SamplingParams, mine: Annotated[...] = None)
 
 Typer sees a parameter for every option of these instead, called as the field is (``draft_`` before a draft model's);
-the command gets them complete and checked. What a flag is called and what the help says of it is in the table; what
-only a terminal has (completion) is here.
+the command gets them complete and checked. One that takes :class:`GivenOptions` learns which of them were set. What a
+flag is called and what the help says of it is in the table; what only a terminal has (completion) is here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ENVIRONMENT_NOTE: Final = (
 )
 """Stands at the end of the help of commands that have options of the table."""
 
-_NOT_EVERYWHERE: Final = ("override_tensors", "max_sequences", "verbose")
+_NOT_EVERYWHERE: Final = ("override_tensors", "max_sequences", "model_defaults", "verbose")
 """Options of models that only some commands have."""
 
 _TOGETHER: Final = (("threads", "threads_batch", "draft_threads", "draft_threads_batch"),)
@@ -64,6 +64,17 @@ class ModelFlags:
 
     also: tuple[str, ...] = ()
     draft_help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenOptions:
+    """Which options of a request were set; the others have paceline's own defaults in what the command gets.
+
+    Attributes:
+        names: fields of :data:`~paceline.options.REQUEST_PARTS` that the command line or the environment set.
+    """
+
+    names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +193,7 @@ def with_options(*, together: Sequence[Sequence[str]] = ()) -> Callable[[_Comman
 def _part_of(hint: Any) -> type | None:
     """Return the dataclass of the table that a parameter is to be, if it is to be one."""
     part = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    return part if part in (ModelChoice, FixedPolicy, *REQUEST_PARTS) else None
+    return part if part in (ModelChoice, FixedPolicy, GivenOptions, *REQUEST_PARTS) else None
 
 
 def _flags_of(part: type, hint: Any) -> list[_Flag]:
@@ -228,6 +239,7 @@ def _made(parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environme
         for part in REQUEST_PARTS:
             request |= _given_of(parts.get(part, []), given)
         made.update(zip(REQUEST_PARTS, read_options(request), strict=True))
+        made[GivenOptions] = GivenOptions(frozenset(request))
     return made
 
 

@@ -9,6 +9,8 @@ from rich.console import Console
 
 from paceline.api import Model
 from paceline.comparison import Comparison
+from paceline.core.fields import fields_of
+from paceline.core.params import SamplingParams
 from paceline.core.stats import RequestStats, percentile
 from paceline.planning.auto.policy import PlannerReport
 from paceline.streams import Generation
@@ -60,6 +62,7 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
         lines.append(f"between tokens          = {', '.join(shown)}, {longest}  (tokens of a round arrive together)")
     lines += [
         f"ended by                = {generation.finish_reason}; seed {generation.seed}",
+        *_defaults(model, generation),
         f"target                  = {model.target.description}",
     ]
     console.print("\n".join(lines), markup=False)
@@ -76,6 +79,7 @@ def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
         "sources": list(generation.sources),
         "finish_reason": generation.finish_reason,
         "seed": generation.seed,
+        "model_defaults": dict(generation.model_defaults),
         "target": model.target.description,
         "drafters": [drafter.name for drafter in model.drafters],
         "planner": None if planned is None else planner_json(planned),
@@ -140,14 +144,15 @@ def comparison_report(console: Console, model: Model, comparison: Comparison) ->
     else:
         words = f"speculative decoding runs at {comparison.speedup:.2f} times the speed of plain {spread}"
     console.print(f"\n{verdict}: {words}", style=_VERDICT_STYLES.get(verdict))
-    console.print(
-        f"speculative             = {_speeds(speculative)}\n"
-        f"plain                   = {_speeds(plain)}\n"
-        f"plain against plain     = {min(noise):.2f} to {max(noise):.2f}\n"
-        f"acceptance length tau   = {_number(comparison.speculative.stats.acceptance_length)}\n"
+    lines = [
+        f"speculative             = {_speeds(speculative)}",
+        f"plain                   = {_speeds(plain)}",
+        f"plain against plain     = {min(noise):.2f} to {max(noise):.2f}",
+        f"acceptance length tau   = {_number(comparison.speculative.stats.acceptance_length)}",
         f"texts                   = {_equality(model, comparison)}",
-        markup=False,
-    )
+        *_defaults(model, comparison.speculative),
+    ]
+    console.print("\n".join(lines), markup=False)
 
 
 def comparison_json(model: Model, comparison: Comparison) -> dict[str, Any]:
@@ -183,6 +188,16 @@ def comparison_json(model: Model, comparison: Comparison) -> dict[str, Any]:
         "plain": generation_json(model, comparison.plain),
         "speculative": generation_json(model, comparison.speculative),
     }
+
+
+def _defaults(model: Model, generation: Generation) -> list[str]:
+    """Return a line on what the model's own defaults set, if they set anything."""
+    applied = [
+        f"{field.called} {','.join(value) if isinstance(value, tuple) else value}"
+        for field in fields_of(SamplingParams)
+        if (value := generation.model_defaults.get(field.name)) is not None
+    ]
+    return [f"defaults of the model   = {', '.join(applied)}  ({model.defaults.source})"] if applied else []
 
 
 def _equality(model: Model, comparison: Comparison) -> str:

@@ -20,6 +20,7 @@ from paceline.cli.options import (
     ENVIRONMENT_NOTE,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
+    GivenOptions,
     ModelFlags,
     is_given,
     refuse_given,
@@ -67,7 +68,7 @@ def _complete_policies(incomplete: str) -> list[str]:
 
 @with_options(
     together=(
-        ("order", "seed"),
+        ("order", "model_defaults", "seed"),
         ("drafters", "policy", "draft_max", "draft_min", "p_min", "siblings", "verify", "speculate"),
         ("as_json", "verbose"),
     )
@@ -75,7 +76,7 @@ def _complete_policies(incomplete: str) -> list[str]:
 def run(
     context: typer.Context,
     *,
-    models: Annotated[ModelChoice, ModelFlags(also=("override_tensors", "verbose"))],
+    models: Annotated[ModelChoice, ModelFlags(also=("override_tensors", "model_defaults", "verbose"))],
     prompt: Annotated[
         str | None,
         typer.Option("-p", "--prompt", help="The prompt.", rich_help_panel=_OUTPUT),
@@ -105,6 +106,7 @@ def run(
     rules: StopRules,
     params: SamplingParams,
     speculation: SpeculationParams,
+    given: GivenOptions,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -189,7 +191,9 @@ def run(
             raise typer.Exit(exits.INTERRUPTED)
         if rules.max_tokens == MAX_TOKENS:
             rules = replace(rules, max_tokens=loaded.target.capabilities.context_length)
-        options = as_options(params, rules)
+        # The model may have defaults of its own for what was not set.
+        options = as_options(params, only={*given.names, "seed"})
+        options.update(as_options(rules))
         if speculation.draft_max is not None and not is_given(context, "draft_max"):
             options["draft_max"] = speculation.draft_max
         if compare:

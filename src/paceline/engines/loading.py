@@ -83,6 +83,8 @@ class ModelOptions:
             ``llama_cpp``; ``torch_hf`` has no limit.
         rollback: whether tokens must be taken back, as verifying drafts needs; without, recurrent models run too.
         dtype: weights' type, such as ``"float32"``; ``None`` takes the model's own. Only ``torch_hf``.
+        model_defaults: whether what the model says about how it is to be sampled stands where a request does not say it
+            (:mod:`paceline.models.sampling_defaults`).
         verbose: let the engine print what it has to say.
     """
 
@@ -206,6 +208,16 @@ class ModelOptions:
             words={name: name for name in DTYPES},
             flags=("--dtype",),
             help="Weights' type under torch_hf.",
+        ),
+    )
+    model_defaults: bool = setting(
+        True,
+        Option(
+            kind="truth",
+            flags=("--no-model-defaults",),
+            negated=True,
+            help="Leave aside what the model says about sampling: in GGUF metadata, or generation_config.json.",
+            panel="Sampling",
         ),
     )
     verbose: bool = setting(

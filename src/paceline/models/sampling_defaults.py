@@ -1,0 +1,209 @@
+"""What a model says about how it is to be sampled: defaults for requests that do not say it themselves.
+
+::
+
+    a call, or the command line  >  PACELINE_* on the command line  >  the model  >  paceline's own defaults
+
+A GGUF file says it in ``general.sampling.*``, a Hugging Face folder in ``generation_config.json``. What is not said
+there has paceline's own default, not that of transformers. ``do_sample`` counts where it is ``false`` in so many words,
+and is temperature 0 then, as it is to transformers; a file that leaves it out does not ask to be decoded greedily.
+How many tokens an answer has (``max_new_tokens``) is left to the request.
+
+Sources: ``common_init_sampler_from_model`` in https://github.com/ggml-org/llama.cpp/blob/master/common/common.cpp and
+https://huggingface.co/docs/transformers/main_classes/text_generation
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from paceline.core.errors import InputError, ModelFileError, ModelWarning
+from paceline.core.numbers import shown
+from paceline.core.params import LLAMA_CPP_ORDER, SamplingParams
+from paceline.models.files import read_json_if_present
+from paceline.models.gguf_header import read_gguf_header
+
+_GGUF_PREFIX: Final = "general.sampling."
+_SEQUENCE: Final = "sequence"
+_OF_GGUF: Final = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repeat_penalty",
+    "penalty_last_n": "penalty_last_n",
+}
+"""Fields by what follows the prefix."""
+
+_FOLDER_FILE: Final = "generation_config.json"
+_OF_FOLDERS: Final = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty",
+}
+"""Fields by what ``generation_config.json`` calls them."""
+
+_MISSING_OF_GGUF: Final[Mapping[str, object]] = {"mirostat": 0, "xtc_probability": 0}
+_MISSING_OF_FOLDERS: Final[Mapping[str, object]] = {
+    "num_beams": 1,
+    "typical_p": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "top_h": None,
+    "penalty_alpha": 0,
+    "guidance_scale": 1,
+    "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
+"""What changes the distribution and is not to be had here, with the value that changes nothing."""
+
+_PROCESSORS: Final = {
+    "penalties": "penalties",
+    "topk": "top_k",
+    "topp": "top_p",
+    "nucleus": "top_p",
+    "minp": "min_p",
+    "temperature": "temperature",
+    "temp": "temperature",
+}
+"""Processors by llama.cpp's names for its samplers, written without ``_`` and ``-`` as its aliases are."""
+_OFF_BY_DEFAULT: Final = ("dry", "topnsigma", "typp", "typ", "xtc", "adaptivep")
+"""Samplers that change nothing where they are not set; a model can set ``xtc`` alone, which is told by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model says about how it is to be sampled.
+
+    Attributes:
+        values: by the fields of :class:`~paceline.core.params.SamplingParams`, each of them checked; read-only.
+        source: what says it, for people; empty where nothing does.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    source: str = ""
+
+    def left_open(self, options: Mapping[str, object]) -> dict[str, Any]:
+        """Return the values for what a call does not set; ``None`` there counts as not set."""
+        return {name: value for name, value in self.values.items() if options.get(name) is None}
+
+
+NO_DEFAULTS: Final = SamplingDefaults()
+"""Of a model that says nothing, or is not to be asked."""
+
+
+def read_sampling_defaults(path: Path) -> SamplingDefaults:
+    """Read what a model says about how it is to be sampled.
+
+    Args:
+        path: a GGUF file, of a split model the first part, or a Hugging Face folder.
+
+    Raises:
+        ModelFileError: the GGUF file cannot be read.
+
+    Warns:
+        ModelWarning: something that is said cannot be used, and is left aside.
+    """
+    defaults = _of_folder(path / _FOLDER_FILE) if path.is_dir() else _of_gguf(path)
+    return defaults if defaults.values else NO_DEFAULTS
+
+
+def _of_gguf(path: Path) -> SamplingDefaults:
+    said = {
+        key.removeprefix(_GGUF_PREFIX): _shortened(value)
+        for key, value in read_gguf_header(path).metadata.items()
+        if key.startswith(_GGUF_PREFIX)
+    }
+    values = _checked(path, said, _OF_GGUF, _GGUF_PREFIX)
+    order = _order(said.get(_SEQUENCE))
+    if order is not None:
+        values["order"] = order
+    elif _SEQUENCE in said:
+        _warn(
+            f"{path} has {_GGUF_PREFIX}{_SEQUENCE} {shown(said[_SEQUENCE])}, which is ignored: paceline orders "
+            f"{', '.join(LLAMA_CPP_ORDER[1:])}, each of them once (--sampler-order)"
+        )
+    _tell_missing(path, said, _MISSING_OF_GGUF)
+    return SamplingDefaults(MappingProxyType(values), "GGUF metadata")
+
+
+def _of_folder(path: Path) -> SamplingDefaults:
+    try:
+        said = read_json_if_present(path)
+    except ModelFileError as error:
+        _warn(f"the model's own defaults for sampling are ignored: {error}")
+        return NO_DEFAULTS
+    values = _checked(path, said, _OF_FOLDERS, "")
+    if values.get("repeat_penalty", 1.0) != 1.0:
+        values["penalty_last_n"] = -1  # transformers counts the whole sequence
+    if said.get("do_sample") is False:
+        values["temperature"] = 0.0
+    _tell_missing(path, said, _MISSING_OF_FOLDERS)
+    return SamplingDefaults(MappingProxyType(values), _FOLDER_FILE)
+
+
+def _checked(path: Path, said: Mapping[str, object], fields: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    """Return the values that can be used, by field, and tell of the others."""
+    values: dict[str, Any] = {}
+    for key, name in fields.items():
+        value = said.get(key)
+        if value is None:
+            continue
+        if name == "top_k" and value == -1:
+            value = 0  # both stand for all tokens
+        try:
+            values[name] = getattr(SamplingParams(**{name: value}), name)  # type: ignore[arg-type]
+        except InputError as error:
+            _warn(f"{path} has {prefix}{key} {shown(value)}, which is ignored: {error}")
+    return values
+
+
+def _order(sequence: object) -> tuple[str, ...] | None:
+    """Return the order of processors that llama.cpp's order of samplers stands for, if it stands for one.
+
+    Its logit bias always comes first. A sampler that is left out there is not used, whatever it is set to, which no
+    order says.
+    """
+    if not isinstance(sequence, str):
+        return None
+    names = [name.lower().replace("_", "").replace("-", "") for name in sequence.split(";")]
+    order = [_PROCESSORS.get(name, name) for name in names if name not in _OFF_BY_DEFAULT]
+    return (LLAMA_CPP_ORDER[0], *order) if sorted(order) == sorted(LLAMA_CPP_ORDER[1:]) else None
+
+
+def _tell_missing(path: Path, said: Mapping[str, object], neutral: Mapping[str, object]) -> None:
+    asked = [
+        f"{key} {shown(said[key])}"
+        for key, changes_nothing in neutral.items()
+        if said.get(key) not in (None, changes_nothing, [], {})
+    ]
+    if asked:
+        _warn(f"{path} asks for {', '.join(asked)}, which paceline does not have; answers are sampled without")
+
+
+def _shortened(value: object) -> object:
+    """Return a number of 32 bits as it was written: 0.6, not 0.6000000238418579."""
+    if not isinstance(value, float):
+        return value
+    with np.errstate(over="ignore"):
+        narrow = np.float32(value)
+    return float(str(narrow)) if float(narrow) == value else value
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, ModelWarning, stacklevel=2)
