@@ -116,7 +116,9 @@ def record_command(
         if value < 1:
             raise InputError(f"{option} {value} is out of range: give 1 or more")
     options = {
-        "target": ModelOptions(embedded_target() if target is None else resolve(target), threads=threads),
+        "target": ModelOptions(
+            embedded_target() if target is None else resolve(target), threads=threads, model_defaults=False
+        ),
         "draft": ModelOptions(embedded_draft() if draft is None else resolve(draft), threads=threads),
     }
     if workloads is not None:

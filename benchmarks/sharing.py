@@ -139,7 +139,7 @@ def at_once(model: Model, tokens: int) -> dict[str, float]:
 
 def _load(model: str | None, draft: str | None, context: int, sequences: int, policy: str) -> Model:
     target = embedded_target() if model is None else resolve(model)
-    options = ModelOptions(target, context_length=context, max_sequences=sequences)
+    options = ModelOptions(target, context_length=context, max_sequences=sequences, model_defaults=False)
     if policy == "plain":
         return paceline.load(options, policy=paceline.NO_SPECULATION)
     drafting = None if draft is None else ModelOptions(resolve(draft), context_may_shrink=True, max_sequences=sequences)

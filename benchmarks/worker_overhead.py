@@ -68,9 +68,10 @@ def worker_overhead(
     target = embedded_target() if model is None else resolve(model)
     draft = resolve(model_draft) if model_draft is not None else embedded_draft() if model is None else None
     figures: dict[str, Any] = {}
+    target_options = ModelOptions(target, model_defaults=False)
     for name, options in {
-        "plain": (ModelOptions(target), None),
-        **({"drafting": (ModelOptions(target), ModelOptions(draft))} if draft is not None else {}),
+        "plain": (target_options, None),
+        **({"drafting": (target_options, ModelOptions(draft))} if draft is not None else {}),
     }.items():
         figures[name] = _measure(name, *options, tokens=tokens, repeats=repeats)
     settings = {"model": target.name, "tokens": tokens, "switch_interval_ms": 1e3 * sys.getswitchinterval()}

@@ -90,7 +90,10 @@ def pair(
     }
     texts = {name: heldout(name)[:prompts] for name in names}
     started_s = time.perf_counter()
-    options = {name: ModelOptions(path, threads=threads, context_length=CONTEXT_TOKENS) for name, path in paths.items()}
+    options = {
+        name: ModelOptions(path, threads=threads, context_length=CONTEXT_TOKENS, model_defaults=False)
+        for name, path in paths.items()
+    }
     with load(options["target"], draft=options["draft"], policy=FixedPolicy(DRAFT_LENGTH, p_min=0.0)) as model:
         figures = evaluate(model, texts, tokens, seed)
     shown = tables(figures, tokens)
