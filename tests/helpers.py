@@ -365,7 +365,7 @@ def request_of(
         params,
         StopRules(max_tokens),
         SpeculationParams(verify=verifier),
-        make_verifier(verifier, params),
+        make_verifier(verifier, params, len(token_ids)),
         CacheParams(cache_prompt, namespace),
     )
     request.sequence = 0

@@ -78,7 +78,7 @@ def test_how_a_request_is_sped_up_is_its_own_to_say() -> None:
 
 
 def test_type_checkers_know_the_options_that_there_are() -> None:
-    """Each is of its field's type, or ``None``; several texts may be any sequence of them."""
+    """Each is of its field's type, or ``None``; several texts or tokens may be any sequence of them."""
     spelled = get_type_hints(GenerateOptions)
     fields = {name: kind for part in REQUEST_PARTS for name, kind in get_type_hints(part).items()}
     assert spelled.keys() == fields.keys()
@@ -86,6 +86,8 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
         accepted = kind
         if tuple[str, ...] in (kind, *get_args(kind)):
             accepted = Sequence[str]
+        if kind == tuple[int, ...]:
+            accepted = Sequence[int]
         assert spelled[name] == accepted | None, name
 
 
@@ -123,8 +125,8 @@ def test_a_context_of_0_is_all_that_the_target_was_made_for() -> None:
 def test_what_a_request_asks_for_can_be_asked_for_again() -> None:
     request = read_options({"temperature": 0.5, "stop": "a", "drafters": ["suffix"], "logit_bias": {3: 1.0}})
     assert read_options(as_options(*request)) == request
-    assert as_options(request.rules) == {"max_tokens": 256, "stop": ("a",), "ignore_end": False}
     assert as_options(*request, only={"temperature", "stop"}) == {"temperature": 0.5, "stop": ("a",)}
+    assert as_options(request.rules) == {"max_tokens": 256, "stop": ("a",), "ignore_end": False, "preserved_ids": ()}
 
 
 def test_the_environment_sets_what_the_table_has() -> None:

@@ -51,6 +51,7 @@ __all__ = [
     "Policy",
     "PolicyBase",
     "QueueFullError",
+    "ReasoningBudget",
     "Request",
     "RequestStats",
     "RoundCosts",
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
         VocabularyMismatchError,
     )
     from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
+    from paceline.core.reasoning import ReasoningBudget
     from paceline.core.request import Emission, FinishReason, Request
     from paceline.core.stats import RequestStats
     from paceline.core.text import TextSegment
@@ -130,6 +132,7 @@ else:
             "VocabularyMismatchError",
         ),
         "paceline.core.params": ("CacheParams", "SamplingParams", "SpeculationParams", "StopRules"),
+        "paceline.core.reasoning": ("ReasoningBudget",),
         "paceline.core.request": ("Emission", "FinishReason", "Request"),
         "paceline.core.stats": ("RequestStats",),
         "paceline.core.text": ("TextSegment",),

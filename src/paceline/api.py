@@ -21,6 +21,7 @@ from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, ClosedError, InputError
 from paceline.core.numbers import whole_number
 from paceline.core.params import VERIFIER_NAMES, VerifierName, draw_seed
+from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Request
 from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
@@ -72,6 +73,7 @@ class GenerateOptions(TypedDict, total=False):
     max_tokens: int | None
     stop: Sequence[str] | None
     ignore_end: bool | None
+    preserved_ids: Sequence[int] | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -84,6 +86,7 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | None
     choice: int | None
     order: Sequence[str] | None
+    reasoning_budget: ReasoningBudget | None
     speculate: bool | None
     drafters: Sequence[str] | None
     draft_max: int | None
@@ -291,7 +294,9 @@ class Model:
                 # A vocabulary that was freed is not to be asked.
                 raise ClosedError(CLOSED)
             prompt_ids = read_prompt(prompt, self.target.vocabulary)
-            verifier = None if wrap is None else wrap(make_verifier(speculation.verify, params), prompt_ids)
+            verifier = None
+            if wrap is not None:
+                verifier = wrap(make_verifier(speculation.verify, params, len(prompt_ids)), prompt_ids)
             was_read = None if read is None else read(prompt_ids)
             return self.loop.add(prompt_ids, params, rules, speculation, cache, verifier=verifier, read=was_read)
 

@@ -94,7 +94,7 @@ def judge_divergence(
         rounding: see :attr:`Divergence.rounding`.
         tolerance: the engine's :attr:`~paceline.engines.base.EngineCapabilities.logit_tolerance`.
     """
-    sampler = RowSampler(params)
+    sampler = RowSampler(params, len(history) - index)
     position = len(history)
     plain_token = sampler.emit(plain_row, position, history)
     speculative_token = sampler.emit(speculative_row, position, history)

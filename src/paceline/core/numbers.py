@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Final
 
 from paceline.core.errors import InputError
@@ -27,6 +28,26 @@ def whole_number(value: object, name: str, error: type[InputError] = InputError)
         except TypeError:
             pass
     raise error(f"{name} is {shown(value)}, which is not a whole number")
+
+
+def token_ids(value: object, name: str, error: type[InputError] = InputError) -> tuple[int, ...]:
+    """Return token ids as a tuple of ``int``: what can be iterated for whole numbers of 0 or more.
+
+    Args:
+        value: what was given.
+        name: what they are, for the message.
+        error: what to raise.
+
+    Raises:
+        InputError: the value is something else.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise error(f"{name} is {shown(value)}: give a sequence of token ids")
+    numbers = tuple(whole_number(number, f"a token id in {name}", error) for number in value)
+    for number in numbers:
+        if number < 0:
+            raise error(f"{name} has token id {number}: give ids of 0 or more")
+    return numbers
 
 
 def real_number(value: object, name: str, error: type[InputError] = InputError) -> float:

@@ -11,7 +11,8 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from paceline.core.errors import InputError, SamplingError
 from paceline.core.fields import Option, described, setting, take_values
-from paceline.core.numbers import real_number, shown, whole_number
+from paceline.core.numbers import real_number, shown, token_ids, whole_number
+from paceline.core.reasoning import ReasoningBudget
 
 LLAMA_CPP_ORDER = ("logit_bias", "penalties", "top_k", "top_p", "min_p", "temperature")
 """Processor order of llama.cpp: truncation looks at the untempered distribution, temperature comes last."""
@@ -75,6 +76,8 @@ class SamplingParams:
         seed: with ``choice``, keys all randomness: the same seed gives the same text.
         choice: index among several answers to one prompt.
         order: the processors in the order they run, a permutation of :data:`LLAMA_CPP_ORDER`.
+        reasoning_budget: how long the answer may reason; ``None`` for any length. A token that it forces is emitted
+            whatever the logits and all else here say.
     """
 
     temperature: float = setting(
@@ -207,9 +210,16 @@ class SamplingParams:
             panel="Sampling",
         ),
     )
+    reasoning_budget: ReasoningBudget | None = setting(
+        None, Option(kind="other", error=SamplingError, optional=True, variable=None)
+    )
 
     def __post_init__(self) -> None:
         take_values(self)
+        if not isinstance(self.reasoning_budget, ReasoningBudget | None):
+            raise SamplingError(
+                f"the reasoning budget is {shown(self.reasoning_budget)}: give a ReasoningBudget, or None for no limit"
+            )
         object.__setattr__(self, "logit_bias", _taken_biases(self.logit_bias))
         if sorted(self.order) != sorted(LLAMA_CPP_ORDER):
             raise SamplingError(
@@ -231,13 +241,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When a request ends.
+    """When a request ends, and which control tokens its text shows.
 
     Attributes:
         max_tokens: most tokens to generate, at least 1.
         stop: texts that end the answer where they begin; they are found across token borders too, and in the spelling
             of control tokens.
         ignore_end: keep going past end-of-generation tokens.
+        preserved_ids: control tokens that are spelled out in the text, such as the markers of reasoning. Others add
+            nothing to it. A token that ends the answer is never written.
     """
 
     max_tokens: int = setting(
@@ -275,9 +287,11 @@ class StopRules:
             json=("ignore_eos",),
         ),
     )
+    preserved_ids: tuple[int, ...] = setting((), Option(kind="other", variable=None))
 
     def __post_init__(self) -> None:
         take_values(self)
+        object.__setattr__(self, "preserved_ids", token_ids(self.preserved_ids, "preserved_ids"))
         if any(not text for text in self.stop):
             raise InputError("an empty stop text would stop before the first token: leave it out (--stop)")
 

@@ -26,6 +26,7 @@ from paceline.core.errors import EngineError
 from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, TokenNoise
 from paceline.core.params import SamplingParams
 from paceline.core.processors import Candidates, IntArray, build_processors, largest
+from paceline.core.reasoning import BudgetKeeper
 
 HEAD_SIZE = 4096
 """Most tokens that draw noise of their own (more only where logits tie at the border)."""
@@ -109,22 +110,35 @@ class PerturbedRow:
 class RowSampler:
     """Turns rows of logits into tokens for one request.
 
-    ``history`` arguments are all tokens before the row's token, drafted ancestors included; only penalties read them.
+    ``history`` arguments are all tokens before the row's token, drafted ancestors included; only penalties and the
+    reasoning budget read them.
+
+    Args:
+        params: how the request is sampled.
+        num_prompt: how many tokens of every history are the prompt; only the reasoning budget asks.
     """
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, num_prompt: int = 0) -> None:
         self.params = params
         self.noise = TokenNoise(params.seed, params.choice)
         self._processors = build_processors(params)
-        self._plain_argmax = params.greedy and not self._processors
+        self._plain_argmax = params.greedy and not self._processors and params.reasoning_budget is None
+        self._keeper = None if params.reasoning_budget is None else BudgetKeeper(params.reasoning_budget, num_prompt)
 
     @property
     def reads_history(self) -> bool:
         """Whether ``history`` changes the outcome; callers may pass an empty one otherwise."""
-        return self.params.penalised
+        return self.params.penalised or self._keeper is not None
+
+    def forced(self, history: Sequence[int]) -> int | None:
+        """Return the token that the reasoning budget puts after ``history``; ``None`` where the choice is free."""
+        return None if self._keeper is None else self._keeper.forced(history)
 
     def candidates(self, logits: FloatArray, history: Sequence[int]) -> Candidates:
-        """Return the candidates of a row of logits ``[vocab]`` after every processor."""
+        """Return the candidates of a row of logits ``[vocab]`` after every processor: one where a token is forced."""
+        forced = self.forced(history)
+        if forced is not None:
+            return Candidates(np.array([forced]), np.zeros(1, dtype=logits.dtype), owned=True)
         if self._processors and math.isnan(logits.max()):
             # Filters would turn it into an arbitrary token.
             raise _not_numbers(math.nan)

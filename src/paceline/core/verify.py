@@ -106,7 +106,10 @@ class Verifier(Protocol):
 
 
 Choose: TypeAlias = Callable[[FloatArray, int, Sequence[int]], int]
-"""Returns the token that follows, given the row, its position and, for those who read it, the history."""
+"""Returns the token that follows, given the row, its position and, for those who read it, the history.
+
+The history grows with the walk: whoever keeps it copies it.
+"""
 
 
 def follow(
@@ -116,11 +119,11 @@ def follow(
     path: list[int] = []
     token_ids: list[int] = []
     position = len(history)
-    if reads_history:
-        history = list(history)
+    # One copy a walk: a long text has many tokens, and a pass many rows.
+    before = list(history) if reads_history else []
     node = ROOT
     while True:
-        token_id = choose(row_logits(node), position, history)
+        token_id = choose(row_logits(node), position, before)
         token_ids.append(token_id)
         child = tree.child(node, token_id)
         if child is None:
@@ -129,7 +132,7 @@ def follow(
         node = child
         position += 1
         if reads_history:
-            history = [*history, token_id]
+            before.append(token_id)
 
 
 class CoupledVerifier:
@@ -142,8 +145,8 @@ class CoupledVerifier:
     name: VerifierName = "coupled"
     judges_every_draw = False
 
-    def __init__(self, params: SamplingParams) -> None:
-        self.sampler = RowSampler(params)
+    def __init__(self, params: SamplingParams, num_prompt: int = 0) -> None:
+        self.sampler = RowSampler(params, num_prompt)
 
     def propose(
         self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
@@ -171,8 +174,8 @@ class RejectionVerifier:
     name: VerifierName = "rejection"
     judges_every_draw = True
 
-    def __init__(self, params: SamplingParams) -> None:
-        self.sampler = RowSampler(params)
+    def __init__(self, params: SamplingParams, num_prompt: int = 0) -> None:
+        self.sampler = RowSampler(params, num_prompt)
         # Every draw is fresh, so proposals and verdicts of different rounds are independent of each other.
         self._rng = np.random.Generator(np.random.PCG64((params.seed, params.choice)))
 
@@ -197,11 +200,10 @@ class RejectionVerifier:
         """Judge the candidates of each node in turn until none is accepted."""
         path: list[int] = []
         token_ids: list[int] = []
-        if self.sampler.reads_history:
-            history = list(history)
+        before = list(history) if self.sampler.reads_history else []
         node = ROOT
         while True:
-            target_probs = self._distribution(row_logits(node), history)
+            target_probs = self._distribution(row_logits(node), before)
             accepted: int | None = None
             for candidate in tree.candidates(node):
                 token_id, draft_probs = candidate.token_id, candidate.draft_probs
@@ -220,7 +222,7 @@ class RejectionVerifier:
             path.append(accepted)
             node = accepted
             if self.sampler.reads_history:
-                history = [*history, token_id]
+                before.append(token_id)
 
     def _distribution(self, logits: FloatArray, history: Sequence[int]) -> Float64Array:
         candidates = self.sampler.candidates(logits, history)
@@ -254,6 +256,12 @@ def _residual(target_probs: Float64Array, draft_probs: Float64Array | None, toke
     return normalised
 
 
-def make_verifier(name: VerifierName, params: SamplingParams) -> Verifier:
-    """Return a new verifier for one request."""
-    return CoupledVerifier(params) if name == "coupled" else RejectionVerifier(params)
+def make_verifier(name: VerifierName, params: SamplingParams, num_prompt: int = 0) -> Verifier:
+    """Return a new verifier for one request.
+
+    Args:
+        name: how drafts are judged.
+        params: how the request is sampled.
+        num_prompt: how many tokens of every history are the prompt; only the reasoning budget asks.
+    """
+    return CoupledVerifier(params, num_prompt) if name == "coupled" else RejectionVerifier(params, num_prompt)

@@ -347,19 +347,25 @@ class DraftModelDrafter:
     ) -> tuple[list[Proposal], float | None]:
         """Return what a row proposes below the frontier, best first, and its largest probability if asked for.
 
-        There are no proposals where that probability is below the budget's, or where nothing may be proposed.
+        There are no proposals where that probability is below the budget's, or where nothing may be proposed. A token
+        that is forced has all of it.
         """
         request, tree, budget = job.request, job.tree, job.budget
+        sampler = request.verifier.sampler
+        drafted = tree.path_tokens(frontier) if sampler.reads_history else []
+        history = [*request.token_ids, *drafted] if sampler.reads_history else ()
+        forced = sampler.forced(history)
+        if forced is not None and not self._may_propose(forced):
+            return [], None
         logits = self._proposable_logits(output.logits(row, 0))
         params = request.params
         probability: float | None = None
         if budget.probability or budget.min_probability > 0.0:
-            probability = largest_probability(logits if params.greedy else logits / params.temperature)
+            probability = 1.0
+            if forced is None:
+                probability = largest_probability(logits if params.greedy else logits / params.temperature)
             if probability < budget.min_probability:
                 return [], probability
-        sampler = request.verifier.sampler
-        drafted = tree.path_tokens(frontier) if sampler.reads_history else []
-        history = [*request.token_ids, *drafted] if sampler.reads_history else ()
         position = len(request.token_ids) + tree.depths[frontier]
         try:
             proposals = request.verifier.propose(logits, position, history, budget.siblings, margins=budget.margin)
@@ -367,6 +373,9 @@ class DraftModelDrafter:
             # Biases ban all that the draft may propose here; the target has more to choose from.
             proposals = []
         return proposals, probability
+
+    def _may_propose(self, token_id: int) -> bool:
+        return token_id < self._width and token_id not in self._masked
 
     def _proposable_logits(self, logits: FloatArray) -> FloatArray:
         """Cut a row ``[vocab]`` of the draft to what it may propose; other entries before the cut become ``-inf``."""

@@ -138,8 +138,8 @@ class DecodingLoop:
             QueueFullError: as many wait as may.
         """
         try:
-            self._check(prompt_ids, params)
-            verifier = verifier or make_verifier(speculation.verify, params)
+            self._check(prompt_ids, params, rules)
+            verifier = verifier or make_verifier(speculation.verify, params, len(prompt_ids))
             request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache)
             self._policy.check(request)
             self._roster.add(request, read)
@@ -238,7 +238,7 @@ class DecodingLoop:
         for observer in self._observers:
             observer.observe(record)
 
-    def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def _check(self, prompt_ids: Sequence[int], params: SamplingParams, rules: StopRules) -> None:
         """Refuse what could never be decoded."""
         capabilities, vocab_size = self._engine.capabilities, self._engine.vocabulary.size
         if not prompt_ids:
@@ -258,6 +258,15 @@ class DecodingLoop:
                 raise InputError(f"logit bias for token id {token_id}, which is not in the vocabulary of {vocab_size}")
         if list(params.logit_bias.values()).count(-math.inf) >= vocab_size:
             raise InputError("logit biases of -inf ban every token: lift one")
+        budget = params.reasoning_budget
+        named = {
+            "the reasoning budget": () if budget is None else (*budget.start, *budget.end, *budget.forced),
+            "preserved_ids": rules.preserved_ids,
+        }
+        for name, token_ids in named.items():
+            for token_id in token_ids:
+                if token_id >= vocab_size:
+                    raise InputError(f"token id {token_id} of {name} is not in the vocabulary of {vocab_size}")
 
     def _refuse_within_a_round(self, what: str) -> None:
         if self._busy:

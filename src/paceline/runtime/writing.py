@@ -10,6 +10,8 @@ from paceline.engines.base import Vocabulary
 def write(request: Request, token_id: int, source: str, vocabulary: Vocabulary) -> None:
     """Add to the answer's text what a token spells, as far as that is final."""
     token_bytes = vocabulary.token_bytes(token_id)
+    if not token_bytes and token_id in request.rules.preserved_ids:
+        token_bytes = vocabulary.token_spelling(token_id) or b""
     request.segments += request.text.push(token_bytes, source)
     if request.rules.stop and not token_bytes:
         # A stop text may name a control token, which adds no bytes.

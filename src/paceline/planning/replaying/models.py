@@ -43,7 +43,7 @@ class TextVerifier(CoupledVerifier):
     """
 
     def __init__(self, params: SamplingParams, num_prompt: int, text: Sequence[int]) -> None:
-        super().__init__(params)
+        super().__init__(params, num_prompt)
         self._num_prompt = num_prompt
         self._text = text
 
