@@ -124,11 +124,14 @@ def decode(
     return answer
 
 
-def text_of(vocabulary: ScriptedVocabulary, token_ids: Sequence[int], stop: Sequence[str]) -> str:
+def text_of(vocabulary: ScriptedVocabulary, token_ids: Sequence[int], rules: StopRules) -> str:
     """Return the text of an answer that was ended from outside after ``token_ids``."""
-    stream = TextStream(stop)
+    stream = TextStream(rules.stop)
     segments = []
     for token_id in token_ids:
+        if token_id in rules.preserved_ids:
+            segments += stream.push(vocabulary.token_spelling(token_id) or b"", "")
+            continue
         segments += stream.push(vocabulary.token_bytes(token_id), "")
         if token_id in vocabulary.end_ids:
             segments += stream.push_control(vocabulary.token_spelling(token_id) or b"", "")

@@ -17,52 +17,9 @@ from paceline.core.reasoning import BudgetKeeper, ReasoningBudget
 from paceline.core.sampling import RowSampler
 from paceline.core.tree import ROOT, DraftTree
 from paceline.core.verify import make_verifier
+from tests.reasoning_machine import Machine
 
 START, END = (7,), (8, 9)
-
-
-class Machine:
-    """Counts and matches token by token: an answer that it was told has one state, whatever was asked before."""
-
-    def __init__(self, budget: ReasoningBudget) -> None:
-        self._budget = budget
-        self._closing = budget.forced or budget.end
-        self._since: list[int] = []
-        self._left: list[int] = []
-        self._open = False
-        if budget.begun:
-            self._begin()
-
-    def _begin(self) -> None:
-        self._open, self._since, self._left = True, [], []
-        self._spend()
-
-    def _spend(self) -> None:
-        if len(self._since) == self._budget.tokens:
-            said = max(
-                n for n in range(len(self._closing)) if self._since[len(self._since) - n :] == list(self._closing[:n])
-            )
-            self._left = list(self._closing[said:])
-
-    def tell(self, token_id: int) -> None:
-        if self._left:
-            self._left.pop(0)
-            if not self._left:
-                self._open, self._since = False, []
-            return
-        self._since.append(token_id)
-        marker = list(self._budget.end if self._open else self._budget.start)
-        if marker and self._since[-len(marker) :] == marker:
-            if self._open:
-                self._open, self._since = False, []
-            else:
-                self._begin()
-        elif self._open:
-            self._spend()
-
-    @property
-    def forced(self) -> int | None:
-        return self._left[0] if self._left else None
 
 
 def by_machine(budget: ReasoningBudget, answer: Sequence[int]) -> int | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -321,6 +322,23 @@ def build_policy(scene: Scene, setup: Setup, rng: random.Random, costs: SteepCos
 @settings(max_examples=NUM_SCENES)
 @given(scene=scenes())
 def test_speculative_is_plain(scene: Scene, tally: Tally) -> None:
+    check_scene(scene, tally)
+
+
+Asked: TypeAlias = tuple[SamplingParams, StopRules]
+Amend: TypeAlias = Callable[[random.Random, Answer, ScriptedVocabulary], Asked]
+"""Makes another request of one that was decoded plainly."""
+Watch: TypeAlias = Callable[[Policy], WatchingPolicy]
+
+
+def check_scene(
+    scene: Scene,
+    tally: Tally,
+    *,
+    amend: Amend | None = None,
+    watch: Callable[[Policy], WatchingPolicy] = WatchingPolicy,
+) -> None:
+    """Decode a scene's requests plainly and then in each of its setups, and compare."""
     rng = random.Random(scene.seed)
     model = build_model(scene, rng)
     end_ids = rng.sample(range(scene.vocab_size), rng.randint(0, 2)) if scene.vocab_size > 4 else []
@@ -339,9 +357,12 @@ def test_speculative_is_plain(scene: Scene, tally: Tally) -> None:
             stop=tuple(rng.sample(STOP_TEXTS, rng.randint(1, 3))) if scene.stops else (),
             ignore_end=scene.calm or rng.random() < 0.5,
         )
-        plain.append(decode(engine, prompt, build_params(scene, rng, index), rules))
+        answer = decode(engine, prompt, build_params(scene, rng, index), rules)
+        if amend is not None:
+            answer = decode(engine, prompt, *amend(rng, answer, vocabulary))
+        plain.append(answer)
     for setup in scene.setups:
-        assert_equals_plain(scene, setup, model, vocabulary, context_length, plain, tally)
+        assert_equals_plain(scene, setup, model, vocabulary, context_length, plain, tally, watch)
 
 
 def assert_equals_plain(
@@ -352,6 +373,7 @@ def assert_equals_plain(
     context_length: int,
     plain: Sequence[Answer],
     tally: Tally,
+    watch: Watch,
 ) -> None:
     """Decode the requests of ``plain`` together and speculatively, some cancelled on the way, and compare."""
     rng = random.Random(setup.seed)
@@ -379,7 +401,7 @@ def assert_equals_plain(
         cells=cells,
     )
     drafters = list(build_drafters(scene, setup, rng, model, plain))
-    policy = WatchingPolicy(build_policy(scene, setup, rng, costs))
+    policy = watch(build_policy(scene, setup, rng, costs))
     loop = DecodingLoop(engine, drafters, policy, clock=engine.clock, growth=rng.choice((0, 0, 3, 16)))
     joins = [0, *(rng.randint(0, 6) for _ in range(num_requests - 1))]
     cancels = {index: rng.randint(0, 8) for index in range(num_requests) if setup.cancels and rng.random() < 0.4}
@@ -411,7 +433,7 @@ def assert_equals_plain(
         if answer.finish_reason == "cancelled":
             assert index in cancels
             assert answer.token_ids == expected.token_ids[: len(answer.token_ids)]
-            assert answer.text == text_of(vocabulary, answer.token_ids, expected.request.rules.stop)
+            assert answer.text == text_of(vocabulary, answer.token_ids, expected.request.rules)
             tally.cut_short[answer.finish_reason] += 1
         else:
             assert answer.token_ids == expected.token_ids

@@ -100,8 +100,8 @@ class _Uniform:
 class EnumeratedVerifier(RejectionVerifier):
     """The real verifier with its dice replaced."""
 
-    def __init__(self, params: SamplingParams, chooser: Chooser) -> None:
-        super().__init__(params)
+    def __init__(self, params: SamplingParams, num_prompt: int, chooser: Chooser) -> None:
+        super().__init__(params, num_prompt)
         self._chooser = chooser
         self._rng: Any = self
 
@@ -135,7 +135,7 @@ def text_distribution(
         loop = DecodingLoop(engine, make_drafters(), policy, clock=engine.clock)
         rules = StopRules(num_tokens, ignore_end=True)
         others = [loop.add(prompt, SamplingParams(0.0), rules) for _ in range(num_requests - 1)]
-        rejection, verifier = SpeculationParams(verify="rejection"), EnumeratedVerifier(params, chooser)
+        rejection, verifier = SpeculationParams(verify="rejection"), EnumeratedVerifier(params, len(prompt), chooser)
         request = loop.add(prompt, params, rules, rejection, verifier=verifier)
         while request.finish_reason is None:
             loop.step()

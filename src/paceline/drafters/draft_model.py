@@ -355,9 +355,10 @@ class DraftModelDrafter:
         drafted = tree.path_tokens(frontier) if sampler.reads_history else []
         history = [*request.token_ids, *drafted] if sampler.reads_history else ()
         forced = sampler.forced(history)
-        if forced is not None and not self._may_propose(forced):
-            return [], None
         logits = self._proposable_logits(output.logits(row, 0))
+        if forced is not None and (forced >= len(logits) or logits[forced] == -np.inf):
+            # The draft knows no such token.
+            return [], None
         params = request.params
         probability: float | None = None
         if budget.probability or budget.min_probability > 0.0:
@@ -373,9 +374,6 @@ class DraftModelDrafter:
             # Biases ban all that the draft may propose here; the target has more to choose from.
             proposals = []
         return proposals, probability
-
-    def _may_propose(self, token_id: int) -> bool:
-        return token_id < self._width and token_id not in self._masked
 
     def _proposable_logits(self, logits: FloatArray) -> FloatArray:
         """Cut a row ``[vocab]`` of the draft to what it may propose; other entries before the cut become ``-inf``."""

@@ -1,0 +1,147 @@
+"""Answers whose reasoning is cut short by a budget are those of plain decoding, in the scenes of ``test_lossless.py``.
+
+Markers are picked from what a request says without a budget, so that most answers open a reasoning. Some of its control
+tokens are spelled out in the text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+
+from paceline.core.params import StopRules
+from paceline.core.reasoning import ReasoningBudget
+from paceline.core.request import Request
+from paceline.engines.scripted import ScriptedVocabulary
+from paceline.planning.base import Policy, RoundRecord
+from tests.conftest import SUMMARY_LINES
+from tests.helpers import Answer, WatchingPolicy
+from tests.reasoning_machine import Machine
+from tests.runtime import test_lossless
+from tests.runtime.test_lossless import Asked, Scene, Tally, scenes
+from tests.tiers import by_tier
+
+NUM_SCENES = by_tier(300, quick=80)
+LEAST = {
+    "reached inside a draft": by_tier(2000, quick=300),
+    "end partly drafted": by_tier(700, quick=130),
+    "end split between rounds": by_tier(600, quick=150),
+    "start split between rounds": by_tier(400, quick=70),
+    "drafts refuted by the budget": by_tier(500, quick=80),
+    "ended by itself": by_tier(1500, quick=200),
+    "opened again": by_tier(3000, quick=400),
+}
+"""Rounds of each hard case that the examples have to show."""
+LEAST_PREEMPTIONS = by_tier(500, quick=100)
+
+small_head = test_lossless.small_head
+
+
+class ReasoningTally(Tally):
+    """What was compared, and which hard cases came up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cases: Counter[str] = Counter()
+
+
+@pytest.fixture(scope="module")
+def tally() -> ReasoningTally:
+    return ReasoningTally()
+
+
+class ReasoningWatch(WatchingPolicy):
+    """Another policy, and a count of how budgets and drafts met."""
+
+    def __init__(self, inner: Policy, cases: Counter[str]) -> None:
+        super().__init__(inner)
+        self._cases = cases
+
+    def observe(self, record: RoundRecord) -> None:
+        super().observe(record)
+        for request, tree, path, emitted in zip(
+            record.requests, record.trees, record.paths, record.emitted, strict=True
+        ):
+            if request.params.reasoning_budget is not None:
+                stands = tree.candidates(path[-1] if path else 0)
+                self._count(request, request.num_output - emitted, min(len(path), emitted), bool(stands))
+
+    def _count(self, request: Request, before: int, num_accepted: int, drafted_more: bool) -> None:
+        """Count a round that began after ``before`` tokens of the answer and accepted ``num_accepted`` more."""
+        budget = request.params.reasoning_budget
+        assert budget is not None
+        machine, answer = Machine(budget), request.output_ids
+        forced, opened, ended = [], [], []
+        for token_id in answer:
+            was_open = machine.is_open
+            forced.append(machine.forced is not None)
+            machine.tell(token_id)
+            opened.append(machine.is_open and not was_open)
+            ended.append(was_open and not machine.is_open and not forced[-1])
+        drafted_to = before + num_accepted
+        round_ = range(before, len(answer))
+        starts = [at for at in round_ if forced[at] and not (at and forced[at - 1])]
+        cases = self._cases
+        cases["reached inside a draft"] += any(before < at <= drafted_to for at in starts)
+        cases["end partly drafted"] += (
+            num_accepted > 0 and drafted_to < len(answer) and forced[drafted_to - 1] and forced[drafted_to]
+        )
+        cases["end split between rounds"] += num_accepted > 0 and before > 0 and forced[before - 1] and forced[before]
+        cases["drafts refuted by the budget"] += drafted_to < len(answer) and forced[drafted_to] and drafted_more
+        cases["ended by itself"] += any(ended[before:])
+        cases["opened again"] += any(opened[at] and any(opened[:at]) for at in round_)
+        cases["start split between rounds"] += num_accepted > 0 and any(
+            opened[at] and at - len(budget.start) + 1 < before < at + 1 for at in range(before, drafted_to)
+        )
+
+
+def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) -> Asked:
+    """Ask for what was answered with a budget, if any, and with control tokens written out."""
+    rules = answer.request.rules
+    controls = sorted(vocabulary.end_ids)
+    rules = StopRules(rules.max_tokens, rules.stop, rules.ignore_end, tuple(controls[: rng.randint(0, 2)]))
+    params = answer.request.params
+    if rng.random() < 0.1:
+        return params, rules
+
+    def some(most: int) -> tuple[int, ...]:
+        """Return tokens that the answer has in a row, where it has any."""
+        first = rng.randrange(len(answer.token_ids))
+        return tuple(answer.token_ids[first : first + rng.randint(1, most)])
+
+    def any_tokens(least: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(vocabulary.size) for _ in range(rng.randint(least, 4)))
+
+    budget = ReasoningBudget(
+        rng.choice((0, 1, 2, 3, 5, 8)),
+        some(2),
+        some(3) if rng.random() < 0.5 else any_tokens(1),
+        begun=rng.random() < 0.4,
+        forced=any_tokens(0) if rng.random() < 0.3 else (),
+    )
+    return dataclasses.replace(params, reasoning_budget=budget), rules
+
+
+@settings(max_examples=NUM_SCENES)
+@given(scene=scenes())
+def test_reasoning_under_a_budget_is_plain(scene: Scene, tally: ReasoningTally) -> None:
+    test_lossless.check_scene(scene, tally, amend=amend, watch=lambda inner: ReasoningWatch(inner, tally.cases))
+
+
+def test_enough_hard_cases_came_up(tally: ReasoningTally, request: pytest.FixtureRequest) -> None:
+    """A proof by examples needs enough examples of every way in which a budget and drafts can meet."""
+    if not tally.finished:
+        pytest.skip("the property test did not run")
+    line = (
+        f"reasoning: {tally.finished} requests equal to plain decoding, ended by {dict(tally.reasons)}, "
+        f"{tally.preemptions} preempted; rounds by case {dict(tally.cases)}"
+    )
+    request.config.stash[SUMMARY_LINES].append(line)
+    for case, least in LEAST.items():
+        assert tally.cases[case] >= least, line
+    assert tally.preemptions >= LEAST_PREEMPTIONS
+    assert {"stop", "end", "length", "context"} <= set(tally.reasons)
