@@ -22,6 +22,7 @@ from paceline.core.params import (
     SpeculationParams,
     StopRules,
 )
+from paceline.core.reasoning import ReasoningBudget
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.cache import CACHE_VARIABLE
 from paceline.models.description import describe
@@ -56,10 +57,14 @@ def test_options_reach_the_part_they_belong_to() -> None:
             "speculate": False,
             "cache_prompt": False,
             "namespace": "a tenant",
+            "preserved_ids": np.array([7, 8]),
+            "reasoning_budget": ReasoningBudget(5, (7,), (8,)),
         }
     )
     assert cache == CacheParams(False, "a tenant")
-    assert (params, rules) == (SamplingParams(temperature=0.5, seed=3), StopRules(9, ("a",)))
+    budget = ReasoningBudget(5, (7,), (8,))
+    assert params == SamplingParams(temperature=0.5, seed=3, reasoning_budget=budget)
+    assert rules == StopRules(9, ("a",), preserved_ids=(7, 8))
     assert speculation == SpeculationParams(speculate=False)
     assert read_options({"stop": ["a", "b"]}).rules.stop == ("a", "b")
     assert read_options({"order": list(TRANSFORMERS_ORDER)}).params.order == TRANSFORMERS_ORDER
@@ -104,6 +109,9 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
         ({"order": 5}, "order is 5"),
         ({"drafters": []}, "no drafter is named"),
         ({"draft_max": 0}, "draft-max 0: the least is 1"),
+        ({"preserved_ids": "[THINK]"}, "preserved_ids is '.THINK.': give a sequence of token ids"),
+        ({"preserved_ids": [3, -1]}, "preserved_ids has token id -1: give ids of 0 or more"),
+        ({"reasoning_budget": 5}, "the reasoning budget is 5: give a ReasoningBudget, or None"),
         ({"verify": "trust"}, "unknown verifier 'trust': choose from coupled, rejection"),
     ],
 )

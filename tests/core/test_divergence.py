@@ -7,6 +7,7 @@ import pytest
 
 from paceline.core.divergence import first_difference, judge_divergence
 from paceline.core.params import SamplingParams
+from paceline.core.reasoning import ReasoningBudget
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -68,3 +69,28 @@ def test_a_token_at_the_border_of_a_truncation_is_a_near_tie() -> None:
             assert verdict.verdict == "near-tie"
             return
     raise AssertionError("no seed made the rows disagree")
+
+
+def test_what_a_reasoning_budget_forces_cannot_diverge() -> None:
+    """The budget counts the answer's tokens and not the prompt's: of three tokens one is the answer's, or none."""
+    budget = ReasoningBudget(1, (), (2,), begun=True)
+    verdict = judge_divergence(
+        1,
+        np.array([1.0, 0.0, -1.0]),
+        np.array([0.0, 1.0, -1.0]),
+        SamplingParams(0.0, reasoning_budget=budget),
+        [0, 0, 1],
+        rounding=0.0,
+        tolerance=2.0,
+    )
+    assert (verdict.plain_token, verdict.speculative_token, verdict.verdict) == (2, 2, "bug")
+    free = judge_divergence(
+        0,
+        np.array([1.0, 0.0, -1.0]),
+        np.array([0.0, 1.0, -1.0]),
+        SamplingParams(0.0, reasoning_budget=budget),
+        [0, 0, 1],
+        rounding=0.0,
+        tolerance=2.0,
+    )
+    assert (free.plain_token, free.speculative_token, free.verdict) == (0, 1, "near-tie")

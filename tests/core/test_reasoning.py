@@ -75,7 +75,9 @@ def test_an_answer_is_forced_where_its_budget_is_spent() -> None:
         forced = keeper.forced(text)
         assert (forced is None) == (token_id is not None)
         said.append(forced)
-        text.append(token_id if forced is None else forced)
+        following = token_id if forced is None else forced
+        assert following is not None
+        text.append(following)
     assert [token_id for token_id in said if token_id is not None] == [8, 9, 8, 9]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.core.errors import ClosedError, InputError
 from paceline.core.params import SamplingParams, StopRules, VerifierName
+from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, DraftJob
@@ -280,6 +281,35 @@ def test_what_the_target_does_not_share_is_never_proposed(
             assert candidate.draft_probs.sum() == pytest.approx(1.0)
             assert candidate.token_id in np.flatnonzero(candidate.draft_probs)
             assert shared.issuperset(np.flatnonzero(candidate.draft_probs))
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_says_what_the_reasoning_budget_forces(temperature: float, verifier: VerifierName) -> None:
+    """Else it would be turned down there, and each time with all that was drafted after it."""
+    params = SamplingParams(
+        temperature, 1, 1.0, 0.0, logit_bias={7: -np.inf}, reasoning_budget=ReasoningBudget(2, (), (7, 3), begun=True)
+    )
+    drafter = drafter_for(RecordingEngine())
+    request = request_of([5, 0], params, verifier=verifier)
+    drafter.begin(request)
+    (tree,) = grow(drafter, [request], DraftBudget(5, min_probability=0.2, probability=True))
+    assert tree.token_ids == [0, 1, 2, 7, 3, 4]
+    assert [evidence.probability == 1.0 for evidence in tree.evidence[1:]] == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("lacking", [12, 4])
+def test_a_draft_goes_no_further_than_a_forced_token_that_it_lacks(
+    lacking: int, temperature: float, verifier: VerifierName
+) -> None:
+    budget = ReasoningBudget(1, (), (7, lacking), begun=True)
+    drafter = DraftModelDrafter(RecordingEngine(), target_vocab_size=20, unshared_ids=[4])
+    request = request_of([0], SamplingParams(temperature, 1, reasoning_budget=budget), verifier=verifier)
+    drafter.begin(request)
+    (tree,) = grow(drafter, [request], DraftBudget(5))
+    assert tree.token_ids == [0, 1, 7]
 
 
 def test_rows_that_differ_in_padding_only_are_not_copied() -> None:

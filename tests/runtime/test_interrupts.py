@@ -11,6 +11,7 @@ import pytest
 
 from paceline.core.arrays import Float64Array
 from paceline.core.params import SamplingParams, StopRules
+from paceline.core.reasoning import BudgetKeeper, ReasoningBudget
 from paceline.core.request import Request
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -159,3 +160,30 @@ def test_an_interrupt_at_any_line_of_a_round_changes_no_answer_and_leaves_nothin
             assert request.finish_reason == expected.finish_reason
         assert cancelled.output_ids == undisturbed[2].output_ids[: cancelled.num_output]
         assert cancelled.finish_reason == "cancelled"
+
+
+def test_an_interrupt_at_any_line_leaves_a_reasoning_budget_what_it_was() -> None:
+    texts = [
+        [7, 1, 1],
+        [7, 1, 1, 8, 9, 3, 7, 2, 2],
+        [7, 1, 8, 9, 7, 1, 8],
+        [1, 7, 1, 1, 8],
+        [7, 1, 1, 8, 9, 3, 7, 2, 2, 8],
+    ]
+
+    def ask(tracer: LineTracer) -> list[int | None]:
+        keeper, said = BudgetKeeper(ReasoningBudget(2, (7,), (8, 9)), 0), []
+        for text in texts:
+            try:
+                with tracer:
+                    said.append(keeper.forced(text))
+            except KeyboardInterrupt:
+                said.append(keeper.forced(text))
+        return said
+
+    uninterrupted = LineTracer(at=0)
+    undisturbed = ask(uninterrupted)
+    assert undisturbed == [8, 8, 9, 9, 9]
+    assert uninterrupted.lines > 200
+    for at in range(1, uninterrupted.lines + 1):
+        assert ask(LineTracer(at)) == undisturbed, f"interrupted before line {at}"

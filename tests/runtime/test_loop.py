@@ -12,6 +12,7 @@ import pytest
 
 from paceline.core.errors import ContextLengthError, InputError, QueueFullError, SamplingError
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
+from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import SOURCE_TARGET, Emission, Request
 from paceline.drafters.base import Drafter, DraftJob
 from paceline.engines.base import Step
@@ -20,6 +21,7 @@ from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
+from paceline.runtime.writing import take_back
 from tests.helpers import PLAIN_PARAMS, ForcedDrafter, decode
 
 GREEDY = SamplingParams(0.0)
@@ -231,6 +233,39 @@ class TestLimits:
             assert answer.text == text
             assert answer.finish_reason == ("length" if text == "134" else "stop")
 
+    @pytest.mark.parametrize(
+        ("stop", "text"), [((), "1234"), (("2",), "1"), (("12",), ""), (("23",), "1"), (("13",), "1234")]
+    )
+    def test_a_preserved_control_token_is_text(self, stop: tuple[str, ...], text: str) -> None:
+        engine = counting_engine(end_ids=[2, 4])
+        drafter = ForcedDrafter(lambda request: [[2, 3, 4]])
+        for drafters in ([], [drafter]):
+            rules = StopRules(4, stop=stop, ignore_end=True, preserved_ids=(2, 4))
+            answer = decode(engine, [0], GREEDY, rules, drafters=drafters, policy=FixedPolicy(5))
+            assert answer.text == text
+            assert answer.finish_reason == ("length" if text == "1234" else "stop")
+
+    def test_only_control_tokens_that_are_named_are_preserved(self) -> None:
+        rules = StopRules(5, ignore_end=True, preserved_ids=(4, 3))
+        answer = decode(counting_engine(end_ids=[2, 4]), [0], GREEDY, rules)
+        assert [(segment.text, segment.source) for segment in answer.request.segments] == [
+            (text, SOURCE_TARGET) for text in "1345"
+        ]
+
+    def test_an_end_token_is_not_text_even_if_preserved(self) -> None:
+        answer = decode(counting_engine(end_ids=[2]), [0], GREEDY, StopRules(4, preserved_ids=(2,)))
+        assert (answer.token_ids, answer.text, answer.finish_reason) == ([1, 2], "1", "end")
+
+    def test_what_is_taken_back_is_written_again_with_its_control_tokens(self) -> None:
+        vocabulary = ScriptedVocabulary([b"a", b"[x]", b"b"], end_ids=[1])
+        engine = ScriptedEngine(table_model(np.roll(np.eye(3), 1, axis=1)), vocabulary)
+        loop = counting_loop(engine)
+        request = loop.add([2], GREEDY, StopRules(9, ignore_end=True, preserved_ids=(1,)))
+        for _ in range(6):
+            loop.step()
+        take_back(request, 6, vocabulary)
+        assert [segment.text for segment in request.segments] == ["a", "[x]", "b", "a", "[x]"]
+
     def test_an_end_token_ends_before_a_stop_text_that_names_it(self) -> None:
         answer = decode(counting_engine(end_ids=[2]), [0], GREEDY, StopRules(4, stop=("2",)))
         assert (answer.token_ids, answer.text, answer.finish_reason) == ([1, 2], "1", "end")
@@ -399,6 +434,12 @@ class TestAdmission:
             ([-1], GREEDY, InputError, "token id -1 is not in the vocabulary of 10"),
             ([1], SamplingParams(logit_bias={10: 1.0}), InputError, "logit bias for token id 10"),
             ([1], SamplingParams(logit_bias=dict.fromkeys(range(10), -math.inf)), InputError, "ban every token"),
+            (
+                [1],
+                SamplingParams(reasoning_budget=ReasoningBudget(3, (1,), (2, 11))),
+                InputError,
+                "token id 11 of the reasoning budget is not in the vocabulary of 10",
+            ),
         ],
     )
     def test_bad_requests_are_refused(
@@ -410,6 +451,10 @@ class TestAdmission:
             loop.add(prompt, params, StopRules())
         assert loop.active == []
         engine.open()  # nothing was left open
+
+    def test_a_token_to_preserve_is_one_of_the_vocabulary(self) -> None:
+        with pytest.raises(InputError, match="token id 10 of preserved_ids is not in the vocabulary of 10"):
+            counting_loop(counting_engine()).add([1], GREEDY, StopRules(preserved_ids=(3, 10)))
 
     def test_more_requests_than_sequences_wait(self) -> None:
         loop = counting_loop(counting_engine(max_sequences=2))
