@@ -68,6 +68,7 @@ __all__ = [
     "Vocabulary",
     "VocabularyMismatchError",
     "from_environment",
+    "from_hub",
     "load",
 ]
 
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
         Vocabulary,
     )
     from paceline.engines.loading import DraftOptions, ModelOptions
+    from paceline.models.hub.fetch import from_hub
     from paceline.options import Environment, from_environment
     from paceline.planning.base import Observer, Policy, PolicyBase, RoundCosts, RoundRecord
     from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
@@ -148,6 +150,7 @@ else:
             "Vocabulary",
         ),
         "paceline.engines.loading": ("DraftOptions", "ModelOptions"),
+        "paceline.models.hub.fetch": ("from_hub",),
         "paceline.options": ("Environment", "from_environment"),
         "paceline.planning.base": ("Observer", "Policy", "PolicyBase", "RoundCosts", "RoundRecord"),
         "paceline.planning.policies.fixed": ("NO_SPECULATION", "FixedPolicy"),

@@ -3,7 +3,7 @@
 The table is the fields of the dataclasses themselves (:mod:`paceline.core.fields`)::
 
     SamplingParams, StopRules, SpeculationParams, CacheParams     of a request
-    ModelOptions, DraftOptions                                    of the models
+    ModelOptions, DraftOptions, HubOptions                        of the models
 
 :class:`~paceline.api.GenerateOptions` spells those of a request out for type checkers, and a test holds it to them.
 
@@ -27,6 +27,7 @@ from paceline.core.fields import Field, fields_of, read_text
 from paceline.core.numbers import shown
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName, draw_seed
 from paceline.engines.loading import DraftOptions, ModelOptions, own_context
+from paceline.models.hub.asked import HubModel, HubOptions
 
 if TYPE_CHECKING:
     from paceline.api import GenerateOptions
@@ -108,32 +109,56 @@ class ModelChoice:
     """The models that were named from outside, and how they run.
 
     Attributes:
-        target: what the target was called; ``None`` where none was named.
+        target: what the target was called, or where the hub has it; ``None`` where none was named.
         settings: how the target runs, but for its path and ``whole_context``.
         whole_context: whether the target gets all the context that it was made for.
         draft: what the draft model was called, and how it runs.
+        hub_draft: where the hub has the draft model, where that was named instead.
     """
 
-    target: str | Path | None
+    target: str | Path | HubModel | None
     settings: ModelOptions
     whole_context: bool
     draft: DraftOptions
+    hub_draft: HubModel | None = None
 
     @classmethod
-    def of(cls, target: Mapping[str, Any], draft: Mapping[str, Any]) -> ModelChoice:
-        """Return the choice that values make, by the fields of :class:`ModelOptions` and :class:`DraftOptions`.
+    def of(
+        cls, target: Mapping[str, Any], draft: Mapping[str, Any], hub: Mapping[str, Any] | None = None
+    ) -> ModelChoice:
+        """Return the choice that values make.
 
-        A ``context_length`` of 0 is all that the model was made for.
+        Args:
+            target: by the fields of :class:`ModelOptions`; a ``context_length`` of 0 is all that the model was made
+                for.
+            draft: by the fields of :class:`DraftOptions`.
+            hub: by the fields of :class:`~paceline.models.hub.asked.HubOptions`.
 
         Raises:
-            InputError: a value cannot be used.
+            InputError: a value cannot be used, or a model is named in two ways.
         """
         given = dict(target)
         path = given.pop("path", None)
+        of_hub = HubOptions(**(hub or {}))
+        hub_target, hub_draft = of_hub.target(), of_hub.draft()
+        for flag, is_both in (
+            ("", path is not None and hub_target is not None),
+            ("d", draft.get("path") is not None and hub_draft is not None),
+        ):
+            if is_both:
+                raise InputError(
+                    f"-m{flag} and -hf{flag} both name the {'draft model' if flag else 'target'}: leave out one"
+                )
         whole_context = given.get("context_length") == 0
         if whole_context:
             del given["context_length"]
-        return cls(path, ModelOptions("", **given), whole_context, DraftOptions(**draft))
+        named = path if hub_target is None else hub_target
+        return cls(named, ModelOptions("", **given), whole_context, DraftOptions(**draft), hub_draft)
+
+    @property
+    def named_draft(self) -> str | Path | HubModel | None:
+        """What the draft model was called, or where the hub has it; ``None`` where none was named."""
+        return self.draft.path if self.hub_draft is None else self.hub_draft
 
     def target_options(self, path: str | Path) -> ModelOptions:
         """Return how to run the target.
@@ -161,16 +186,18 @@ class Environment:
         request: options of a call, for ``model.generate(prompt, **environment.request)``.
         target: by the fields of :class:`ModelOptions`; a ``context_length`` of 0 is all that the model was made for.
         draft: by the fields of :class:`DraftOptions`.
+        hub: by the fields of :class:`~paceline.models.hub.asked.HubOptions`.
     """
 
     request: GenerateOptions
     target: Mapping[str, Any]
     draft: Mapping[str, Any]
+    hub: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def models(self) -> ModelChoice:
-        """The models that are named there, and how they run."""
-        return ModelChoice.of(self.target, self.draft)
+        """The models that are named there, and how they run; :func:`paceline.from_hub` fetches those of the hub."""
+        return ModelChoice.of(self.target, self.draft, self.hub)
 
 
 def from_environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -190,13 +217,14 @@ def from_environment(variables: Mapping[str, str] | None = None) -> Environment:
         request.update(_read(variables, part, _PREFIX, functools.partial(_made, part)))
     target = _read(variables, ModelOptions, _PREFIX, lambda given: ModelChoice.of(given, {}))
     draft = _read(variables, DraftOptions, _DRAFT_PREFIX, lambda given: ModelChoice.of({}, given))
-    return Environment(cast("GenerateOptions", request), target, draft)
+    hub = _read(variables, HubOptions, _PREFIX, lambda given: ModelChoice.of({}, {}, given))
+    return Environment(cast("GenerateOptions", request), target, draft, hub)
 
 
 def variables_of_the_table() -> dict[str, Field]:
     """Return the field that each environment variable sets, by the variable's name."""
     found: dict[str, Field] = {}
-    for part in (*REQUEST_PARTS, ModelOptions):
+    for part in (*REQUEST_PARTS, ModelOptions, HubOptions):
         found.update(_variables(part, _PREFIX))
     found.update(_variables(DraftOptions, _DRAFT_PREFIX))
     return found

@@ -24,6 +24,7 @@ from paceline.bench.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_n
 from paceline.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, Sizes, check_room, check_workload_names
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
+from paceline.cli.downloads import located
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
@@ -32,6 +33,7 @@ from paceline.cli.options import (
     WITHOUT_DRAFT_MODEL,
     check_outputs,
     is_given,
+    names_draft_model,
     refuse_given,
     with_options,
 )
@@ -40,7 +42,6 @@ from paceline.core.params import SamplingParams
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
 from paceline.engines.loading import ModelOptions, foreseen_context_length, reader_of
 from paceline.machine import machine
-from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.options import ModelChoice
 from paceline.output import whole_file
@@ -191,7 +192,7 @@ def bench(
     if limit_s is not None and not limit_s > 0:
         raise InputError(f"--time-limit {limit_s:g}: give more than 0 seconds")
     given = {name for name in ("workloads", "tokens", "prompts") if is_given(context, name)}
-    uses_draft_model = models.draft.path is not None or models.target is None
+    uses_draft_model = models.named_draft is not None or models.target is None
     settings = BenchSettings(
         workloads=_chosen(workloads, QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
         variants=_chosen(variants, tuple(name for name in VARIANT_NAMES if not quick or name in (STATIC, AUTO))),
@@ -217,19 +218,19 @@ def bench(
     if "draft" in settings.drafters and not uses_draft_model:
         raise InputError("drafter 'draft' needs a draft model: name one with -md, or leave it out of --drafters")
     if "draft" not in settings.drafters:
-        if is_given(context, "draft_path"):
+        if names_draft_model(context):
             raise InputError("a draft model is given but 'draft' is not among --drafters: add it, or leave out -md")
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
     server = None if against is None else _named_server(against, settings.workloads)
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     check_outputs({"--json": json_file, "--html": html})
-    target_options = models.target_options(embedded_target() if models.target is None else resolve(models.target))
+    target_options = models.target_options(embedded_target() if models.target is None else located(models.target))
     if limit_s is None or "tokens" in given:
         # Before the models are loaded and passes are measured; within a time limit answers may become shorter.
         check_room(settings.workloads, Sizes(settings.tokens, foreseen_context_length(target_options)))
     draft_options = None
     if "draft" in settings.drafters:
-        draft_path = embedded_draft() if models.draft.path is None else resolve(models.draft.path)
+        draft_path = embedded_draft() if models.named_draft is None else located(models.named_draft)
         draft_options = models.draft_options(target_options, draft_path)
     versions = machine()
     if server is not None:

@@ -1,4 +1,4 @@
-"""``paceline models``: what there is to run, the embedded pair and the local cache."""
+"""``paceline models``: what there is to run, the embedded pair, the local cache and that of the hub."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from paceline.models.cache import NamedModel, complete_model, models_folder, nam
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_target
 from paceline.models.gguf_model import part_paths
+from paceline.models.hub.local import hub_folder
 from paceline.terminal_text import printable, printable_line
 
 EPILOG = """[bold]Examples[/bold]
@@ -59,20 +60,27 @@ def list_models(
     folder = models_folder()
     if as_json:
         listed = [
-            {"name": model.name, "embedded": model.embedded, "path": str(model.path), **_json(what)}
+            {
+                "name": model.name,
+                "embedded": model.embedded,
+                "of_hub": model.of_hub,
+                "path": str(model.path),
+                **_json(what),
+            }
             for model, what in models
         ]
-        print_json({"folder": str(folder), "models": listed})
+        print_json({"folder": str(folder), "hub_folder": str(hub_folder()), "models": listed})
         return
     console = output_console()
     console.print(f"embedded in paceline, {embedded_target().parent}", style="bold", markup=False)
     _print_models(console, {model.name: what for model, what in models if model.embedded})
-    cached = {model.name: what for model, what in models if not model.embedded}
-    console.print(f"\ncached on this machine, {folder}", style="bold", markup=False)
-    if cached:
-        _print_models(console, cached)
-    else:
-        console.print("  nothing yet", style="dim")
+    for title, of_hub in ((f"cached on this machine, {folder}", False), (f"from the hub, {hub_folder()}", True)):
+        console.print(f"\n{title}", style="bold", markup=False)
+        cached = {model.name: what for model, what in models if not model.embedded and model.of_hub is of_hub}
+        if cached:
+            _print_models(console, cached)
+        else:
+            console.print("  nothing yet", style="dim")
     console.print("\nUse a name with -m or -md; see its card with: paceline models show NAME", style="dim")
 
 
@@ -119,10 +127,8 @@ def remove_model(
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
 ) -> None:
-    """Delete a model from the local cache."""
-    path = removable(name).path
-    others = len(part_paths(path)) - 1
-    what = f"{path} and {_counted(others, 'other part')}" if others else str(path)
+    """Delete a model from the local cache, or from the hub's; of the latter, what other models share stays."""
+    what = _said_of(removable(name))
     if not yes:
         if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
             raise InputError(f"{what} would be deleted, and nobody is here to say yes: add --yes")
@@ -130,6 +136,16 @@ def remove_model(
             return
     remove(name)
     error_console().print(f"deleted {what}", markup=False)
+
+
+def _said_of(model: NamedModel) -> str:
+    """Say what removing a model deletes."""
+    if model.of_hub:
+        from paceline.models.hub.removal import removal  # imports huggingface_hub
+
+        return f"{model.name}, {_scaled(removal(model.path).num_bytes, _BYTES)} in the hub's cache {hub_folder()}"
+    others = len(part_paths(model.path)) - 1
+    return f"{model.path} and {_counted(others, 'other part')}" if others else str(model.path)
 
 
 @app.command("path", epilog=EPILOG)

@@ -27,6 +27,7 @@ from paceline.core.fields import Field, fields_of, read_texts, stood_for
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.cache import complete_model
+from paceline.models.hub.asked import HubOptions
 from paceline.options import REQUEST_PARTS, Environment, ModelChoice, from_environment, read_options
 from paceline.output import check_parent
 from paceline.planning.policies.fixed import FixedPolicy
@@ -34,11 +35,15 @@ from paceline.planning.policies.fixed import FixedPolicy
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 _DRAFT: Final = "draft_"
+_HUB: Final = "hub_"
+
+NAMES_OF_THE_DRAFT_MODEL: Final = ("draft_path", "hub_draft_repo")
+"""Parameters that name a draft model."""
 
 OF_THE_DRAFT_MODEL: Final = tuple(_DRAFT + field.name for field in fields_of(DraftOptions) if field.name != "path")
 """Parameters that say how a draft model runs."""
 
-WITHOUT_DRAFT_MODEL: Final = "has no effect without a draft model: name one with -md"
+WITHOUT_DRAFT_MODEL: Final = "has no effect without a draft model: name one with -md or -hfd"
 """Why these are refused where there is none."""
 
 ENVIRONMENT_NOTE: Final = (
@@ -211,6 +216,8 @@ def _flags_of(part: type, hint: Any) -> list[_Flag]:
             draft = drafts[field.name]
             text = about.draft_help if field.name == "path" and about.draft_help else draft.option.help
             flags.append(_Flag(_DRAFT + field.name, draft, text))
+        if field.name == "path":
+            flags += [_Flag(_HUB + option.name, option, option.option.help) for option in fields_of(HubOptions)]
     return flags
 
 
@@ -231,7 +238,7 @@ def _made(parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environme
         for field in fields_of(DraftOptions):
             if _DRAFT + field.name in given:
                 draft[field.name] = given[_DRAFT + field.name]
-        made[ModelChoice] = ModelChoice.of(target, draft)
+        made[ModelChoice] = ModelChoice.of(target, draft, _of_hub(target, draft, given, environment))
     if FixedPolicy in parts:
         made[FixedPolicy] = FixedPolicy(**_given_of(parts[FixedPolicy], given))
     if not parts.keys().isdisjoint(REQUEST_PARTS):
@@ -241,6 +248,29 @@ def _made(parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environme
         made.update(zip(REQUEST_PARTS, read_options(request), strict=True))
         made[GivenOptions] = GivenOptions(frozenset(request))
     return made
+
+
+def _of_hub(
+    target: dict[str, Any], draft: dict[str, Any], given: Mapping[str, Any], environment: Environment
+) -> dict[str, Any]:
+    """Return what is asked of the hub; a model that the command line names otherwise is not what the environment says.
+
+    Raises:
+        InputError: an option is given for a model of the hub, and none is asked for.
+    """
+    hub = {field.name: given[_HUB + field.name] for field in fields_of(HubOptions) if _HUB + field.name in given}
+    for model, repo, path in ((target, "repo", "path"), (draft, "draft_repo", "draft_path")):
+        if repo in hub and path not in given:
+            model.pop("path", None)
+    named_otherwise = {repo for repo, path in (("repo", "path"), ("draft_repo", "draft_path")) if path in given}
+    if "path" in given or "repo" in hub:
+        named_otherwise.add("file")  # of another repository
+    hub = {name: value for name, value in environment.hub.items() if name not in named_otherwise} | hub
+    if "file" in hub and "repo" not in hub and _HUB + "file" in given:
+        raise InputError("-hff has no effect without -hf: name the file's repository with -hf USER/REPO")
+    if "token" in hub and not {"repo", "draft_repo"} & hub.keys():
+        raise InputError("-hft has no effect without -hf or -hfd: name a model of the hub, or leave it out")
+    return hub
 
 
 def _given_of(flags: Sequence[_Flag], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,6 +290,11 @@ def _listed_together(parameters: Sequence[inspect.Parameter], names: Sequence[st
         elif parameter.name not in moved:
             listed.append(parameter)
     return listed
+
+
+def names_draft_model(context: typer.Context) -> bool:
+    """Return whether the command line names a draft model."""
+    return any(is_given(context, parameter) for parameter in NAMES_OF_THE_DRAFT_MODEL)
 
 
 def is_given(context: typer.Context, parameter: str) -> bool:

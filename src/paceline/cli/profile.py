@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from paceline.cli.display import error_console, output_console, print_json
+from paceline.cli.downloads import located
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
@@ -31,7 +32,6 @@ from paceline.cli.options import (
 )
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import Engine
-from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.options import ModelChoice
 from paceline.output import whole_file
@@ -111,15 +111,15 @@ def profile_command(
     figure_of = None if png is None else _matplotlib_figure()
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     check_outputs({"--json": json_file, "--png": png})
-    named_draft = models.draft.path
+    named_draft = models.named_draft
     if models.target is None and named_draft is None:
         named_draft = embedded_draft()
     if named_draft is None:
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
-    target_options = models.target_options(embedded_target() if models.target is None else resolve(models.target))
+    target_options = models.target_options(embedded_target() if models.target is None else located(models.target))
     draft_options = None
     if named_draft is not None:
-        draft_options = models.draft_options(target_options, resolve(named_draft))
+        draft_options = models.draft_options(target_options, located(named_draft))
     with (
         # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
         interrupts_held() as interrupted,

@@ -15,14 +15,17 @@ from rich.status import Status
 from paceline.api import GenerateOptions, Model, load
 from paceline.cli import exits
 from paceline.cli.display import AnswerWriter, error_console, print_json
+from paceline.cli.downloads import located
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
     ENVIRONMENT_NOTE,
+    NAMES_OF_THE_DRAFT_MODEL,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     GivenOptions,
     ModelFlags,
     is_given,
+    names_draft_model,
     refuse_given,
     with_options,
 )
@@ -33,7 +36,6 @@ from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
 from paceline.engines.loading import check_prompt, reader_of
-from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target
 from paceline.options import ModelChoice, as_options
 from paceline.planning.base import Policy
@@ -51,6 +53,8 @@ paceline run  [dim]# the embedded pair on a text it has not seen[/dim]
 paceline run --sample prose:3 --temp 0.8 --compare
 
 paceline run -m big.gguf -md small.gguf -p "Once upon" -n 200
+
+paceline run -hf ggml-org/gemma-3-1b-it-GGUF:Q8_0 -p "Once upon"  [dim]# fetched once, from the Hugging Face hub[/dim]
 
 paceline run -m big.gguf -f draft.txt --drafters suffix,lookup --temp 0
 
@@ -153,8 +157,8 @@ def run(
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: the least is 1")
     names = speculation.drafters
-    named_draft = models.draft.path
-    if names is not None and "draft" not in names and not is_given(context, "draft_path"):
+    named_draft = models.named_draft
+    if names is not None and "draft" not in names and not names_draft_model(context):
         named_draft = None
     uses_draft_model = named_draft is not None or (models.target is None and (names is None or "draft" in names))
     plain = not speculation.speculate or fixed.draft_max == 0
@@ -168,10 +172,10 @@ def run(
         way_out = "is of policy auto, which is not the one in use: leave it out, or --policy and the --draft-* options"
         refuse_given(context, {"remember": way_out})
     text = read_prompt(prompt, file, sample, escape, embedded=models.target is None)
-    target_options = models.target_options(embedded_target() if models.target is None else resolve(models.target))
+    target_options = models.target_options(embedded_target() if models.target is None else located(models.target))
     if named_draft is None and uses_draft_model and not plain:
         named_draft = embedded_draft()
-    draft_options = None if named_draft is None else models.draft_options(target_options, resolve(named_draft))
+    draft_options = None if named_draft is None else models.draft_options(target_options, located(named_draft))
     check_prompt(target_options, text)
     with (
         # The first interrupt ends measuring at its next step, and an answer at its next round, whose text is kept.
@@ -260,7 +264,7 @@ def _compare(
 
 _OF_A_FIXED_POLICY = {field.name: field.option.flags[0] for field in fields_of(FixedPolicy)}
 _OF_SPECULATION = ("drafters", "policy", "draft_min", "p_min", "siblings", "verify", "remember", "compare")
-_OF_DRAFTING_BY_MODEL = ("draft_path", *OF_THE_DRAFT_MODEL, "siblings")
+_OF_DRAFTING_BY_MODEL = (*NAMES_OF_THE_DRAFT_MODEL, *OF_THE_DRAFT_MODEL, "siblings")
 
 
 def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedPolicy) -> Policy | str:

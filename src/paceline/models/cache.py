@@ -1,4 +1,4 @@
-"""The models that have names: the embedded pair, and what lies in this machine's folder of models.
+"""The models that have names: the embedded pair, what lies in this machine's folder of models, and in the hub's cache.
 
 ::
 
@@ -19,6 +19,8 @@ from platformdirs import user_cache_path
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.gguf_model import is_later_part, part_paths
+from paceline.models.hub.asked import HubModel
+from paceline.models.hub.local import cached_models, find_cached
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 """Environment variable that names another folder for what paceline keeps on this machine."""
@@ -50,21 +52,24 @@ class NamedModel:
     Attributes:
         name: what to call it.
         path: a GGUF file or Hugging Face folder.
-        embedded: it travels with paceline, rather than lying in :func:`models_folder`.
+        embedded: it travels with paceline, rather than lying in a cache.
+        of_hub: it lies in the cache of the Hugging Face hub, which other programs share, rather than in
+            :func:`models_folder`.
     """
 
     name: str
     path: Path
     embedded: bool
+    of_hub: bool = False
 
 
 def named_models() -> list[NamedModel]:
-    """Return all models that have names, the embedded ones first, then the cached ones by name.
+    """Return all models that have names: the embedded ones, the cached ones by name, and those of the hub by name.
 
-    Nothing is opened, so a model may turn out to be unreadable.
+    No weights are opened, so a model may turn out to be unreadable.
 
     Raises:
-        ModelFileError: the cache's folder cannot be listed.
+        ModelFileError: a cache's folder cannot be listed.
     """
     models = [NamedModel("target", embedded_target(), True), NamedModel("draft", embedded_draft(), True)]
     taken = {model.name for model in models}
@@ -74,6 +79,7 @@ def named_models() -> list[NamedModel]:
         name = f"{name}/" if name in taken else name
         taken.add(name)
         models.append(NamedModel(name, path, False))
+    models += [NamedModel(model.name, model.path, False, True) for model in cached_models() if model.name not in taken]
     return models
 
 
@@ -81,6 +87,7 @@ def resolve(model: str | Path) -> Path:
     """Return the path of a model given by path or by name.
 
     A path wins where a model lies at it. A folder that holds none, such as a build's ``target``, does not hide a name.
+    Of the hub's models those in its cache have names, and the hub is not asked (:func:`paceline.from_hub` asks it).
 
     Raises:
         ModelFileError: it is neither; the message lists the names there are.
@@ -100,22 +107,40 @@ def resolve(model: str | Path) -> Path:
             return path  # what opens it knows best what is wrong with it
     except OSError as error:
         raise ModelFileError(f"{model} cannot be read: {error.strerror or error}") from None
+    asked = _as_hub_model(str(model))
+    if asked is not None and (cached := find_cached(asked)) is not None:
+        return cached
+    fetched = "" if asked is None else f"fetch it from the hub with -hf {model}, or "
     names = ", ".join(named.name for named in named_models())
     raise ModelFileError(
-        f"{model} does not exist: give the path of a GGUF file or Hugging Face model folder, or a name among {names}"
+        f"{model} does not exist: {fetched}give the path of a GGUF file or Hugging Face model folder, or a name among "
+        f"{names}"
     )
+
+
+def _as_hub_model(name: str) -> HubModel | None:
+    with contextlib.suppress(InputError):
+        return HubModel.parse(name)
+    return None
 
 
 def remove(name: str) -> Path:
     """Delete a cached model, and return where it lay.
 
     A folder disappears from the cache at once, even if deleting it is interrupted. Of a split model all parts go, the
-    later ones first: while the first is there, the name still stands for what is left to be removed.
+    later ones first: while the first is there, the name still stands for what is left to be removed. Of a model of the
+    hub, what others in its cache share stays.
 
     Raises:
         InputError: the model is an embedded one, no cached model has this name, or the system does not let it go.
     """
-    path = removable(name).path
+    model = removable(name)
+    path = model.path
+    if model.of_hub:
+        from paceline.models.hub.removal import removal
+
+        removal(path).execute()
+        return path
     try:
         if path.is_dir() and not path.is_symlink():
             leaving = path.with_name(f".{path.name}.{os.getpid()}.removed")

@@ -1,0 +1,74 @@
+"""Models that a command names, on this machine: those of the hub are fetched, and how far that is can be seen."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Column
+
+from paceline.cli.display import error_console
+from paceline.models.cache import resolve
+from paceline.models.hub.asked import HubModel
+from paceline.models.hub.fetch import FetchReport, from_hub
+
+_NARROW: Final = 60
+"""Columns of a terminal below which the bar and the size are left out."""
+
+
+def located(model: str | Path | HubModel) -> Path:
+    """Return the path of a model that a command names, fetching it if need be.
+
+    Raises:
+        InputError: there is no such model, or it cannot be had; the message says why, and the way out.
+    """
+    if not isinstance(model, HubModel):
+        return resolve(model)
+    with _download_progress(model) as report:
+        return from_hub(model, report=report)
+
+
+@contextmanager
+def _download_progress(model: HubModel) -> Iterator[FetchReport]:
+    """Yield what is told how much is fetched: a bar on a terminal, else a line when it begins and when it ends."""
+    console = error_console()
+    started_s, first_bytes, last_bytes = None, 0, 0
+    narrow = console.width < _NARROW
+    columns = (
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        *(() if narrow else (BarColumn(bar_width=max(10, console.width // 4)), DownloadColumn())),
+        TextColumn("{task.percentage:.0f}%"),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    progress = Progress(*columns, console=console, transient=True, expand=True, disable=not console.is_terminal)
+    task = progress.add_task("", start=False)
+
+    def report(what: str, done_bytes: int, total_bytes: int) -> None:
+        nonlocal started_s, first_bytes, last_bytes
+        if started_s is None:
+            started_s, first_bytes = time.monotonic(), done_bytes
+            rest = f", of which {_size(done_bytes)} are there" if done_bytes else ""
+            console.print(f"fetching {model}: {_size(total_bytes)}{rest}", markup=False)
+            progress.start()
+            progress.start_task(task)
+        last_bytes = done_bytes
+        progress.update(task, description=os.path.basename(what), completed=done_bytes, total=total_bytes)  # noqa: PTH119
+
+    try:
+        yield report
+    finally:
+        progress.stop()
+    if started_s is not None:
+        seconds = time.monotonic() - started_s
+        console.print(f"fetched {model}: {_size(last_bytes - first_bytes)} in {seconds:.1f} s", markup=False)
+
+
+def _size(num_bytes: int) -> str:
+    """Write a number of bytes with the unit that suits it."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -1,0 +1,146 @@
+"""What is asked of the hub: a repository, and which of its models; and the options that say so."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from paceline.core.errors import InputError
+from paceline.core.fields import Option, setting, take_values
+from paceline.core.numbers import shown
+
+SAFETENSORS: Final = "safetensors"
+"""What stands for the quant where the safetensors folder is meant, in a repository that has GGUF files too."""
+
+_PART: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_REFERENCE: Final = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<quant>[A-Za-z0-9._-]+))?")
+_TOKEN: Final = re.compile(r"[!-~]+")
+
+_OPTION = functools.partial(Option, panel="Models")
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model as it is asked of the hub.
+
+    Attributes:
+        repo: the repository, ``user/repo``.
+        quant: which of its models, such as ``Q8_0`` in any case, or ``safetensors``; empty for the usual one.
+        file: a GGUF file of the repository instead of a quant, by its path in there.
+        token: of the hub; ``None`` for the one that this machine knows.
+        offline: take what the cache has, and ask nobody.
+    """
+
+    repo: str
+    quant: str = ""
+    file: str | None = None
+    token: str | None = field(default=None, repr=False)
+    offline: bool = False
+
+    @classmethod
+    def parse(
+        cls, reference: str, *, file: str | None = None, token: str | None = None, offline: bool = False
+    ) -> HubModel:
+        """Return what ``user/repo[:quant]`` asks for.
+
+        Raises:
+            InputError: it is no such name, names both a quant and a file, or the token cannot be one.
+        """
+        found = _REFERENCE.fullmatch(reference)
+        if found is None or "--" in reference or ".." in reference:
+            raise InputError(
+                f"{shown(reference)} is no model of the hub: give user/repo or user/repo:quant (-hf), such as "
+                "ggml-org/gemma-3-1b-it-GGUF:Q8_0"
+            )
+        quant = found["quant"] or ""
+        if quant and file is not None:
+            raise InputError(f"{reference} names a quant and -hff {file} names a file: leave out one of them")
+        if token is not None and not _TOKEN.fullmatch(token):
+            # Which it is must not be seen in a terminal or a log.
+            raise InputError("the token (-hft) is empty or has spaces in it: give it as huggingface.co shows it")
+        return cls(found["repo"], quant, file, token, offline)
+
+    def __str__(self) -> str:
+        if self.file is not None:
+            return f"{self.repo}/{self.file}"
+        return f"{self.repo}:{self.quant}" if self.quant else self.repo
+
+
+@dataclass(frozen=True, slots=True)
+class HubOptions:
+    """Models that are named by where the hub has them, instead of by path or name.
+
+    Attributes:
+        repo: the target, as ``user/repo[:quant]``.
+        file: the target's file in there, instead of a quant.
+        draft_repo: the draft model, as ``user/repo[:quant]``.
+        token: of the hub; ``None`` for the one that this machine knows.
+        offline: take what the cache has, and ask nobody.
+    """
+
+    repo: str | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            variable="HF_REPO",
+            flags=("-hf", "-hfr", "--hf-repo"),
+            help="Target from the Hugging Face hub: its GGUF file of this quant, else Q4_K_M, Q8_0 or the first; where "
+            "there is none, or for :safetensors, the model's folder.",
+            metavar="USER/REPO[:QUANT]",
+        ),
+    )
+    file: str | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            variable="HF_FILE",
+            flags=("-hff", "--hf-file"),
+            help="GGUF file of -hf, instead of a quant.",
+            metavar="FILE",
+        ),
+    )
+    draft_repo: str | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            variable="DRAFT_HF_REPO",
+            flags=("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"),
+            help="Draft model from the hub.",
+            metavar="USER/REPO[:QUANT]",
+        ),
+    )
+    token: str | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            variable=None,
+            flags=("-hft", "--hf-token"),
+            help="Token of the hub. [dim]\\[HF_TOKEN, or that of hf auth login][/dim]",
+            metavar="TOKEN",
+        ),
+    )
+    offline: bool = setting(
+        False,
+        _OPTION(
+            kind="truth",
+            flags=("--offline",),
+            help="Take models of the hub from the cache on this machine, without a look at the network.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        take_values(self)
+
+    def target(self) -> HubModel | None:
+        """Return the target that is asked for, if one is; raises as :meth:`HubModel.parse` does."""
+        if self.repo is None:
+            return None
+        return HubModel.parse(self.repo, file=self.file, token=self.token, offline=self.offline)
+
+    def draft(self) -> HubModel | None:
+        """Return the draft model that is asked for, if one is; raises as :meth:`HubModel.parse` does."""
+        if self.draft_repo is None:
+            return None
+        return HubModel.parse(self.draft_repo, token=self.token, offline=self.offline)

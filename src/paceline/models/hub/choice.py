@@ -1,0 +1,175 @@
+"""Which files of a repository are the model that is asked for.
+
+Of GGUF files the choice is llama.cpp's (``find_best_model`` in its ``common/download.cpp``): the first file whose path
+has the quant, in any case, before a dot or a dash; without a quant, Q4_K_M, then Q8_0, then the first file there is.
+Where several files have the quant, llama.cpp takes the first. Here the one whose name ends in the quant is taken, as
+``F16`` is also in ``BF16``, and where that leaves several, the user is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from paceline.core.errors import InputError, ModelFileError
+from paceline.models.gguf_model import part_paths
+from paceline.models.hub.asked import SAFETENSORS, HubModel
+from paceline.models.weight_files import INDEX, SINGLE
+
+_USUAL_QUANTS: Final = ("Q4_K_M", "Q8_0")
+_BESIDE_MODELS: Final = re.compile(
+    r"mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-|(?:^|[-_.])(?:lora|adapter)(?:[-_.]|$)", re.IGNORECASE
+)
+"""In names of GGUF files that are no models but belong to one."""
+
+_TAG: Final = re.compile(r"[-.](?P<tag>[A-Za-z0-9_]+)$")
+_SHARD: Final = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_FOLDER_FILES: Final = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*", "README.md")
+_TEMPLATES: Final = "additional_chat_templates"
+_MOST_NAMED: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The files that make up a model.
+
+    Attributes:
+        paths: in the repository; of a split model the first part is the first, of a folder weights are the last.
+        is_folder: whether the model is the folder that these files lie in, rather than the first of them.
+    """
+
+    paths: tuple[str, ...]
+    is_folder: bool
+
+
+def choose(asked: HubModel, paths: Iterable[str]) -> Chosen:
+    """Return the files of a repository that are the model asked for.
+
+    Args:
+        asked: the model.
+        paths: all files of the repository.
+
+    Raises:
+        InputError: the quant or file is not there, or several files have the quant.
+        ModelFileError: the repository has no model, or lacks a part of it.
+    """
+    there_are = sorted(paths)
+    models = gguf_models(there_are)
+    if asked.file is not None:
+        return _with_parts(asked, _named_file(asked, there_are), there_are)
+    if asked.quant.lower() == SAFETENSORS or not (models or asked.quant):
+        return Chosen(_folder_files(asked, there_are), True)
+    found = _matching(asked, models)
+    if not found:
+        raise InputError(_no_such_quant(asked, models, there_are))
+    if len(found) > 1:
+        raise InputError(
+            f"{asked} is the name of {len(found)} files, {_listed(found)}: name one of them with -hff FILE, or by more "
+            "of its name instead of the quant"
+        )
+    return _with_parts(asked, found[0], there_are)
+
+
+def is_ambiguous(asked: HubModel, paths: Iterable[str]) -> bool:
+    """Return whether several of the files of a repository are what is asked for."""
+    named_otherwise = asked.file is not None or asked.quant.lower() == SAFETENSORS
+    return not named_otherwise and len(_matching(asked, gguf_models(paths))) > 1
+
+
+def gguf_models(paths: Iterable[str]) -> list[str]:
+    """Return the GGUF files that are models, of split ones the first part."""
+    return [
+        path
+        for path in paths
+        if path.lower().endswith(".gguf")
+        and not _BESIDE_MODELS.search(PurePosixPath(path).stem)
+        and model_parts(path)[0] == path
+    ]
+
+
+def model_parts(path: str) -> tuple[str, ...]:
+    """Return the paths of all parts of the model that a file of a repository is part of, the first part first."""
+    folder, slash, name = path.rpartition("/")
+    return tuple(f"{folder}{slash}{part.name}" for part in part_paths(Path(name)))
+
+
+def quant_of(path: str) -> str:
+    """Return what the name of a GGUF file ends in, such as ``Q8_0``; empty where that is nothing."""
+    stem = PurePosixPath(path).stem
+    found = _TAG.search(re.sub(r"-\d{5}-of-\d{5}$", "", stem))
+    return "" if found is None else found["tag"].upper()
+
+
+def _matching(asked: HubModel, models: Sequence[str]) -> list[str]:
+    """Return the models that a quant, or its absence, stands for: one, none, or several that it does not tell apart."""
+    for quant in (asked.quant,) if asked.quant else _USUAL_QUANTS:
+        if found := _having(quant, models):
+            return found
+    return [] if asked.quant else list(models[:1])
+
+
+def _having(quant: str, models: Sequence[str]) -> list[str]:
+    pattern = re.compile(re.escape(quant) + "[.-]", re.IGNORECASE)
+    found = [path for path in models if pattern.search(path)]
+    exact = [path for path in found if quant_of(path) == quant.upper()]
+    return exact if len(found) > 1 and exact else found
+
+
+def _named_file(asked: HubModel, paths: Sequence[str]) -> str:
+    assert asked.file is not None
+    if asked.file in paths and asked.file.lower().endswith(".gguf"):
+        return model_parts(asked.file)[0]
+    there_are = [path for path in paths if path.lower().endswith(".gguf")]
+    choice = f"it has {_listed(there_are)}" if there_are else "it has none"
+    raise InputError(f"{asked.repo} has no GGUF file {asked.file} (-hff): {choice}")
+
+
+def _with_parts(asked: HubModel, first: str, paths: Sequence[str]) -> Chosen:
+    parts = model_parts(first)
+    missing = [part for part in parts if part not in paths]
+    if missing:
+        raise ModelFileError(
+            f"{asked.repo} lacks {missing[0]}, a part of a model of {len(parts)} parts: choose another quant"
+        )
+    return Chosen(parts, False)
+
+
+def _folder_files(asked: HubModel, paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the files that a Hugging Face model is loaded from, weights last: what lies elsewhere is other formats."""
+    root = [path for path in paths if "/" not in path]
+    weights = [SINGLE] if SINGLE in root else [path for path in root if _SHARD.fullmatch(path)] if INDEX in root else []
+    if not weights or "config.json" not in root:
+        if "adapter_config.json" in root:
+            raise ModelFileError(
+                f"{asked.repo} is a LoRA adapter, which changes a model: merge it into that model and give the result"
+            )
+        raise ModelFileError(
+            f"{asked.repo} has no {'safetensors' if asked.quant else 'GGUF file and no safetensors'} model that "
+            "generates text: choose another repository"
+        )
+    others = [path for path in root if path != INDEX and any(fnmatchcase(path, kind) for kind in _FOLDER_FILES)]
+    templates = [path for path in paths if path.startswith(f"{_TEMPLATES}/") and path.count("/") == 1]
+    index = [INDEX] if INDEX in root and weights != [SINGLE] else []
+    return (*others, *templates, *index, *weights)
+
+
+def _no_such_quant(asked: HubModel, models: Sequence[str], paths: Sequence[str]) -> str:
+    quants = sorted({quant for quant in map(quant_of, models) if quant})
+    if quants:
+        return f"{asked.repo} has no {asked.quant}: choose from {', '.join(quants)}"
+    if models:
+        return (
+            f"{asked.repo} has no {asked.quant}: its files name no quants, so choose one with -hff: {_listed(models)}"
+        )
+    has_folder = "config.json" in paths
+    way_out = f"leave out :{asked.quant} for its safetensors" if has_folder else "choose another repository"
+    return f"{asked.repo} has no GGUF file, of {asked.quant} or otherwise: {way_out}"
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+    return ", ".join(paths[:_MOST_NAMED]) + more

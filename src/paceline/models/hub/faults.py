@@ -1,0 +1,147 @@
+"""What keeps a model of the hub from being had, in one line with the way out."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import Final, cast
+
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+
+from paceline.core.errors import InputError, ModelFileError
+from paceline.models.hub.asked import HubModel
+from paceline.models.hub.local import hub_folder
+
+HTTP_ERROR: Final = cast("type[Exception]", HfHubHTTPError.__mro__[1])
+"""Base of what the library's HTTP client raises. The library has changed its client before (httpx, httpx2)."""
+
+ERRORS: Final = (HTTP_ERROR, OSError, EntryNotFoundError, ValueError)
+"""What calls of the library raise: of HTTP, of files, of a cache that lacks something, of what a server answered."""
+
+_DEFAULT_ENDPOINT: Final = "https://huggingface.co"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a model cannot be had.
+
+    Attributes:
+        why: what happened.
+        way_out: what to do.
+    """
+
+    why: str
+    way_out: str
+
+    def error(self) -> ModelFileError:
+        """Return the error that says so."""
+        return ModelFileError(f"{self.why}: {self.way_out}")
+
+
+def endpoint() -> str:
+    """Return the address of the hub.
+
+    Raises:
+        InputError: ``HF_ENDPOINT`` is no address.
+    """
+    address = (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
+    if not address.startswith(("https://", "http://")):
+        raise InputError(f"HF_ENDPOINT is {address}: give an address that begins with https://, or unset it")
+    return address
+
+
+def fault_of(error: Exception, asked: HubModel) -> Fault:
+    """Return what an error of the library or of the system means for whoever asked for a model."""
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    if isinstance(error, GatedRepoError):
+        return Fault(
+            f"{asked.repo} is gated, and {_whose_token(asked)} has no access",
+            f"accept its terms at {endpoint()}/{asked.repo}, then log in with hf auth login, or set HF_TOKEN",
+        )
+    if isinstance(error, HfHubHTTPError):
+        return _of_answer(error, asked)
+    if isinstance(error, OfflineModeIsEnabled):
+        return not_cached(asked)
+    if isinstance(error, HTTP_ERROR):
+        return Fault(
+            f"{endpoint()} cannot be reached ({_words(error)})",
+            "check the network, HTTPS_PROXY and HF_ENDPOINT, and start again",
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        return _of_system(error, asked)
+    return Fault(
+        f"{endpoint()} did not answer about {asked.repo} as a hub does ({_words(error)})",
+        "check HF_ENDPOINT, and start again",
+    )
+
+
+def not_cached(asked: HubModel) -> Fault:
+    """Return that a model is not in the cache, where the hub is not to be asked."""
+    return Fault(
+        f"{asked} is not in the hub's cache {hub_folder()}, or not all of it, and the hub is not asked",
+        "leave out --offline (HF_HUB_OFFLINE), or choose one that paceline models lists",
+    )
+
+
+def _of_answer(error: HfHubHTTPError, asked: HubModel) -> Fault:
+    status = error.response.status_code
+    if isinstance(error, RepositoryNotFoundError) or (status == 404 and not isinstance(error, EntryNotFoundError)):
+        return Fault(
+            f"{endpoint()} has no model {asked.repo}, or a private one that {_whose_token(asked)} does not open",
+            "check the name, or log in with hf auth login, or set HF_TOKEN",
+        )
+    if isinstance(error, EntryNotFoundError):
+        return Fault(f"{asked.repo} no longer has a file that it listed ({_words(error)})", "start again")
+    if status == 401:
+        return Fault(
+            f"{endpoint()} does not accept {_whose_token(asked)}",
+            "give another, log in with hf auth login, or leave it out where the model is open to all",
+        )
+    if status == 403:
+        return Fault(
+            f"{_whose_token(asked)} may not read {asked.repo}", "give it the right to at the settings of your tokens"
+        )
+    if status == 429:
+        return Fault(f"{endpoint()} takes no more requests for now (429)", "wait, or set HF_TOKEN, which may ask more")
+    return Fault(f"{endpoint()} answered {status} about {asked.repo}", "try again later")
+
+
+def _of_system(error: OSError, asked: HubModel) -> Fault:
+    if error.errno in _FULL:
+        return Fault(
+            f"the disk of the hub's cache {hub_folder()} is full",
+            f"free some room and start again, and the rest of {asked} is fetched; or set HF_HUB_CACHE to another disk",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Fault(
+            f"the hub's cache {hub_folder()} cannot be written ({error.strerror})",
+            "set HF_HUB_CACHE to a folder of your own",
+        )
+    where = f"{error.filename}: " if error.filename else ""
+    return Fault(f"{asked} cannot be fetched ({where}{error.strerror})", "check the hub's cache, and start again")
+
+
+def _whose_token(asked: HubModel) -> str:
+    if asked.token is not None:
+        return "the token (-hft)"
+    if os.environ.get("HF_TOKEN"):
+        return "the token of HF_TOKEN"
+    from huggingface_hub import get_token
+
+    return "no token" if get_token() is None else "the token of hf auth login"
+
+
+def _words(error: Exception) -> str:
+    """Return what an error says, as a part of a line."""
+    first = str(error).strip().splitlines()
+    return first[0].rstrip(".:") if first else type(error).__name__

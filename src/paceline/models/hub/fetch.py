@@ -1,0 +1,220 @@
+"""A model of the hub: where it lies on this machine, after fetching what of it does not."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from paceline import __version__
+from paceline.core.errors import InputError, ModelFileError, ModelWarning
+from paceline.models.hub.asked import HubModel
+from paceline.models.hub.choice import Chosen, choose
+from paceline.models.hub.local import find_cached, has_same_content, hub_folder, is_offline, repo_folder, snapshots
+from paceline.output import whole_file
+
+if TYPE_CHECKING:
+    from paceline.models.hub.transfer import RemoteFile
+
+FetchReport: TypeAlias = Callable[[str, int, int], None]
+"""Hears which file is being fetched, how many bytes of the whole model are there, and how many it has."""
+
+_LOOK_S: Final = 3.0
+"""Longest wait for the hub where the cache has the model."""
+
+_FIRST_LOOK_S: Final = 10.0
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_MOST_BYTES: Final = 50_000_000_000
+"""Largest file that the hub gives by plain HTTP."""
+
+
+def from_hub(
+    model: str | HubModel,
+    *,
+    file: str | None = None,
+    token: str | None = None,
+    offline: bool = False,
+    report: FetchReport | None = None,
+) -> Path:
+    """Return where a model of the Hugging Face hub lies on this machine, for :func:`paceline.load`.
+
+    What is not in the hub's cache is fetched first; an interrupted download is taken up where it ended. Where the hub
+    cannot be reached and the cache has the model, that one is used, with a :class:`ModelWarning`.
+
+    Args:
+        model: ``user/repo`` or ``user/repo:quant``; the quant ``safetensors`` is the folder of a repository that has
+            GGUF files too. Also what :attr:`paceline.Environment.models` has of one.
+        file: a GGUF file of the repository, instead of a quant.
+        token: of the hub; ``None`` for ``HF_TOKEN``, or that of ``hf auth login``.
+        offline: take it from the cache, and ask nobody.
+        report: hears which file is being fetched, how many bytes of the model are there, and how many it has.
+
+    Returns:
+        A GGUF file, of a split model its first part, or a folder.
+
+    Raises:
+        InputError: there is no such quant or file, or several; or the name is none.
+        ModelFileError: the model cannot be had; the message says why, and the way out.
+    """
+    if not isinstance(model, HubModel):
+        model = HubModel.parse(model, file=file, token=token, offline=offline)
+    cached = find_cached(model)
+    if model.offline or is_offline():
+        if cached is None:
+            from paceline.models.hub.faults import not_cached
+
+            raise not_cached(model).error()
+        return cached
+    with _errors_alone_logged():
+        return _fetched(model, cached, report or (lambda name, done, total: None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What the hub has of a repository now.
+
+    Attributes:
+        commit: its newest revision.
+        files: all files of it, by path.
+    """
+
+    commit: str
+    files: dict[str, RemoteFile]
+
+
+def _fetched(asked: HubModel, cached: Path | None, report: FetchReport) -> Path:
+    from paceline.models.hub.faults import ERRORS, endpoint, fault_of
+
+    address = endpoint()
+    try:
+        listing = _look(asked, address, _FIRST_LOOK_S if cached is None else _LOOK_S)
+    except ERRORS as error:
+        fault = fault_of(error, asked)
+        if cached is None:
+            raise fault.error() from None
+        warnings.warn(
+            f"{fault.why}: {asked} is used as it lies in the cache, without a look for a newer one",
+            ModelWarning,
+            stacklevel=3,
+        )
+        return cached
+    chosen = choose(asked, listing.files)
+    digests = {path: listing.files[path].digest for path in chosen.paths}
+    for snapshot in snapshots(asked.repo):
+        if has_same_content(snapshot, chosen, digests):
+            return _path(snapshot, chosen)
+    files = [listing.files[path] for path in chosen.paths]
+    try:
+        _fetch_blobs(asked, files, report)
+        return _path(_snapshot(asked, address, listing.commit, chosen), chosen)
+    except InputError:
+        raise
+    except ERRORS as error:
+        raise fault_of(error, asked).error() from None
+
+
+def _look(asked: HubModel, address: str, timeout_s: float) -> _Listing:
+    """Ask the hub, once, what a repository has.
+
+    Raises:
+        ValueError: the answer is not that of a hub.
+    """
+    from huggingface_hub import HfApi, hf_hub_url
+
+    from paceline.models.hub.transfer import RemoteFile
+
+    api = HfApi(endpoint=address, token=asked.token, library_name="paceline", library_version=__version__)
+    info = api.model_info(asked.repo, revision="main", files_metadata=True, timeout=timeout_s)
+    commit = info.sha or ""
+    if not _COMMIT.fullmatch(commit):
+        raise ValueError(f"its revision is {commit!r}")
+    files = {}
+    for sibling in info.siblings or []:
+        digest = sibling.blob_id if sibling.lfs is None else sibling.lfs.sha256
+        path, size = sibling.rfilename, sibling.size
+        # Digests become names of files.
+        if size is None or digest is None or not _DIGEST.fullmatch(digest):
+            raise ValueError(f"{path} has size {size} and digest {digest!r}")
+        url = hf_hub_url(asked.repo, path, revision=commit, endpoint=address)
+        files[path] = RemoteFile(path, url, size, digest)
+    return _Listing(commit, files)
+
+
+def _fetch_blobs(asked: HubModel, files: list[RemoteFile], report: FetchReport) -> None:
+    from huggingface_hub.utils import build_hf_headers
+
+    from paceline.models.hub.transfer import fetch_blob, num_fetched
+
+    folder = repo_folder(asked.repo)
+    blobs, locks = folder / "blobs", hub_folder() / ".locks" / folder.name
+    there = {file.path: num_fetched(blobs, file) for file in files}
+    total = sum(file.num_bytes for file in files)
+    missing = [file for file in files if there[file.path] < file.num_bytes or not (blobs / file.digest).is_file()]
+    for file in missing:
+        if file.num_bytes > _MOST_BYTES:
+            raise ModelFileError(
+                f"{file.path} has {_gigabytes(file.num_bytes)}, and by HTTP the hub gives {_gigabytes(_MOST_BYTES)} at "
+                f"most: fetch it with hf download {asked.repo} {file.path}, and start again"
+            )
+    _check_room(asked, total - sum(there.values()))
+    headers = build_hf_headers(token=asked.token, library_name="paceline", library_version=__version__)
+    for file in missing:
+
+        def heard(what: str, num_bytes: int, path: str = file.path) -> None:
+            there[path] = num_bytes
+            report(what, sum(there.values()), total)
+
+        fetch_blob(blobs, locks / f"{file.digest}.lock", file, headers, report=heard)
+
+
+def _check_room(asked: HubModel, needed_bytes: int) -> None:
+    place = hub_folder().absolute()
+    while not place.is_dir():
+        place = place.parent
+    free_bytes = shutil.disk_usage(place).free
+    if needed_bytes > free_bytes:
+        raise ModelFileError(
+            f"{asked} needs {_gigabytes(needed_bytes)} more, and {_gigabytes(free_bytes)} are free for the hub's cache "
+            f"{hub_folder()}: free some, choose a smaller quant, or set HF_HUB_CACHE to another disk"
+        )
+
+
+def _snapshot(asked: HubModel, address: str, commit: str, chosen: Chosen) -> Path:
+    """Give the blobs of a model their names, and then the revision its own: it is found when it is whole."""
+    from huggingface_hub import hf_hub_download
+
+    for path in chosen.paths:
+        hf_hub_download(asked.repo, path, revision=commit, cache_dir=hub_folder(), endpoint=address, token=asked.token)
+    folder = repo_folder(asked.repo)
+    reference = folder / "refs" / "main"
+    reference.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(reference) as partial:
+        partial.write_text(commit, encoding="ascii")
+    return folder / "snapshots" / commit
+
+
+def _path(snapshot: Path, chosen: Chosen) -> Path:
+    return snapshot if chosen.is_folder else snapshot / chosen.paths[0]
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.2f} GB"
+
+
+@contextmanager
+def _errors_alone_logged() -> Iterator[None]:
+    """Keep ``huggingface_hub`` from printing what is said here in one line, or not at all."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,177 @@
+"""The hub's cache on this machine, read as it lies there: nothing is asked of the network, or of ``huggingface_hub``.
+
+::
+
+    models--user--repo/refs/main                  the commit that was fetched last
+    models--user--repo/snapshots/COMMIT/FILE      a link to the blob that is the file's content
+    models--user--repo/blobs/DIGEST               the content; DIGEST.incomplete while it is being fetched
+
+Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from paceline.core.errors import InputError, ModelFileError
+from paceline.models.files import read_json
+from paceline.models.hub.asked import SAFETENSORS, HubModel
+from paceline.models.hub.choice import Chosen, choose, gguf_models, is_ambiguous, model_parts, quant_of
+from paceline.models.weight_files import weight_files
+
+_PREFIX: Final = "models--"
+_TRUE: Final = ("1", "ON", "YES", "TRUE")
+_WRITES_TEXT: Final = ("CausalLM", "LMHead", "ConditionalGeneration")
+"""In names of transformers' classes that generate text."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model in the hub's cache, all of it.
+
+    Attributes:
+        name: ``user/repo:QUANT``, ``user/repo/FILE`` where its quant is not its own, or ``user/repo`` of a folder.
+        path: the GGUF file, or the folder.
+    """
+
+    name: str
+    path: Path
+
+
+def hub_folder() -> Path:
+    """Return the folder of the hub's cache, whether or not it exists, by the variables of ``huggingface_hub``."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if not named:
+        caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")  # noqa: PTH118 -- ~ is expanded below
+        named = os.path.join(os.environ.get("HF_HOME") or os.path.join(caches, "huggingface"), "hub")  # noqa: PTH118
+    return Path(os.path.expandvars(os.path.expanduser(named)))  # noqa: PTH111 -- a Path of an unknown user raises
+
+
+def is_offline() -> bool:
+    """Return whether the environment forbids a look at the hub."""
+    return any((os.environ.get(name) or "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+
+
+def repo_folder(repo: str) -> Path:
+    """Return where the cache keeps a repository, whether or not it does."""
+    return hub_folder() / (_PREFIX + repo.replace("/", "--"))
+
+
+def find_cached(asked: HubModel) -> Path | None:
+    """Return the path of a model if the cache has all of it, of the newest revision that was fetched.
+
+    Raises:
+        InputError: several cached files have the quant.
+        ModelFileError: the cache cannot be read.
+    """
+    for snapshot in snapshots(asked.repo):
+        paths = _whole_files(snapshot)
+        if not paths:
+            continue
+        try:
+            chosen = choose(asked, paths)
+        except InputError:
+            if is_ambiguous(asked, paths):
+                raise
+            continue
+        if not chosen.is_folder:
+            return snapshot / chosen.paths[0]
+        if _is_whole_folder(snapshot):
+            return snapshot
+    return None
+
+
+def snapshots(repo: str) -> list[Path]:
+    """Return the cached revisions of a repository: the one that was fetched last, then the newest.
+
+    Raises:
+        ModelFileError: the cache cannot be read.
+    """
+    return _snapshots(repo_folder(repo))
+
+
+def cached_models() -> list[CachedModel]:
+    """Return the models in the cache that are whole, by name; of several revisions the newest.
+
+    Raises:
+        ModelFileError: the cache cannot be read.
+    """
+    folder = hub_folder()
+    try:
+        repos = sorted(path for path in folder.iterdir() if path.name.startswith(_PREFIX)) if folder.is_dir() else []
+    except OSError as error:
+        raise ModelFileError(f"the hub's cache {folder} cannot be read: {error.strerror or error}") from None
+    models: dict[str, CachedModel] = {}
+    for path in repos:
+        repo = path.name.removeprefix(_PREFIX).replace("--", "/", 1)
+        for snapshot in _snapshots(path):
+            for model in _models_of(repo, snapshot):
+                models.setdefault(model.name, model)
+    return sorted(models.values(), key=lambda model: model.name)
+
+
+def has_same_content(snapshot: Path, chosen: Chosen, digests: dict[str, str]) -> bool:
+    """Return whether a cached revision has the files of a model with the content that they have at the hub.
+
+    Args:
+        snapshot: the revision's folder.
+        chosen: the model.
+        digests: of the files at the hub, by path.
+    """
+    # Where the system has no links, files are copies, and their names tell nothing.
+    return all(
+        (snapshot / path).is_symlink()
+        and (snapshot / path).is_file()
+        and os.path.basename(os.readlink(snapshot / path)) == digests[path]  # noqa: PTH115, PTH119
+        for path in chosen.paths
+    )
+
+
+def _snapshots(repo: Path) -> list[Path]:
+    try:
+        found = [path for path in (repo / "snapshots").iterdir() if path.is_dir()]
+        reference = repo / "refs" / "main"
+        latest = reference.read_text(encoding="utf-8").strip() if reference.is_file() else ""
+        return sorted(found, key=lambda path: (path.name == latest, path.stat().st_mtime), reverse=True)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"the hub's cache {repo} cannot be read: {error}") from None
+
+
+def _models_of(repo: str, snapshot: Path) -> Iterator[CachedModel]:
+    paths = _whole_files(snapshot)
+    models = gguf_models(paths)
+    for path in models:
+        quant = quant_of(path)
+        by_quant = bool(quant) and _means(HubModel(repo, quant), path, paths)
+        yield CachedModel(f"{repo}:{quant}" if by_quant else f"{repo}/{path}", snapshot / path)
+    if "config.json" in paths and _is_whole_folder(snapshot):
+        yield CachedModel(f"{repo}:{SAFETENSORS}" if models else repo, snapshot)
+
+
+def _means(asked: HubModel, path: str, paths: list[str]) -> bool:
+    return not is_ambiguous(asked, paths) and choose(asked, paths).paths[0] == path
+
+
+def _whole_files(snapshot: Path) -> list[str]:
+    """Return the files of a revision by their paths in it, but of split models those that are whole."""
+    paths = sorted(
+        path.relative_to(snapshot).as_posix()
+        for path in snapshot.rglob("*")
+        if path.is_file()  # a link whose blob is gone is none
+    )
+    return [path for path in paths if not path.endswith(".gguf") or set(model_parts(path)) <= set(paths)]
+
+
+def _is_whole_folder(snapshot: Path) -> bool:
+    try:
+        classes = read_json(snapshot / "config.json").get("architectures")
+        writes_text = not classes or any(word in str(classes) for word in _WRITES_TEXT)
+        return writes_text and bool(weight_files(snapshot))
+    except ModelFileError:
+        return False

@@ -1,0 +1,180 @@
+"""One file of the hub, fetched into the cache as a blob; what an earlier try has got is not fetched again.
+
+``huggingface_hub`` gives every try a partial file of its own and deletes that when the try fails, so an interrupted
+download would start anew. The partial file here is called by its content, ``DIGEST.incomplete``, and stays until it is
+whole. A file is a blob only after its content was found to be what the hub says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from huggingface_hub import constants, get_session
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import WeakFileLock, hf_raise_for_status
+
+from paceline.core.errors import ModelFileError
+from paceline.models.hub.faults import HTTP_ERROR
+
+CHUNK_BYTES: Final = 1 << 20
+
+RETRY_WAITS_S: tuple[float, ...] = (0.0, 1.0, 4.0)
+"""Seconds before each further try after one that brought nothing. After one that brought something there is no wait."""
+
+_SOON_S: Final = 0.1
+_SHA256_LENGTH: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file at the hub.
+
+    Attributes:
+        path: in its repository.
+        url: where it can be had, of one revision.
+        num_bytes: its size.
+        digest: of its content: SHA-256 of a large file, git's SHA-1 of a small one; the name of its blob.
+    """
+
+    path: str
+    url: str
+    num_bytes: int
+    digest: str
+
+
+def partial_path(blobs: Path, file: RemoteFile) -> Path:
+    """Return where what there is of a file lies while it is not whole."""
+    return blobs / f"{file.digest}.incomplete"
+
+
+def num_fetched(blobs: Path, file: RemoteFile) -> int:
+    """Return how many bytes of a file need not be fetched."""
+    if (blobs / file.digest).is_file():
+        return file.num_bytes
+    partial = partial_path(blobs, file)
+    return min(partial.stat().st_size, file.num_bytes) if partial.is_file() else 0
+
+
+def fetch_blob(
+    blobs: Path, lock: Path, file: RemoteFile, headers: dict[str, str], *, report: Callable[[str, int], None]
+) -> None:
+    """Fetch a file into a folder of blobs.
+
+    Args:
+        blobs: the folder.
+        lock: file that keeps other processes from fetching the same one meanwhile.
+        file: what to fetch.
+        headers: of every request.
+        report: hears what is being done, and how many bytes of the file are there.
+
+    Raises:
+        ModelFileError: what arrived is not what the hub says.
+        HfHubHTTPError: the hub refuses; or another error of the HTTP client, if the connection was lost for good.
+        OSError: the cache cannot be written.
+    """
+    blobs.mkdir(parents=True, exist_ok=True)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    blob, partial = blobs / file.digest, partial_path(blobs, file)
+    with _locked(lock, lambda: report(f"waiting for another process to fetch {file.path}", num_fetched(blobs, file))):
+        if blob.is_file():
+            return
+        with partial.open("ab") as out:
+            content = _Content(partial, out, file)
+            while content.num_bytes < file.num_bytes:
+                _receive_with_retries(content, file, headers, lambda: report(file.path, content.num_bytes))
+            os.fsync(out.fileno())
+        if content.digest() != file.digest:
+            partial.unlink()
+            raise ModelFileError(f"{file.path} arrived damaged from {file.url}: start again to fetch it anew")
+        partial.replace(blob)
+
+
+class _Content:
+    """What there is of a file, which grows at its end."""
+
+    def __init__(self, path: Path, out: BinaryIO, file: RemoteFile) -> None:
+        self._out, self._file = out, file
+        self.restart(truncate=path.stat().st_size > file.num_bytes)
+        with path.open("rb") as earlier:
+            while chunk := earlier.read(CHUNK_BYTES):
+                self._take(chunk)
+
+    def append(self, chunk: bytes) -> None:
+        self._out.write(chunk)
+        self._out.flush()
+        self._take(chunk)
+
+    def restart(self, *, truncate: bool = True) -> None:
+        """Begin anew, with nothing."""
+        if truncate:
+            self._out.truncate(0)
+        self.num_bytes = 0
+        self._hash = hashlib.sha256()
+        if len(self._file.digest) != _SHA256_LENGTH:
+            self._hash = hashlib.sha1(b"blob %d\0" % self._file.num_bytes, usedforsecurity=False)
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def _take(self, chunk: bytes) -> None:
+        self._hash.update(chunk)
+        self.num_bytes += len(chunk)
+
+
+def _receive_with_retries(
+    content: _Content, file: RemoteFile, headers: dict[str, str], report: Callable[[], None]
+) -> None:
+    """Receive a file, or some of it: a lost connection is taken up again where it broke."""
+    had = content.num_bytes
+    for wait_s in (*RETRY_WAITS_S, None):
+        lost: Exception = ModelFileError(f"{file.path} ended early at {file.url}: start again later")
+        try:
+            _receive(content, file, headers, report)
+        except HTTP_ERROR as error:
+            if isinstance(error, HfHubHTTPError) and not _is_passing(error.response.status_code):
+                raise
+            lost = error
+        if content.num_bytes > had:
+            return
+        if wait_s is None:
+            raise lost
+        time.sleep(wait_s)
+
+
+def _is_passing(status: int) -> bool:
+    return status >= 500 or status in (408, 429)
+
+
+def _receive(content: _Content, file: RemoteFile, headers: dict[str, str], report: Callable[[], None]) -> None:
+    # Compressed on the way, a part of a file would be no part of it.
+    headers = {**headers, "Accept-Encoding": "identity"}
+    if content.num_bytes:
+        headers["Range"] = f"bytes={content.num_bytes}-"
+    with get_session().stream(
+        "GET", file.url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, follow_redirects=True
+    ) as response:
+        hf_raise_for_status(response)
+        if content.num_bytes and response.status_code != 206:
+            content.restart()
+        report()
+        for chunk in response.iter_bytes(CHUNK_BYTES):
+            content.append(chunk[: file.num_bytes - content.num_bytes])
+            report()
+
+
+@contextmanager
+def _locked(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(WeakFileLock(lock, timeout=_SOON_S))
+        except TimeoutError:
+            on_wait()
+            stack.enter_context(WeakFileLock(lock))
+        yield
