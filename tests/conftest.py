@@ -42,11 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what tests measure and make out of the user's cache, and the user's cache and options out of the tests."""
+    """Keep what tests measure and make out of the user's caches, and the user's caches and options out of the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("PACELINE_")]:
+        for name in [name for name in os.environ if name.startswith(("PACELINE_", "HF_", "HUGGINGFACE_"))]:
             patch.delenv(name)
         patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hub")))
         yield
 
 

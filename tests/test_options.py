@@ -27,6 +27,7 @@ from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.cache import CACHE_VARIABLE
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.hub.asked import HubModel, HubOptions
 from paceline.options import (
     REQUEST_PARTS,
     Environment,
@@ -130,6 +131,28 @@ def test_a_context_of_0_is_all_that_the_target_was_made_for() -> None:
     assert (draft.path, draft.threads, draft.context_may_shrink) == (embedded_draft(), 1, True)
 
 
+def test_models_may_be_named_by_where_the_hub_has_them() -> None:
+    models = ModelChoice.of({"threads": 1}, {"threads": 2}, {"repo": "u/m:Q8_0", "draft_repo": "u/d", "offline": True})
+    assert models.target == HubModel("u/m", "Q8_0", offline=True)
+    assert models.named_draft == HubModel("u/d", offline=True)
+    assert models.draft_options(models.target_options(embedded_target()), embedded_draft()).threads == 2
+    assert ModelChoice.of({}, {"path": "small"}).named_draft == "small"
+    with pytest.raises(InputError, match="^-m and -hf both name the target: leave out one$"):
+        ModelChoice.of({"path": "big"}, {}, {"repo": "u/m"})
+    with pytest.raises(InputError, match="^-md and -hfd both name the draft model: leave out one$"):
+        ModelChoice.of({}, {"path": "small"}, {"draft_repo": "u/m"})
+
+
+def test_the_environment_may_name_models_of_the_hub() -> None:
+    environment = from_environment(
+        {"PACELINE_HF_REPO": "u/m", "PACELINE_HF_FILE": "a.gguf", "PACELINE_DRAFT_HF_REPO": "u/d:q8_0"}
+    )
+    assert environment.models.target == HubModel("u/m", file="a.gguf")
+    assert environment.models.named_draft == HubModel("u/d", "q8_0")
+    with pytest.raises(InputError, match=r"^PACELINE_HF_REPO is 'm': 'm' is no model of the hub: .*, or unset it$"):
+        from_environment({"PACELINE_HF_REPO": "m"})
+
+
 def test_what_a_request_asks_for_can_be_asked_for_again() -> None:
     request = read_options({"temperature": 0.5, "stop": "a", "drafters": ["suffix"], "logit_bias": {3: 1.0}})
     assert read_options(as_options(*request)) == request
@@ -208,7 +231,7 @@ def test_the_library_asks_the_environment_for_nothing_by_itself(monkeypatch: pyt
 def test_every_variable_is_of_one_field_and_none_of_them_is_taken() -> None:
     fields = [
         field
-        for part in (*REQUEST_PARTS, ModelOptions, DraftOptions)
+        for part in (*REQUEST_PARTS, ModelOptions, DraftOptions, HubOptions)
         for field in fields_of(part)
         if field.option.variable is not None
     ]

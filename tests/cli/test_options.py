@@ -13,6 +13,7 @@ from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
 from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.models.hub.asked import HubModel
 from paceline.options import ModelChoice
 from paceline.planning.policies.fixed import FixedPolicy
 
@@ -118,6 +119,43 @@ def test_the_environment_stands_in_for_what_is_not_given(monkeypatch: pytest.Mon
     monkeypatch.setenv("PACELINE_TOP_K", "many")
     with pytest.raises(InputError, match=r"^PACELINE_TOP_K is 'many': give a whole number, or unset it$"):
         called()
+
+
+def test_models_of_the_hub_and_which_of_two_names_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = called("-hf", "u/m", "-hff", "a.gguf", "-hfd", "u/d:Q8_0", "--offline", "-hft", "hf_x", "-td", "3")[0]
+    assert models.target == HubModel("u/m", file="a.gguf", token="hf_x", offline=True)
+    assert (models.named_draft, models.draft) == (
+        HubModel("u/d", "Q8_0", token="hf_x", offline=True),
+        DraftOptions(threads=3),
+    )
+    assert called("--hf-repo", "u/m", "--spec-draft-hf", "u/d")[0] == called("-hfr", "u/m", "-hfrd", "u/d")[0]
+    monkeypatch.setenv("PACELINE_MODEL", "big")
+    monkeypatch.setenv("PACELINE_DRAFT_MODEL", "small")
+    assert called("-hf", "u/m")[0].target == HubModel("u/m")
+    assert called("-hf", "u/m")[0].named_draft == "small"
+    assert called("-hfd", "u/d")[0].named_draft == HubModel("u/d")
+    monkeypatch.delenv("PACELINE_MODEL")
+    monkeypatch.delenv("PACELINE_DRAFT_MODEL")
+    for name, text in (("HF_REPO", "u/env"), ("HF_FILE", "b.gguf"), ("DRAFT_HF_REPO", "u/small"), ("OFFLINE", "on")):
+        monkeypatch.setenv(f"PACELINE_{name}", text)
+    models = called()[0]
+    assert models.target == HubModel("u/env", file="b.gguf", offline=True)
+    assert models.named_draft == HubModel("u/small", offline=True)
+    assert called("-hf", "u/m:Q8_0")[0].target == HubModel("u/m", "Q8_0", offline=True)
+    assert (called("-m", "big")[0].target, called("-md", "x")[0].named_draft) == ("big", "x")
+    monkeypatch.setenv("PACELINE_MODEL", "big")
+    for arguments, words in (
+        ((), "-m and -hf both name the target"),
+        (("-m", "a", "-hf", "u/m"), "-m and -hf both name the target"),
+        (("-m", "a", "-md", "b", "-hfd", "u/m"), "-md and -hfd both name the draft model"),
+        (("-m", "a", "-hff", "x.gguf"), "-hff has no effect without -hf"),
+        (("-hf", "m"), "is no model of the hub"),
+    ):
+        with pytest.raises(InputError, match=words):
+            called(*arguments)
+    monkeypatch.delenv("PACELINE_DRAFT_HF_REPO")
+    with pytest.raises(InputError, match="-hft has no effect without -hf or -hfd"):
+        called("-m", "a", "-hft", "hf_x")
 
 
 def test_a_command_hears_only_of_the_models_options_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

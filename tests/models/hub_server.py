@@ -6,6 +6,7 @@ and refuses as the hub does. What was asked of it is kept, in order.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -61,6 +62,7 @@ class Hub:
         ignores_ranges: give whole files to those who ask for the rest.
         damages: give other bytes than there are.
         cdn: address of another server that large files are to be had from; they are redirected there.
+        xet: advertise that large files are to be had by the hub's other protocol, too.
         endpoint: address of the server.
     """
 
@@ -72,7 +74,12 @@ class Hub:
     ignores_ranges: bool = False
     damages: bool = False
     cdn: str = ""
+    xet: bool = False
     endpoint: str = ""
+
+    def looks(self) -> list[Asked]:
+        """Return the requests for what repositories have."""
+        return [asked for asked in self.asked if asked.path.startswith("/api/models/")]
 
     def bodies(self) -> list[Asked]:
         """Return the requests for contents of files."""
@@ -112,10 +119,14 @@ class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # of a client that has left
+            super().handle()
+
+    def do_HEAD(self) -> None:
         self._answer()
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self._answer()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
@@ -166,6 +177,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": repo.commit, "ETag": f'"{digest_of(content)}"', "Accept-Ranges": "bytes"}
         if len(content) >= LARGE_BYTES:
             headers |= {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{digest_of(content)}"'}
+            if self.hub.xet:
+                refresh = f"{self.hub.endpoint}/api/models/user/x/xet-read-token/{repo.commit}"
+                headers |= {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": refresh}
             if self.hub.cdn:
                 self._send(302, b"", {**headers, "Location": f"{self.hub.cdn}{self.path}"})
                 return

@@ -16,6 +16,7 @@ from paceline.cli.display import error_console
 from paceline.models.cache import resolve
 from paceline.models.hub.asked import HubModel
 from paceline.models.hub.fetch import FetchReport, from_hub
+from paceline.sizes import size_text
 
 _NARROW: Final = 60
 """Columns of a terminal below which the bar and the size are left out."""
@@ -29,6 +30,8 @@ def located(model: str | Path | HubModel) -> Path:
     """
     if not isinstance(model, HubModel):
         return resolve(model)
+    # Else the library asks the hub for something of its own every day, and tells it more than a model needs.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with _download_progress(model) as report:
         return from_hub(model, report=report)
 
@@ -53,8 +56,8 @@ def _download_progress(model: HubModel) -> Iterator[FetchReport]:
         nonlocal started_s, first_bytes, last_bytes
         if started_s is None:
             started_s, first_bytes = time.monotonic(), done_bytes
-            rest = f", of which {_size(done_bytes)} are there" if done_bytes else ""
-            console.print(f"fetching {model}: {_size(total_bytes)}{rest}", markup=False)
+            rest = f", of which {size_text(done_bytes)} are there" if done_bytes else ""
+            console.print(f"fetching {model}: {size_text(total_bytes)}{rest}", markup=False)
             progress.start()
             progress.start_task(task)
         last_bytes = done_bytes
@@ -66,9 +69,4 @@ def _download_progress(model: HubModel) -> Iterator[FetchReport]:
         progress.stop()
     if started_s is not None:
         seconds = time.monotonic() - started_s
-        console.print(f"fetched {model}: {_size(last_bytes - first_bytes)} in {seconds:.1f} s", markup=False)
-
-
-def _size(num_bytes: int) -> str:
-    """Write a number of bytes with the unit that suits it."""
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+        console.print(f"fetched {model}: {size_text(last_bytes - first_bytes)} in {seconds:.1f} s", markup=False)

@@ -20,6 +20,7 @@ from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_target
 from paceline.models.gguf_model import part_paths
 from paceline.models.hub.local import hub_folder
+from paceline.sizes import count_text, size_text
 from paceline.terminal_text import printable, printable_line
 
 EPILOG = """[bold]Examples[/bold]
@@ -74,13 +75,16 @@ def list_models(
     console = output_console()
     console.print(f"embedded in paceline, {embedded_target().parent}", style="bold", markup=False)
     _print_models(console, {model.name: what for model, what in models if model.embedded})
-    for title, of_hub in ((f"cached on this machine, {folder}", False), (f"from the hub, {hub_folder()}", True)):
-        console.print(f"\n{title}", style="bold", markup=False)
-        cached = {model.name: what for model, what in models if not model.embedded and model.of_hub is of_hub}
-        if cached:
-            _print_models(console, cached)
-        else:
-            console.print("  nothing yet", style="dim")
+    cached = {model.name: what for model, what in models if not model.embedded and not model.of_hub}
+    console.print(f"\ncached on this machine, {folder}", style="bold", markup=False)
+    if cached:
+        _print_models(console, cached)
+    else:
+        console.print("  nothing yet", style="dim")
+    of_hub = {model.name: what for model, what in models if model.of_hub}
+    if of_hub:
+        console.print(f"\nof the Hugging Face hub, {hub_folder()}", style="bold", markup=False)
+        _print_models(console, of_hub)
     console.print("\nUse a name with -m or -md; see its card with: paceline models show NAME", style="dim")
 
 
@@ -143,7 +147,7 @@ def _said_of(model: NamedModel) -> str:
     if model.of_hub:
         from paceline.models.hub.removal import removal  # imports huggingface_hub
 
-        return f"{model.name}, {_scaled(removal(model.path).num_bytes, _BYTES)} in the hub's cache {hub_folder()}"
+        return f"{model.name}, {size_text(removal(model.path).num_bytes)} in the hub's cache {hub_folder()}"
     others = len(part_paths(model.path)) - 1
     return f"{model.path} and {_counted(others, 'other part')}" if others else str(model.path)
 
@@ -179,9 +183,9 @@ def _print_models(console: Console, models: dict[str, ModelDescription | ModelFi
 
 def _lines(what: ModelDescription) -> list[str]:
     """Say what is known in a few lines: figures, shape, what it is for, how it was made."""
-    parameters = "unknown number of" if what.num_parameters is None else _scaled(what.num_parameters, _THOUSANDS)
+    parameters = "unknown number of" if what.num_parameters is None else count_text(what.num_parameters)
     parts = f" in {what.num_parts} parts" if what.num_parts > 1 else ""
-    figures = [f"{_scaled(what.num_bytes, _BYTES)}{parts}", f"{parameters} parameters"]
+    figures = [f"{size_text(what.num_bytes)}{parts}", f"{parameters} parameters"]
     if what.file_type is not None:
         figures.append(what.file_type)
     if what.context_length is not None:
@@ -238,19 +242,6 @@ def _shape(what: ModelDescription) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-_THOUSANDS = ("", " k", " M", " B")
-_BYTES = (" bytes", " kB", " MB", " GB")
-
-
-def _scaled(count: int, units: tuple[str, ...]) -> str:
-    """Write a count with three digits or more that mean something."""
-    scaled, unit = float(count), 0
-    while scaled >= 999.5 and unit < len(units) - 1:
-        scaled, unit = scaled / 1000, unit + 1
-    digits = 0 if unit == 0 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
-    return f"{scaled:.{digits}f}{units[unit]}"
 
 
 def _json(what: ModelDescription | ModelFileError) -> dict[str, Any]:

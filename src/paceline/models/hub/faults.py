@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Final, cast
 
+from huggingface_hub import get_token
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -64,8 +65,9 @@ def fault_of(error: Exception, asked: HubModel) -> Fault:
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     if isinstance(error, GatedRepoError):
+        token = _token(asked)
         return Fault(
-            f"{asked.repo} is gated, and {_whose_token(asked)} has no access",
+            f"{asked.repo} is gated" + (f", and {token} has no access" if token else ""),
             f"accept its terms at {endpoint()}/{asked.repo}, then log in with hf auth login, or set HF_TOKEN",
         )
     if isinstance(error, HfHubHTTPError):
@@ -96,20 +98,23 @@ def not_cached(asked: HubModel) -> Fault:
 def _of_answer(error: HfHubHTTPError, asked: HubModel) -> Fault:
     status = error.response.status_code
     if isinstance(error, RepositoryNotFoundError) or (status == 404 and not isinstance(error, EntryNotFoundError)):
+        token = _token(asked)
         return Fault(
-            f"{endpoint()} has no model {asked.repo}, or a private one that {_whose_token(asked)} does not open",
+            f"{endpoint()} has no model {asked.repo}, or a private one"
+            + (f" that {token} does not open" if token else ""),
             "check the name, or log in with hf auth login, or set HF_TOKEN",
         )
     if isinstance(error, EntryNotFoundError):
         return Fault(f"{asked.repo} no longer has a file that it listed ({_words(error)})", "start again")
     if status == 401:
         return Fault(
-            f"{endpoint()} does not accept {_whose_token(asked)}",
+            f"{endpoint()} does not accept {_token(asked) or 'requests without a token'}",
             "give another, log in with hf auth login, or leave it out where the model is open to all",
         )
     if status == 403:
         return Fault(
-            f"{_whose_token(asked)} may not read {asked.repo}", "give it the right to at the settings of your tokens"
+            f"{_token(asked) or 'nobody without a token'} may not read {asked.repo}",
+            "give that token the right to, in your settings at the hub, or give another",
         )
     if status == 429:
         return Fault(f"{endpoint()} takes no more requests for now (429)", "wait, or set HF_TOKEN, which may ask more")
@@ -131,14 +136,13 @@ def _of_system(error: OSError, asked: HubModel) -> Fault:
     return Fault(f"{asked} cannot be fetched ({where}{error.strerror})", "check the hub's cache, and start again")
 
 
-def _whose_token(asked: HubModel) -> str:
+def _token(asked: HubModel) -> str:
+    """Return what to call the token that was sent; empty where none was."""
     if asked.token is not None:
         return "the token (-hft)"
     if os.environ.get("HF_TOKEN"):
         return "the token of HF_TOKEN"
-    from huggingface_hub import get_token
-
-    return "no token" if get_token() is None else "the token of hf auth login"
+    return "" if get_token() is None else "the token of hf auth login"
 
 
 def _words(error: Exception) -> str:

@@ -18,6 +18,7 @@ from paceline.models.hub.asked import HubModel
 from paceline.models.hub.choice import Chosen, choose
 from paceline.models.hub.local import find_cached, has_same_content, hub_folder, is_offline, repo_folder, snapshots
 from paceline.output import whole_file
+from paceline.sizes import size_text
 
 if TYPE_CHECKING:
     from paceline.models.hub.transfer import RemoteFile
@@ -160,7 +161,7 @@ def _fetch_blobs(asked: HubModel, files: list[RemoteFile], report: FetchReport) 
     for file in missing:
         if file.num_bytes > _MOST_BYTES:
             raise ModelFileError(
-                f"{file.path} has {_gigabytes(file.num_bytes)}, and by HTTP the hub gives {_gigabytes(_MOST_BYTES)} at "
+                f"{file.path} has {size_text(file.num_bytes)}, and by HTTP the hub gives {size_text(_MOST_BYTES)} at "
                 f"most: fetch it with hf download {asked.repo} {file.path}, and start again"
             )
     _check_room(asked, total - sum(there.values()))
@@ -178,10 +179,10 @@ def _check_room(asked: HubModel, needed_bytes: int) -> None:
     place = hub_folder().absolute()
     while not place.is_dir():
         place = place.parent
-    free_bytes = shutil.disk_usage(place).free
-    if needed_bytes > free_bytes:
+    disk = shutil.disk_usage(place)
+    if needed_bytes > disk.free and disk.total:  # what keeps no files has no size, and says so when it is written
         raise ModelFileError(
-            f"{asked} needs {_gigabytes(needed_bytes)} more, and {_gigabytes(free_bytes)} are free for the hub's cache "
+            f"{asked} needs {size_text(needed_bytes)} more, and {size_text(disk.free)} are free for the hub's cache "
             f"{hub_folder()}: free some, choose a smaller quant, or set HF_HUB_CACHE to another disk"
         )
 
@@ -202,10 +203,6 @@ def _snapshot(asked: HubModel, address: str, commit: str, chosen: Chosen) -> Pat
 
 def _path(snapshot: Path, chosen: Chosen) -> Path:
     return snapshot if chosen.is_folder else snapshot / chosen.paths[0]
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.2f} GB"
 
 
 @contextmanager

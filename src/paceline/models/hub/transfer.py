@@ -23,7 +23,7 @@ from huggingface_hub.utils import WeakFileLock, hf_raise_for_status
 from paceline.core.errors import ModelFileError
 from paceline.models.hub.faults import HTTP_ERROR
 
-CHUNK_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 1 << 20
 
 RETRY_WAITS_S: tuple[float, ...] = (0.0, 1.0, 4.0)
 """Seconds before each further try after one that brought nothing. After one that brought something there is no wait."""
@@ -85,11 +85,16 @@ def fetch_blob(
     with _locked(lock, lambda: report(f"waiting for another process to fetch {file.path}", num_fetched(blobs, file))):
         if blob.is_file():
             return
-        with partial.open("ab") as out:
-            content = _Content(partial, out, file)
-            while content.num_bytes < file.num_bytes:
-                _receive_with_retries(content, file, headers, lambda: report(file.path, content.num_bytes))
-            os.fsync(out.fileno())
+        try:
+            with partial.open("ab") as out:
+                content = _Content(partial, out, file)
+                while content.num_bytes < file.num_bytes:
+                    _receive_with_retries(content, file, headers, lambda: report(file.path, content.num_bytes))
+                os.fsync(out.fileno())
+        except BaseException:
+            if not num_fetched(blobs, file):
+                partial.unlink(missing_ok=True)
+            raise
         if content.digest() != file.digest:
             partial.unlink()
             raise ModelFileError(f"{file.path} arrived damaged from {file.url}: start again to fetch it anew")
@@ -101,9 +106,12 @@ class _Content:
 
     def __init__(self, path: Path, out: BinaryIO, file: RemoteFile) -> None:
         self._out, self._file = out, file
-        self.restart(truncate=path.stat().st_size > file.num_bytes)
+        there = path.stat().st_size
+        self.restart(truncate=there > file.num_bytes)
+        if there > file.num_bytes:
+            return
         with path.open("rb") as earlier:
-            while chunk := earlier.read(CHUNK_BYTES):
+            while self.num_bytes < there and (chunk := earlier.read(min(_READ_BYTES, there - self.num_bytes))):
                 self._take(chunk)
 
     def append(self, chunk: bytes) -> None:
@@ -164,7 +172,8 @@ def _receive(content: _Content, file: RemoteFile, headers: dict[str, str], repor
         if content.num_bytes and response.status_code != 206:
             content.restart()
         report()
-        for chunk in response.iter_bytes(CHUNK_BYTES):
+        # As it arrives: what is kept back until a piece is full would be lost where the connection breaks.
+        for chunk in response.iter_bytes():
             content.append(chunk[: file.num_bytes - content.num_bytes])
             report()
 
