@@ -137,9 +137,9 @@ def test_models_may_be_named_by_where_the_hub_has_them() -> None:
     assert models.named_draft == HubModel("u/d", offline=True)
     assert models.draft_options(models.target_options(embedded_target()), embedded_draft()).threads == 2
     assert ModelChoice.of({}, {"path": "small"}).named_draft == "small"
-    with pytest.raises(InputError, match="^-m and -hf both name the target: leave out one$"):
+    with pytest.raises(InputError, match=r"^-m and -hf both name the target: leave out one$"):
         ModelChoice.of({"path": "big"}, {}, {"repo": "u/m"})
-    with pytest.raises(InputError, match="^-md and -hfd both name the draft model: leave out one$"):
+    with pytest.raises(InputError, match=r"^-md and -hfd both name the draft model: leave out one$"):
         ModelChoice.of({}, {"path": "small"}, {"draft_repo": "u/m"})
 
 

@@ -21,6 +21,10 @@ from paceline.sizes import size_text
 _NARROW: Final = 60
 """Columns of a terminal below which the bar and the size are left out."""
 
+_FIGURES: Final = 44
+_FEW_FIGURES: Final = 30
+"""Columns that all figures take at most, those between them and some to spare included; without the size."""
+
 
 def located(model: str | Path | HubModel) -> Path:
     """Return the path of a model that a command names, fetching it if need be.
@@ -41,15 +45,17 @@ def _download_progress(model: HubModel) -> Iterator[FetchReport]:
     """Yield what is told how much is fetched: a bar on a terminal, else a line when it begins and when it ends."""
     console = error_console()
     started_s, first_bytes, last_bytes = None, 0, 0
-    narrow = console.width < _NARROW
+    bar_width = 0 if console.width < _NARROW else console.width // 6
+    # Some columns stay free: the ^C that a terminal shows would break the line, and the bar could not be taken away.
+    name_width = max(10, console.width - bar_width - (_FIGURES if bar_width else _FEW_FIGURES))
     columns = (
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-        *(() if narrow else (BarColumn(bar_width=max(10, console.width // 4)), DownloadColumn())),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=name_width)),
+        *((BarColumn(bar_width), DownloadColumn()) if bar_width else ()),
         TextColumn("{task.percentage:.0f}%"),
         TransferSpeedColumn(),
         TimeRemainingColumn(compact=True),
     )
-    progress = Progress(*columns, console=console, transient=True, expand=True, disable=not console.is_terminal)
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = progress.add_task("", start=False)
 
     def report(what: str, done_bytes: int, total_bytes: int) -> None:

@@ -86,8 +86,8 @@ class HubOptions:
             kind="other",
             variable="HF_REPO",
             flags=("-hf", "-hfr", "--hf-repo"),
-            help="Target from the Hugging Face hub: its GGUF file of this quant, else Q4_K_M, Q8_0 or the first; where "
-            "there is none, or for :safetensors, the model's folder.",
+            help="Target from the Hugging Face hub, fetched once: of its GGUF files that of QUANT, else Q4_K_M, Q8_0 or "
+            "the first; without any, or for :safetensors, its folder.",
             metavar="USER/REPO[:QUANT]",
         ),
     )
