@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub.utils import close_session
 
+import paceline
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub import transfer
 from paceline.models.hub.local import hub_folder
@@ -124,7 +125,7 @@ def test_the_list_shows_what_the_hubs_cache_has(invoke: Invoke, hub: Hub, tmp_pa
     folder = write_folder(tmp_path / "folder", architectures=["LlamaForCausalLM"])
     hub.repos["user/folder"] = Repo({path.name: path.read_bytes() for path in folder.iterdir()})
     for name in ("user/tiny", "user/folder"):
-        invoke(*RUN, "-hf", name)
+        paceline.from_hub(name)
     listed = invoke("models").out
     assert f"\nof the Hugging Face hub, {hub_folder()}\n  user/folder     " in listed
     assert "\n  user/tiny:Q8_0  tiny-Q8_0.gguf, 1.31 MB, " in listed
@@ -143,8 +144,8 @@ def test_the_list_shows_what_the_hubs_cache_has(invoke: Invoke, hub: Hub, tmp_pa
     assert not (hub_folder() / "models--user--tiny").exists()
 
 
-def test_names_of_the_hub_are_completed_and_listed_without_its_library(invoke: Invoke, hub: Hub) -> None:
-    invoke(*RUN, "-hf", "user/tiny")
+def test_names_of_the_hub_are_completed_and_listed_without_its_library(hub: Hub) -> None:
+    paceline.from_hub("user/tiny")
     script = (
         "import sys; sys.argv = ['paceline', 'models']; from paceline.cli.main import main\n"
         "try: main()\n"

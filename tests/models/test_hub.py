@@ -128,7 +128,7 @@ def test_what_is_not_what_the_hub_says_is_never_a_model(hub: Hub) -> None:
     hub.damages = True
     with pytest.raises(ModelFileError, match=f"{QUANT} arrived damaged from http.*: start again"):
         paceline.from_hub("user/tiny")
-    assert names() == partials() == []
+    assert (names(), partials()) == ([], [])
     # What lies there of an earlier try may be damaged as well.
     blobs = hub_folder() / "models--user--tiny" / "blobs"
     (blobs / f"{digest_of(DRAFT)}.incomplete").write_bytes(bytes(300_000))
@@ -258,7 +258,7 @@ def test_what_the_hub_refuses_is_one_line_with_the_way_out(
         assert lines.get(sent, wrong) in str(raised.value)
         assert "\n" not in str(raised.value)
         assert "hf_" not in str(raised.value)
-    assert names() == partials() == []
+    assert (names(), partials()) == ([], [])
 
 
 def test_a_hub_that_fails_or_is_none_is_said_to(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ class HubOptions:
             kind="other",
             variable="HF_REPO",
             flags=("-hf", "-hfr", "--hf-repo"),
-            help="Target from the Hugging Face hub, fetched once: of its GGUF files that of QUANT, else Q4_K_M, Q8_0 or "
+            help="Target from the Hugging Face hub, fetched once: of its GGUF files that of QUANT, or Q4_K_M, Q8_0 or "
             "the first; without any, or for :safetensors, its folder.",
             metavar="USER/REPO[:QUANT]",
         ),
