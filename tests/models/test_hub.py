@@ -20,7 +20,7 @@ from paceline.models.cache import named_models, remove, resolve
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub import transfer
-from paceline.models.hub.local import hub_folder
+from paceline.models.hub.local import hub_folder, shown_name
 from tests.models.helpers import split_gguf, write_folder, write_gguf
 from tests.models.hub_server import LARGE_BYTES, Hub, Repo, digest_of, running_hub
 
@@ -172,7 +172,7 @@ def test_a_folder_is_fetched_without_what_it_is_not_loaded_from(hub: Hub, tmp_pa
         "tokenizer.json",
     ]
     assert describe(path).license == "apache-2.0"
-    assert names() == ["user/folder"]
+    assert names() == [shown_name(path)] == ["user/folder"]
     hub.asked.clear()
     assert paceline.from_hub("user/folder") == path
     assert len(hub.asked) == 1
@@ -391,6 +391,16 @@ def test_removing_a_model_keeps_what_others_share(hub: Hub, tmp_path: Path) -> N
     assert not (hub_folder() / "models--user--shared").exists()
 
 
+def test_removing_a_model_keeps_a_copy_of_its_repository(hub: Hub) -> None:
+    """Copies have the same commits, by which the library tells what to delete."""
+    for number in range(8):
+        hub.repos[f"user/copy{number}"] = Repo({QUANT: DRAFT})
+        paceline.from_hub(f"user/copy{number}")
+    for number in range(8):
+        remove(f"user/copy{number}:Q8_0")
+        assert names() == [f"user/copy{left}:Q8_0" for left in range(number + 1, 8)]
+
+
 def test_removing_a_model_removes_it_from_every_revision(hub: Hub) -> None:
     paceline.from_hub("user/tiny")
     hub.repos["user/tiny"].commit = "b" * 40
@@ -408,6 +418,23 @@ def test_errors_of_the_system_are_said_with_what_they_hit(hub: Hub, monkeypatch:
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(ModelFileError, match=r"user/tiny cannot be fetched \(blob: Input/output error\)"):
         paceline.from_hub("user/tiny")
+    assert names() == []
+
+
+@pytest.mark.parametrize("file", ["../../../evil-Q4_K_M.gguf", "/evil-Q4_K_M.gguf"])
+def test_a_hub_cannot_write_elsewhere(file: str, hub: Hub, tmp_path: Path) -> None:
+    hub.repos["user/tiny"].files[file] = b"x" * 10
+    with pytest.raises(ModelFileError):
+        paceline.from_hub("user/tiny")
+    assert [path for path in tmp_path.rglob("*") if path.name == "evil-Q4_K_M.gguf"] == []
+    assert not Path("/evil-Q4_K_M.gguf").exists()
+
+
+def test_a_cache_that_cannot_be_read_is_in_nobodys_way(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_folder().write_text("no folder")
+    assert names() == []
+    assert resolve("draft") == embedded_draft()
+    monkeypatch.setenv("HF_HUB_CACHE", "~nobody-of-this-name/hub")
     assert names() == []
 
 

@@ -17,6 +17,7 @@ from paceline.models.cache import resolve
 from paceline.models.hub.asked import HubModel
 from paceline.models.hub.fetch import FetchReport, from_hub
 from paceline.sizes import size_text
+from paceline.terminal_text import printable_line
 
 _NARROW: Final = 60
 """Columns of a terminal below which the bar and the size are left out."""
@@ -67,7 +68,9 @@ def _download_progress(model: HubModel) -> Iterator[FetchReport]:
             progress.start()
             progress.start_task(task)
         last_bytes = done_bytes
-        progress.update(task, description=os.path.basename(what), completed=done_bytes, total=total_bytes)  # noqa: PTH119
+        progress.update(
+            task, description=printable_line(what.rpartition("/")[2]), completed=done_bytes, total=total_bytes
+        )
 
     try:
         yield report

@@ -19,7 +19,7 @@ from paceline.models.cache import NamedModel, complete_model, models_folder, nam
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_target
 from paceline.models.gguf_model import part_paths
-from paceline.models.hub.local import hub_folder
+from paceline.models.hub.local import hub_folder, shown_name
 from paceline.sizes import count_text, size_text
 from paceline.terminal_text import printable, printable_line
 
@@ -174,7 +174,7 @@ def _print_models(console: Console, models: dict[str, ModelDescription | ModelFi
             first, *rest = _lines(what)
             ending = "/" if what.format == "huggingface" else ""
             card = _card(what)
-            lines = [f"{what.path.name}{ending}, {first}", *rest, *([] if card is None else [f"card: {card}"])]
+            lines = [f"{shown_name(what.path)}{ending}, {first}", *rest, *([] if card is None else [f"card: {card}"])]
         for number, line in enumerate(lines):
             label = f"  {name}" if number == 0 else ""
             style = "red" if isinstance(what, ModelFileError) else None if number == 0 else "dim"

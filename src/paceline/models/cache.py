@@ -69,8 +69,14 @@ def named_models() -> list[NamedModel]:
     No weights are opened, so a model may turn out to be unreadable.
 
     Raises:
-        ModelFileError: a cache's folder cannot be listed.
+        ModelFileError: the folder of models cannot be listed.
     """
+    models = _own_models()
+    taken = {model.name for model in models}
+    return [*models, *(model for model in _models_of_hub() if model.name not in taken)]
+
+
+def _own_models() -> list[NamedModel]:
     models = [NamedModel("target", embedded_target(), True), NamedModel("draft", embedded_draft(), True)]
     taken = {model.name for model in models}
     for path in _cached_paths():
@@ -79,8 +85,11 @@ def named_models() -> list[NamedModel]:
         name = f"{name}/" if name in taken else name
         taken.add(name)
         models.append(NamedModel(name, path, False))
-    models += [NamedModel(model.name, model.path, False, True) for model in cached_models() if model.name not in taken]
     return models
+
+
+def _models_of_hub() -> list[NamedModel]:
+    return [NamedModel(model.name, model.path, False, True) for model in cached_models()]
 
 
 def resolve(model: str | Path) -> Path:
@@ -174,9 +183,14 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def _find(name: str) -> NamedModel | None:
-    models = named_models()
-    by_file = (model for model in models if not model.embedded and model.path.name == name)
-    return next((model for model in models if model.name == name), None) or next(by_file, None)
+    # The hub's cache may be large, and is looked through last.
+    for models in (_own_models, _models_of_hub):
+        there_are = models()
+        by_file = (model for model in there_are if not (model.embedded or model.of_hub) and model.path.name == name)
+        found = next((model for model in there_are if model.name == name), None) or next(by_file, None)
+        if found is not None:
+            return found
+    return None
 
 
 def _cached_paths() -> Iterator[Path]:

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from paceline.core.errors import CapabilityError, EngineError, ModelFileError
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
 from paceline.models.gguf_model import read_gguf_model
+from paceline.models.hub.local import shown_name
 from paceline.models.weight_files import check_model_folder, weight_files
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def load(settings: TorchHFConfig) -> LoadedModel:
         raise EngineError(f"the weights of {path} do not fit on {device}; set device or a smaller dtype") from error
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         raise CapabilityError(f"device {settings.device!r} cannot be used: {one_line(error)}") from error
-    return LoadedModel(model, tokenizer, path.name, _gguf_end_ids(path) if "gguf_file" in source else frozenset())
+    return LoadedModel(
+        model, tokenizer, shown_name(path), _gguf_end_ids(path) if "gguf_file" in source else frozenset()
+    )
 
 
 def load_vocabulary(settings: TorchHFConfig) -> TokenizerVocabulary:

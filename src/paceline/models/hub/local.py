@@ -11,6 +11,7 @@ Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,21 +98,25 @@ def snapshots(repo: str) -> list[Path]:
 def cached_models() -> list[CachedModel]:
     """Return the models in the cache that are whole, by name; of several revisions the newest.
 
-    Raises:
-        ModelFileError: the cache cannot be read.
+    The cache is other programs' too. What of it cannot be read has no names, and is in nobody's way.
     """
-    folder = hub_folder()
-    try:
-        repos = sorted(path for path in folder.iterdir() if path.name.startswith(_PREFIX)) if folder.is_dir() else []
-    except OSError as error:
-        raise ModelFileError(f"the hub's cache {folder} cannot be read: {error.strerror or error}") from None
     models: dict[str, CachedModel] = {}
-    for path in repos:
-        repo = path.name.removeprefix(_PREFIX).replace("--", "/", 1)
-        for snapshot in _snapshots(path):
-            for model in _models_of(repo, snapshot):
-                models.setdefault(model.name, model)
+    with contextlib.suppress(OSError):
+        for path in sorted(hub_folder().glob(f"{_PREFIX}*")):
+            repo = path.name.removeprefix(_PREFIX).replace("--", "/", 1)
+            with contextlib.suppress(OSError, ModelFileError):
+                for snapshot in _snapshots(path):
+                    for model in _models_of(repo, snapshot):
+                        models.setdefault(model.name, model)
     return sorted(models.values(), key=lambda model: model.name)
+
+
+def shown_name(path: Path) -> str:
+    """Return the name by which people know a model's file or folder: of a folder of the hub's cache, the repository."""
+    repo = path.parent.parent.name
+    if path.parent.name == "snapshots" and repo.startswith(_PREFIX):
+        return repo.removeprefix(_PREFIX).replace("--", "/", 1)
+    return path.name
 
 
 def has_same_content(snapshot: Path, chosen: Chosen, digests: dict[str, str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,9 @@ def removal(path: Path) -> Removal:
         cache = scan_cache_dir(folder)
     except CacheNotFound:
         raise InputError(f"the hub's cache {folder} is gone: see paceline models") from None
-    revisions = [found for repo in cache.repos if repo.repo_path.name == name for found in repo.revisions]
+    # A copy of a repository has the same commits, and the library would take one of the two for them.
+    cache = dataclasses.replace(cache, repos=frozenset(repo for repo in cache.repos if repo.repo_path.name == name))
+    revisions = [revision for repo in cache.repos for revision in repo.revisions]
     files = [
         (file, file.file_path.relative_to(revision.snapshot_path).as_posix())
         for revision in revisions
