@@ -44,6 +44,34 @@ def test_generate_is_what_stream_gives() -> None:
         assert spelled.decode(errors="replace") == whole.text
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_reasoning_ends_where_its_budget_is_spent(temperature: float) -> None:
+    """With a draft model and without. The end of text stands for a marker that is a control token."""
+    with paceline.load(draft=embedded_draft(), policy=paceline.FixedPolicy(4)) as model:
+        vocabulary = model.target.vocabulary
+        (end,) = sorted(vocabulary.end_ids)[:1]
+        spelled = (vocabulary.token_spelling(end) or b"").decode()
+        marker = (end, *vocabulary.tokenize(" so", add_special=False))
+        asked = paceline.GenerateOptions(
+            max_tokens=24,
+            temperature=temperature,
+            seed=3,
+            ignore_end=True,
+            preserved_ids=[end],
+            reasoning_budget=paceline.ReasoningBudget(7, (), marker, begun=True),
+        )
+        drafted = model.generate("def f(x):", **asked)
+        asked["speculate"] = False
+        plain = model.generate("def f(x):", **asked)
+        asked["reasoning_budget"] = None
+        free = model.generate("def f(x):", **asked)
+    assert (drafted.token_ids, drafted.text) == (plain.token_ids, plain.text)
+    assert drafted.token_ids[:7] == free.token_ids[:7]
+    assert tuple(drafted.token_ids[7 : 7 + len(marker)]) == marker
+    assert "draft" in drafted.sources[7 : 7 + len(marker)], "the draft model is told, too"
+    assert spelled + " so" in drafted.text
+
+
 def test_two_streams_at_once_each_get_all_of_their_text() -> None:
     with scripted_model(max_sequences=2) as model:
         alone = [model.generate([i], max_tokens=30, temperature=0.9, seed=i, ignore_end=True) for i in (1, 2)]
