@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from paceline.api import GenerateOptions
+from paceline.chat.params import ChatParams
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import (
@@ -231,7 +232,7 @@ def test_the_library_asks_the_environment_for_nothing_by_itself(monkeypatch: pyt
 def test_every_variable_is_of_one_field_and_none_of_them_is_taken() -> None:
     fields = [
         field
-        for part in (*REQUEST_PARTS, ModelOptions, DraftOptions, HubOptions)
+        for part in (*REQUEST_PARTS, ModelOptions, DraftOptions, HubOptions, ChatParams)
         for field in fields_of(part)
         if field.option.variable is not None
     ]

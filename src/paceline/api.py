@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
+from paceline.chat.params import ChatParams
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, ClosedError, InputError
 from paceline.core.numbers import whole_number
-from paceline.core.params import VERIFIER_NAMES, VerifierName, draw_seed
+from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, VerifierName, draw_seed
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Request
 from paceline.core.verify import Verifier, make_verifier
@@ -50,6 +51,10 @@ from paceline.streams import Ask, Generation, Stream
 
 if TYPE_CHECKING:
     from paceline.async_streams import AsyncStream
+    from paceline.chat.messages import Message
+    from paceline.chat.prompts import ChatPrompt
+    from paceline.chat.reader import ChatReader
+    from paceline.chat.replies import Reply, ReplyStream
 
 Wrap: TypeAlias = Callable[[Verifier, Sequence[int]], Verifier]
 """Makes another verifier of a request's own, given the prompt's tokens."""
@@ -169,6 +174,7 @@ class Model:
         self._drive = Drive(self.worker, self.loop)
         self._closed = False
         self._closing = closing
+        self._chat_readers: dict[Path | None, ChatReader] = {}
 
     def __enter__(self) -> Model:
         return self
@@ -240,6 +246,89 @@ class Model:
         from paceline.async_streams import AsyncStream  # asyncio takes a while to import
 
         return AsyncStream(*self._ask(prompt, options))
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat: ChatParams | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Reply:
+        """Return the answer to a conversation, written as the model's chat template has it.
+
+        >>> reply = model.chat([{"role": "user", "content": "The capital of France is?"}])
+        >>> print(reply.text)
+
+        Control tokens come of the template alone: those that are spelled out in messages are plain text. Without
+        ``max_tokens`` the answer may fill the context.
+
+        Args:
+            messages: of the conversation, in the form of OpenAI's API; a text is what a user says.
+            tools: functions that the model may call, likewise, for templates that know them.
+            chat: how the conversation is written, and whether the model reasons.
+            **options: as for :meth:`generate`.
+
+        Raises:
+            InputError: the messages, an option or the model's template cannot be used.
+            CapabilityError: the model has no chat template.
+            PacelineError: as :meth:`generate`.
+        """
+        with self.chat_stream(messages, tools=tools, chat=chat, **options) as stream:
+            return stream.result()
+
+    def chat_stream(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat: ChatParams | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> ReplyStream:
+        """Start an answer to a conversation and return it for iteration. Takes and raises what :meth:`chat` does."""
+        from paceline.chat.replies import ReplyStream
+
+        params = chat or ChatParams()
+        asked = options.copy()
+        if asked.get("max_tokens") is None:
+            asked["max_tokens"] = MAX_TOKENS
+        prompt = self.chat_prompt(messages, tools=tools, chat=params, max_tokens=asked["max_tokens"])
+        return ReplyStream(prompt, self._start(prompt.token_ids, {**prompt.options, **asked}), params)
+
+    def chat_prompt(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat: ChatParams | None = None,
+        max_tokens: int | None = None,
+    ) -> ChatPrompt:
+        """Return what a conversation comes to, for :meth:`stream` or :meth:`choices` and to be looked at.
+
+        Takes and raises what :meth:`chat` does. ``options`` of what is returned belong to the call that it is given to.
+        """
+        params = chat or ChatParams()
+        return self._chat_reader(params.template_file).prompt(
+            messages, tools=tools, params=params, max_tokens=MAX_TOKENS if max_tokens is None else max_tokens
+        )
+
+    def _chat_reader(self, template_file: str | Path | None) -> ChatReader:
+        """Return what makes prompts of conversations, by the model's own template or another."""
+        from paceline.chat.reader import ChatReader
+        from paceline.chat.sources import find_template, no_template
+
+        file = None if template_file is None else Path(template_file)
+        if file not in self._chat_readers:
+            if self.target_options is None:
+                raise CapabilityError("this model was loaded from no file, so it has no chat template: give token ids")
+            path = Path(self.target_options.path)
+            template = self.worker.call(lambda: find_template(path, self.target.vocabulary, replaced_by=file))
+            if template is None:
+                raise no_template(path)
+            self._chat_readers[file] = ChatReader(
+                template, self.target.vocabulary, self.target.capabilities.context_length, self.worker.call
+            )
+        return self._chat_readers[file]
 
     def repeats_text(self, options: GenerateOptions) -> bool:
         """Return whether a seed gives the same text with and without speculation."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
+from paceline.chat.params import ChatParams
 from paceline.core.errors import InputError
 from paceline.core.fields import Field, fields_of, read_text
 from paceline.core.numbers import shown
@@ -133,6 +134,7 @@ class ModelChoice:
                 for.
             draft: by the fields of :class:`DraftOptions`.
             hub: by the fields of :class:`~paceline.models.hub.asked.HubOptions`.
+        chat: how conversations are written, for ``model.chat(messages, chat=environment.chat)``.
 
         Raises:
             InputError: a value cannot be used, or a model is named in two ways.
@@ -187,12 +189,14 @@ class Environment:
         target: by the fields of :class:`ModelOptions`; a ``context_length`` of 0 is all that the model was made for.
         draft: by the fields of :class:`DraftOptions`.
         hub: by the fields of :class:`~paceline.models.hub.asked.HubOptions`.
+        chat: how conversations are written, for ``model.chat(messages, chat=environment.chat)``.
     """
 
     request: GenerateOptions
     target: Mapping[str, Any]
     draft: Mapping[str, Any]
     hub: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    chat: ChatParams = dataclasses.field(default_factory=ChatParams)
 
     @property
     def models(self) -> ModelChoice:
@@ -218,13 +222,14 @@ def from_environment(variables: Mapping[str, str] | None = None) -> Environment:
     target = _read(variables, ModelOptions, _PREFIX, lambda given: ModelChoice.of(given, {}))
     draft = _read(variables, DraftOptions, _DRAFT_PREFIX, lambda given: ModelChoice.of({}, given))
     hub = _read(variables, HubOptions, _PREFIX, lambda given: ModelChoice.of({}, {}, given))
-    return Environment(cast("GenerateOptions", request), target, draft, hub)
+    chat = _read(variables, ChatParams, _PREFIX, lambda given: ChatParams(**given))
+    return Environment(cast("GenerateOptions", request), target, draft, hub, ChatParams(**chat))
 
 
 def variables_of_the_table() -> dict[str, Field]:
     """Return the field that each environment variable sets, by the variable's name."""
     found: dict[str, Field] = {}
-    for part in (*REQUEST_PARTS, ModelOptions, HubOptions):
+    for part in (*REQUEST_PARTS, ModelOptions, HubOptions, ChatParams):
         found.update(_variables(part, _PREFIX))
     found.update(_variables(DraftOptions, _DRAFT_PREFIX))
     return found

@@ -12,14 +12,43 @@ Where nobody spells a control token there is one piece, and its tokens are those
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from paceline.chat.marked import MarkedText, marks_of
+from paceline.chat.messages import Message
+from paceline.chat.reasoning import ReasoningMarkers
 from paceline.engines.base import Vocabulary
 
+if TYPE_CHECKING:
+    from paceline.api import GenerateOptions
+
 _THEIRS: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """What a conversation comes to.
+
+    Attributes:
+        text: as the template wrote it.
+        token_ids: for :meth:`paceline.Model.generate`.
+        messages: those of the conversation that are in it.
+        num_left_out: how many messages are not, as the context has no room for them.
+        markers: what stands around reasoning in answers; ``None`` for a model that does not reason.
+        begun: whether the prompt has opened the reasoning, so that an answer begins within it.
+        options: what the request needs besides: which control tokens to keep in its text, and how long it may reason.
+    """
+
+    text: str
+    token_ids: Sequence[int]
+    messages: Sequence[Message]
+    num_left_out: int
+    markers: ReasoningMarkers | None
+    begun: bool
+    options: GenerateOptions
 
 
 def token_ids_of(text: MarkedText, vocabulary: Vocabulary, *, adds_opening: bool) -> list[int]:

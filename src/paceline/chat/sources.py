@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.chat.template import ChatTemplate
-from paceline.core.errors import InputError, ModelFileError
+from paceline.core.errors import CapabilityError, InputError, ModelFileError
 from paceline.engines.base import Vocabulary
 from paceline.models.files import read_json_if_present
 from paceline.models.gguf_header import read_gguf_header
@@ -58,12 +58,35 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: Path | Non
 
 
 def has_template(path: Path) -> bool:
-    """Return whether a model has a chat template, without compiling it.
+    """Return whether a model has a chat template, which is not looked at.
 
     Raises:
         ModelFileError: a file cannot be read.
     """
     return bool(_of_folder(path) if path.is_dir() else _of_gguf(path))
+
+
+def check_is_chat_model(path: Path, replaced_by: str | Path | None) -> None:
+    """Refuse a model that cannot chat, before it is loaded.
+
+    Args:
+        path: of the model.
+        replaced_by: a template to use instead of the model's own; then it need not have one.
+
+    Raises:
+        CapabilityError: the model has no chat template.
+        ModelFileError: a file cannot be read.
+    """
+    if replaced_by is None and not has_template(path):
+        raise no_template(path)
+
+
+def no_template(path: Path) -> CapabilityError:
+    """Return the error of a model without a chat template."""
+    return CapabilityError(
+        f"{path.name} has no chat template, as models have none that only continue texts: prompt it without --chat "
+        "(paceline run), or give a template with --chat-template-file"
+    )
 
 
 def _of_gguf(path: Path) -> dict[str, str]:

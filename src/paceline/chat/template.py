@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
+from jinja2.meta import find_undeclared_variables
 
 from paceline.chat.limits import MOST_SOURCE, LimitError, limited
 from paceline.chat.marked import MarkedText
@@ -72,6 +73,21 @@ class ChatTemplate:
         except (InputError, ModelFileError):
             return False
         return _PROBE in text and "'text'" not in text and '"text"' not in text
+
+    @functools.cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads and does not set."""
+        return frozenset(find_undeclared_variables(_environment().parse(self.source)))
+
+    @functools.cached_property
+    def reads_system(self) -> bool:
+        """Whether the template has a place for what the system says."""
+        said = (("system", _PROBE), ("user", "Hello"))
+        messages: list[Message] = [{"role": role, "content": text} for role, text in said]
+        try:
+            return _PROBE in self._rendered(self._template, _marked(messages), tools=None, add_generation_prompt=False)
+        except (InputError, ModelFileError):
+            return False
 
     def render(
         self,

@@ -1,0 +1,50 @@
+"""A conversation that is longer than the context: what is left out, the oldest turns first."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from paceline.chat.messages import Message
+from paceline.core.errors import ContextLengthError
+
+_LEADING_ROLES: Final = ("system", "developer")
+
+
+def oldest_left_out(
+    messages: Sequence[Message], count_tokens: Callable[[Sequence[Message]], int], *, most: int, aim: int
+) -> list[Message]:
+    """Return the conversation without as many of its oldest turns as have to go.
+
+    What the system says at the beginning stays, and so does the last turn. A turn begins with a user's message.
+
+    Args:
+        messages: of the conversation.
+        count_tokens: returns the tokens that messages come to.
+        most: tokens that fit. A conversation with no more is returned whole.
+        aim: tokens to come down to, fewer than ``most``: a beginning that changes with every turn would have to be read
+            anew with every turn.
+
+    Raises:
+        ContextLengthError: the last turn alone is too long.
+    """
+    if count_tokens(messages) <= most:
+        return list(messages)
+    leading = next((place for place, one in enumerate(messages) if one["role"] not in _LEADING_ROLES), len(messages))
+    turns = [place for place in range(leading, len(messages)) if messages[place]["role"] == "user"]
+    later = [place for place in turns if place > leading]
+
+    def without(first: int) -> list[Message]:
+        return [*messages[:leading], *messages[first:]]
+
+    # Fewer turns have fewer tokens, so the first that fits is found by halving.
+    found = bisect.bisect_left(later, True, key=lambda first: count_tokens(without(first)) <= aim)
+    kept = without(later[min(found, len(later) - 1)] if later else leading)
+    num_tokens = count_tokens(kept)
+    if num_tokens > most:
+        raise ContextLengthError(
+            f"the last turn of the conversation has {num_tokens} tokens, and {most} fit beside an answer: shorten it, "
+            "or raise the context length (-c)"
+        )
+    return kept

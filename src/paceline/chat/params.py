@@ -1,0 +1,133 @@
+"""What is asked of a chat template and of an answer's reasoning: the part of the table of options that chats have."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from paceline.chat.reasoning import REASONING_FORMATS, ReasoningFormat
+from paceline.core.errors import InputError
+from paceline.core.fields import Option, described, setting, take_values
+from paceline.core.numbers import shown
+
+Reasoning: TypeAlias = Literal["on", "off", "auto"]
+
+UNLIMITED: Final = -1
+"""The reasoning budget of a model that may reason as long as it likes."""
+
+_OPTION = functools.partial(Option, panel="Chat")
+
+
+def _variables_of(texts: Sequence[str]) -> dict[str, Any]:
+    """Read a template's variables as a text has them.
+
+    Raises:
+        InputError: the text is no JSON object.
+    """
+    try:
+        variables = json.loads(texts[-1])
+    except ValueError as error:
+        raise InputError(f"--chat-template-kwargs {shown(texts[-1])} is not JSON: {error}") from None
+    if not isinstance(variables, dict):
+        raise InputError(f'--chat-template-kwargs {shown(texts[-1])} is not a JSON object, such as {{"name": 1}}')
+    return variables
+
+
+@dataclass(frozen=True, slots=True)
+class ChatParams:
+    """How messages become a prompt, and an answer a message.
+
+    Attributes:
+        template_file: a chat template to use instead of the model's own.
+        template_variables: variables of the template besides those that are named here.
+        reasoning: whether the model is to reason before it answers; ``"auto"`` leaves it to the template.
+        reasoning_effort: how much, in a word that the template knows, such as ``"high"``.
+        reasoning_budget: most tokens of reasoning; 0 ends it at once, -1 is for any number.
+        reasoning_format: how reasoning comes back: ``"deepseek"``, which is ``"auto"``, keeps it apart from the
+            content; ``"none"`` leaves it there with its marks; ``"deepseek-legacy"`` does both.
+        forget: leave out the oldest turns of a conversation that is longer than the context, instead of refusing it.
+    """
+
+    template_file: str | Path | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            variable="CHAT_TEMPLATE_FILE",
+            flags=("--chat-template-file",),
+            help="A chat template to use instead of the model's own.",
+            metavar="FILE",
+        ),
+    )
+    template_variables: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata=described(
+            _OPTION(
+                kind="other",
+                parse=_variables_of,
+                variable="CHAT_TEMPLATE_KWARGS",
+                flags=("--chat-template-kwargs",),
+                help="Further variables of the chat template, as a JSON object.",
+                metavar="JSON",
+                json=("chat_template_kwargs",),
+            )
+        ),
+    )
+    reasoning: Reasoning = setting(
+        "auto",
+        _OPTION(
+            kind="choice",
+            words={"on": "on", "off": "off", "auto": "auto"},
+            flags=("--reasoning", "-rea"),
+            help="Whether to reason before the answer; auto leaves it to the template.",
+        ),
+    )
+    reasoning_effort: str | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            optional=True,
+            flags=("--reasoning-effort",),
+            help="How much to reason, in a word that the template knows, such as low or high.",
+            metavar="LEVEL",
+        ),
+    )
+    reasoning_budget: int = setting(
+        UNLIMITED,
+        _OPTION(
+            kind="whole",
+            called="reasoning budget",
+            low=UNLIMITED,
+            way_out="--reasoning-budget, -1 is no limit and 0 ends reasoning at once",
+            flags=("--reasoning-budget",),
+            help="Most tokens of reasoning; -1 for any number.",
+        ),
+    )
+    reasoning_format: ReasoningFormat = setting(
+        "auto",
+        _OPTION(
+            kind="choice",
+            words={name: name for name in REASONING_FORMATS},
+            flags=("--reasoning-format",),
+            help="How reasoning comes back: apart from the answer, within it (none), or both.",
+        ),
+    )
+    forget: bool = setting(
+        True,
+        _OPTION(
+            kind="truth",
+            flags=("--no-forget",),
+            negated=True,
+            help="Refuse a conversation longer than the context, instead of leaving out its oldest turns.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        take_values(self)
+        if self.reasoning_effort is not None and not isinstance(self.reasoning_effort, str):
+            raise InputError(f"the reasoning effort is {shown(self.reasoning_effort)}: give a word, such as 'high'")
+        if not isinstance(self.template_variables, Mapping):
+            raise InputError(f"the template's variables are {shown(self.template_variables)}: give a mapping")

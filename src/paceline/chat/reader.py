@@ -1,0 +1,186 @@
+"""A model's conversations as prompts: which messages, which of the template's variables, which tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from paceline.chat.fitting import oldest_left_out
+from paceline.chat.marked import MarkedText, marks_of
+from paceline.chat.messages import Message, read_messages
+from paceline.chat.params import UNLIMITED, ChatParams
+from paceline.chat.prompts import ChatPrompt, token_ids_of
+from paceline.chat.reasoning import ReasoningMarkers, budget_of, find_markers, opens_reasoning, preserved_ids
+from paceline.chat.template import ChatTemplate
+from paceline.core.errors import ContextLengthError, InputError
+from paceline.engines.base import Vocabulary
+
+if TYPE_CHECKING:
+    from paceline.api import GenerateOptions
+
+_T = TypeVar("_T")
+
+_SWITCHES: Final = ("enable_thinking", "thinking")
+"""Variables by which templates have reasoning switched."""
+_EFFORT: Final = "reasoning_effort"
+
+_ROOM_FOR_ANSWERS: Final = 4
+"""A conversation leaves this part of the context to its answer, if that may be so long."""
+
+
+class ChatReader:
+    """Makes prompts of conversations for one model. Any thread may use it.
+
+    Args:
+        template: of the model.
+        vocabulary: of the model.
+        context_length: tokens of prompt and answer together.
+        call: calls a function where the vocabulary may be used, and returns its result.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        vocabulary: Vocabulary,
+        context_length: int,
+        call: Callable[[Callable[[], _T]], _T],
+    ) -> None:
+        self.template = template
+        self.markers: ReasoningMarkers | None = find_markers(template.source)
+        self._vocabulary = vocabulary
+        self._context_length = context_length
+        self._call: Callable[[Callable[[], Any]], Any] = call
+
+    def prompt(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        params: ChatParams,
+        max_tokens: int,
+    ) -> ChatPrompt:
+        """Return what a conversation comes to.
+
+        Args:
+            messages: of the conversation; a text is what a user says.
+            tools: functions that the model may call, in the form of OpenAI's API.
+            params: how it is written.
+            max_tokens: most tokens that the answer may have.
+
+        Raises:
+            InputError: the messages cannot be used, or the template knows nothing of an option.
+            ContextLengthError: they leave no room for an answer.
+            ModelFileError: the template does what it must not.
+        """
+        read = [self._taken(message) for message in read_messages(messages)]
+        variables = {**params.template_variables, **self._switched(params)}
+
+        def render(conversation: Sequence[Message]) -> MarkedText:
+            return self.template.render(self._with_system(conversation), tools=tools, **variables)
+
+        def tokens(conversation: Sequence[Message]) -> list[int]:
+            return self._tokens(render(conversation))
+
+        self._check_roles(read, render)
+        kept: Sequence[Message] = read
+        if params.forget:
+            room = self._context_length - min(max_tokens, self._context_length // _ROOM_FOR_ANSWERS)
+            kept = oldest_left_out(read, lambda some: len(tokens(some)), most=room, aim=room * 3 // 4)
+        text = render(kept)
+        token_ids = self._tokens(text)
+        if len(token_ids) >= self._context_length:
+            raise ContextLengthError(
+                f"the conversation has {len(token_ids)} tokens and the context holds {self._context_length}, answer "
+                "included: start a new one, raise the context length (-c), or let it forget (leave out --no-forget)"
+            )
+        # Behind all that others wrote, who may spell markers too.
+        ending = text[marks_of(text).rfind(0) + 1 :]
+        begun = self.markers is not None and opens_reasoning(ending, self.markers)
+        return ChatPrompt(
+            text=str.__str__(text),
+            token_ids=token_ids,
+            messages=kept,
+            num_left_out=len(read) - len(kept),
+            markers=self.markers,
+            begun=begun,
+            options=self._options(params, begun),
+        )
+
+    def _tokens(self, text: MarkedText) -> list[int]:
+        token_ids: list[int] = self._call(
+            lambda: token_ids_of(text, self._vocabulary, adds_opening=self.template.adds_opening)
+        )
+        return token_ids
+
+    def _taken(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message in roles that the template knows."""
+        if message["role"] == "developer" and "developer" not in self.template.source:
+            return {**message, "role": "system"}
+        return message
+
+    def _with_system(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with what the system says at the beginning of the first turn, if it has no place of its own.
+
+        So does llama.cpp.
+        """
+        if len(messages) < 2 or messages[0]["role"] != "system" or self.template.reads_system:
+            return messages
+        system, first, *others = messages
+        if not isinstance(system["content"], str) or not isinstance(first.get("content"), str):
+            return messages
+        return [{**first, "content": f"{system['content']}\n{first['content']}"}, *others]
+
+    def _check_roles(self, messages: Sequence[Message], render: Callable[[Sequence[Message]], MarkedText]) -> None:
+        """Refuse messages that the template leaves out without a word, as many do with roles they do not know."""
+        for role in {message["role"] for message in messages} - {"user", "assistant"}:
+            others = [message for message in messages if message["role"] != role]
+            if not others:
+                continue
+            try:
+                is_left_out = render(others) == render(messages)
+            except InputError:
+                # What it says of the whole conversation comes later, if anything.
+                continue
+            if is_left_out:
+                number = next(n for n, message in enumerate(messages, start=1) if message["role"] == role)
+                raise InputError(
+                    f"the chat template of {self.template.origin} leaves out message {number}: it does not know the "
+                    f"role {role!r}; use another, such as 'user'"
+                )
+
+    def _switched(self, params: ChatParams) -> dict[str, Any]:
+        """Return the template's variables of reasoning."""
+        variables: dict[str, Any] = {}
+        known = self.template.variables
+        if params.reasoning != "auto":
+            switches = [name for name in _SWITCHES if name in known]
+            if not switches and self.markers is None:
+                self._refuse_unknown("reasoning", f"--reasoning {params.reasoning}")
+            variables.update(dict.fromkeys(switches, params.reasoning == "on"))
+        if params.reasoning_effort is not None:
+            if _EFFORT not in known:
+                self._refuse_unknown("levels of reasoning", f"--reasoning-effort {params.reasoning_effort}")
+            variables[_EFFORT] = params.reasoning_effort
+        return variables
+
+    def _options(self, params: ChatParams, begun: bool) -> GenerateOptions:
+        """Return what a request needs so that its reasoning can be told and bounded."""
+        markers = self.markers
+        budget = params.reasoning_budget
+        if params.reasoning == "off" and not any(name in self.template.variables for name in _SWITCHES):
+            # A template without a switch; the model is made to say that it is done.
+            budget = 0
+        if markers is None:
+            if budget != UNLIMITED:
+                self._refuse_unknown("reasoning", f"--reasoning-budget {budget}")
+            return {}
+        ids, bound = self._call(
+            lambda: (
+                preserved_ids(markers, self._vocabulary),
+                budget_of(markers, self._vocabulary, budget, begun=begun),
+            )
+        )
+        return {"preserved_ids": ids, "reasoning_budget": bound}
+
+    def _refuse_unknown(self, what: str, option: str) -> None:
+        raise InputError(f"the chat template of {self.template.origin} knows nothing of {what}: leave out {option}")

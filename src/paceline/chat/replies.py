@@ -1,0 +1,99 @@
+"""Answers to conversations: text with its reasoning apart, while it is written and once it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from paceline.chat.params import ChatParams
+from paceline.chat.prompts import ChatPrompt
+from paceline.chat.reasoning import AnswerPart, ReasoningSplitter, message_of
+from paceline.streams import Generation, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A finished answer to a conversation.
+
+    Attributes:
+        message: the answer as a message, to be put at the end of the conversation.
+        prompt: what the conversation came to.
+        generation: the answer as it was generated, with its tokens and figures.
+    """
+
+    message: dict[str, Any]
+    prompt: ChatPrompt
+    generation: Generation
+
+    @property
+    def text(self) -> str:
+        """What the answer says, without its reasoning."""
+        return str(self.message["content"])
+
+    @property
+    def reasoning(self) -> str | None:
+        """What the model thought before; ``None`` where it did not, or where it is left in the text."""
+        return self.message.get("reasoning_content")
+
+
+class ReplyStream:
+    """An answer to a conversation while it is written: iterate for its parts. Else as :class:`~paceline.Stream`.
+
+    Args:
+        prompt: what the conversation came to.
+        stream: the answer.
+        params: how reasoning comes back.
+    """
+
+    def __init__(self, prompt: ChatPrompt, stream: Stream, params: ChatParams) -> None:
+        self.prompt = prompt
+        self.stream = stream
+        self._params = params
+        markers = None if params.reasoning_format == "none" else prompt.markers
+        self._splitter = ReasoningSplitter(markers, begun=prompt.begun)
+
+    def __iter__(self) -> Iterator[AnswerPart]:
+        for parts in self.rounds():
+            yield from parts
+
+    def __enter__(self) -> ReplyStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stream.close()
+
+    def rounds(self) -> Iterator[list[AnswerPart]]:
+        """Iterate round by round: the parts each made final, which may be none.
+
+        Raises:
+            PacelineError: as :meth:`paceline.Stream.rounds` does.
+        """
+        for segments in self.stream.rounds():
+            yield self._splitter.push(segments)
+        yield self._splitter.finish()
+
+    def close(self) -> list[AnswerPart]:
+        """Cancel the answer if it still runs, and wait for that; return parts that were not read yet."""
+        return [*self._splitter.push(self.stream.close()), *self._splitter.finish()]
+
+    def result(self) -> Reply:
+        """Return the answer, once it is there. Raises as :meth:`paceline.Stream.result` does."""
+        return self._reply(self.stream.result())
+
+    def so_far(self) -> Reply:
+        """Return the answer as it stands."""
+        return self._reply(self.stream.so_far())
+
+    def _reply(self, generation: Generation) -> Reply:
+        prompt = self.prompt
+        message = message_of(
+            generation.text,
+            prompt.markers,
+            begun=prompt.begun,
+            reasoning_format=self._params.reasoning_format,
+        )
+        return Reply({"role": "assistant", **message}, self.prompt, generation)
