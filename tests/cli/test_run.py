@@ -211,7 +211,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_the_model_is_loaded(
     def load(*arguments: object, **options: object) -> None:
         raise AssertionError("the model is loaded")
 
-    monkeypatch.setattr("paceline.cli.run.load", load)
+    monkeypatch.setattr("paceline.cli.setup.load", load)
     status, out, err = invoke("run", "-p", "x y " * 400, "-c", "64")
     assert (status, out) == (2, "")
     assert re.fullmatch(

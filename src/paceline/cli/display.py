@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from paceline.chat.reasoning import AnswerPart
 from paceline.core.request import SOURCE_TARGET
 from paceline.core.text import TextSegment
 from paceline.terminal_text import json_text, printable
@@ -26,6 +28,7 @@ SOURCE_STYLES = {
 """Colours of accepted tokens by drafter; the target's own tokens keep the terminal's colour."""
 
 _PROMPT_STYLE = Style(dim=True)
+_REASONING_STYLE = Style(dim=True, italic=True)
 _COLOUR_SYSTEMS = {
     "standard": ColorSystem.STANDARD,
     "256": ColorSystem.EIGHT_BIT,
@@ -85,21 +88,23 @@ class AnswerWriter:
     """Writes an answer to standard output as it arrives.
 
     On a terminal the prompt comes first, dimmed, and accepted tokens have their drafter's colour; colour respects
-    ``NO_COLOR``. Control characters of both are spelled out there. Into a pipe goes the answer alone, as it is.
+    ``NO_COLOR``. Reasoning is dimmed and stands before the answer. Control characters are spelled out there. Into a
+    pipe goes the answer alone, as it is.
 
     Args:
         prompt: shown on a terminal.
-        drafters: names for the legend.
+        drafters: names for the legend; without any, there is none.
         silent: write nothing at all.
     """
 
-    def __init__(self, prompt: str, drafters: list[str], *, silent: bool) -> None:
+    def __init__(self, prompt: str = "", drafters: Sequence[str] = (), *, silent: bool) -> None:
         console = Console(file=sys.stdout)
         self._silent = silent
         # Not rich's word for it, which FORCE_COLOR changes: the layout is for people, a pipe gets the text alone.
         self._terminal = sys.stdout.isatty() and not silent
         self._colours = None if console.no_color else _COLOUR_SYSTEMS.get(console.color_system or "")
         self._ends_in_newline = True
+        self._is_reasoning = False
         if self._terminal:
             if self._colours is not None and drafters:
                 self._put(self._legend(drafters) + "\n\n")
@@ -114,12 +119,38 @@ class AnswerWriter:
         self._put("".join(self._render(s.text, SOURCE_STYLES.get(s.source)) for s in segments))
         self._ends_in_newline = segments[-1].text.endswith("\n")
 
-    def finish(self) -> None:
-        """End the answer's last line, on a terminal only: a pipe gets the exact text."""
-        if self._terminal and not self._ends_in_newline:
-            self._put("\n")
+    def write_parts(self, parts: Sequence[AnswerPart]) -> None:
+        """Write pieces of an answer whose reasoning is told apart."""
+        for is_reasoning, group in itertools.groupby(parts, key=lambda part: part.kind == "reasoning"):
+            segments = [part.segment for part in group]
+            if is_reasoning:
+                self._write_reasoning(segments)
+                continue
+            if self._is_reasoning:
+                self._is_reasoning = False
+                self._put("\n" if self._ends_in_newline else "\n\n")
+            self.write(segments)
 
-    def _legend(self, drafters: list[str]) -> str:
+    def _write_reasoning(self, segments: Sequence[TextSegment]) -> None:
+        if not self._terminal:
+            return
+        self._is_reasoning = True
+        styles = [SOURCE_STYLES.get(segment.source, Style()) + _REASONING_STYLE for segment in segments]
+        self._put("".join(self._render(s.text, style) for s, style in zip(segments, styles, strict=True)))
+        self._ends_in_newline = segments[-1].text.endswith("\n")
+
+    def finish(self, *, line: bool = False) -> None:
+        """End the answer's last line on a terminal.
+
+        Args:
+            line: do so in a pipe as well, where more is to come; else a pipe gets the exact text.
+        """
+        self._is_reasoning = False
+        if (self._terminal or line) and not self._ends_in_newline and not self._silent:
+            self._put("\n")
+            self._ends_in_newline = True
+
+    def _legend(self, drafters: Sequence[str]) -> str:
         names = [self._render(name, SOURCE_STYLES.get(name)) for name in drafters]
         return f"tokens accepted from: {', '.join(names)}; the rest are the {SOURCE_TARGET}'s own"
 

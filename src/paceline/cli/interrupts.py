@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -30,3 +36,23 @@ def interrupts_held() -> Iterator[threading.Event]:
         yield interrupted
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def keys_unseen() -> Iterator[None]:
+    """Within the block the terminal does not show what is typed, which would stand in the middle of an answer.
+
+    What is typed meanwhile is there to be read afterwards. Where there is no such terminal, nothing is changed.
+    """
+    if termios is None or sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    unseen = list(before)
+    unseen[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSADRAIN, unseen)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -15,6 +15,8 @@ from paceline import __version__
 from paceline.cli import exits, models
 from paceline.cli.bench import EPILOG as BENCH_EPILOG
 from paceline.cli.bench import bench
+from paceline.cli.chat import EPILOG as CHAT_EPILOG
+from paceline.cli.chat import chat
 from paceline.cli.convert import EPILOG as CONVERT_EPILOG
 from paceline.cli.convert import convert
 from paceline.cli.display import escape_what_streams_lack
@@ -46,6 +48,7 @@ def _add_command(name: str, function: Callable[..., None], epilog: str, **contex
 
 # In the order in which one comes to need them.
 _add_command("run", run, RUN_EPILOG, allow_extra_args=True)  # it refuses them itself, and says where a prompt goes
+_add_command("chat", chat, CHAT_EPILOG)
 app.add_typer(models.app, name="models")
 _add_command("profile", profile_command, PROFILE_EPILOG)
 _add_command("bench", bench, BENCH_EPILOG)

@@ -12,6 +12,7 @@ flag is called and what the help says of it is in the table; what only a termina
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import typer
 
+from paceline.chat.params import ChatParams
 from paceline.cli.prompt import typed_text
 from paceline.core.errors import InputError
 from paceline.core.fields import Field, fields_of, read_texts, stood_for
@@ -117,7 +119,9 @@ class _Flag:
         if about.separator:
             texts = given if about.repeated else [given]
             return read_texts(self.field, [typed_text(text, about.flags[0], escape=False) for text in texts])
-        return read_texts(self.field, given) if about.repeated else given
+        if about.repeated:
+            return read_texts(self.field, given)
+        return given if about.parse is None else read_texts(self.field, [given])
 
 
 def _complete_drafters(incomplete: str) -> list[str]:
@@ -198,7 +202,7 @@ def with_options(*, together: Sequence[Sequence[str]] = ()) -> Callable[[_Comman
 def _part_of(hint: Any) -> type | None:
     """Return the dataclass of the table that a parameter is to be, if it is to be one."""
     part = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    return part if part in (ModelChoice, FixedPolicy, GivenOptions, *REQUEST_PARTS) else None
+    return part if part in (ModelChoice, FixedPolicy, ChatParams, GivenOptions, *REQUEST_PARTS) else None
 
 
 def _flags_of(part: type, hint: Any) -> list[_Flag]:
@@ -239,6 +243,8 @@ def _made(parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environme
             if _DRAFT + field.name in given:
                 draft[field.name] = given[_DRAFT + field.name]
         made[ModelChoice] = ModelChoice.of(target, draft, _of_hub(target, draft, given, environment))
+    if ChatParams in parts:
+        made[ChatParams] = dataclasses.replace(environment.chat, **_given_of(parts[ChatParams], given))
     if FixedPolicy in parts:
         made[FixedPolicy] = FixedPolicy(**_given_of(parts[FixedPolicy], given))
     if not parts.keys().isdisjoint(REQUEST_PARTS):

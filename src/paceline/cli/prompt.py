@@ -32,7 +32,7 @@ def read_prompt(prompt: str | None, file: Path | None, sample: str | None, escap
     if prompt is not None:
         text = typed_text(prompt, "-p", escape=escape)
     elif file is not None:
-        text = _read_file(file)
+        text = read_text_file(file, "-f")
     elif sample is not None or embedded:
         return _read_sample(sample or DEMO_SAMPLE)
     else:
@@ -53,23 +53,27 @@ def _read_sample(name: str) -> str:
     return half[: half.rfind("\n") + 1] or half
 
 
-def _read_file(file: Path) -> str:
+def read_text_file(file: Path, option: str) -> str:
+    """Return the text of a file that an option names; ``-`` is standard input.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
     try:
         if str(file) != "-":
             data = file.read_bytes()
         elif sys.stdin is not None:
             data = sys.stdin.buffer.read()
         else:
-            raise InputError("standard input is closed: give a file with -f, or the prompt with -p")
+            raise InputError(f"standard input is closed: give a file with {option}, or the text itself")
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise InputError(f"cannot read the prompt file {file} (-f): {error.strerror}") from error
+        raise InputError(f"cannot read the file {file} ({option}): {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(
-            f"the prompt file {file} (-f) is not UTF-8: byte {error.start} is {data[error.start]:#04x}; "
-            "save it as UTF-8"
+            f"the file {file} ({option}) is not UTF-8: byte {error.start} is {data[error.start]:#04x}; save it as UTF-8"
         ) from None
-    # As llama.cpp does: the newline that ends a text file is not part of the prompt.
+    # As llama.cpp does: the newline that ends a text file is not part of the text.
     return text.removesuffix("\n").removesuffix("\r")
 
 

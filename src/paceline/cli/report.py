@@ -16,6 +16,11 @@ from paceline.planning.auto.policy import PlannerReport
 from paceline.streams import Generation
 
 PERCENTILES = (0.5, 0.9, 0.99)
+_ENDINGS = {
+    "cancelled": "stopped",
+    "length": "cut off at -n",
+    "context": "cut off where the context is full (-c)",
+}
 _VERDICT_STYLES = {"speculation is faster": "green", "plain is faster": "yellow"}
 
 
@@ -66,6 +71,49 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
         f"target                  = {model.target.description}",
     ]
     console.print("\n".join(lines), markup=False)
+
+
+def time_spent(model: Model) -> tuple[float, float] | None:
+    """Return the seconds that decoding has taken so far, and those that plain decoding would have taken.
+
+    ``None`` where the policy keeps no count. Between answers, as it counts while they are written.
+    """
+    planned = model.policy.report()
+    return None if planned is None else (planned.plain_s + planned.debt_s, planned.plain_s)
+
+
+def one_line_report(
+    model: Model,
+    generation: Generation,
+    before: tuple[float, float] | None,
+    after: tuple[float, float] | None,
+) -> str:
+    """Return what an answer of a chat took, and what speculation gained, as one line.
+
+    Args:
+        model: wrote it.
+        generation: the answer.
+        before: what :func:`time_spent` returned before it.
+        after: what it returned after it.
+    """
+    stats = generation.stats
+    parts = [f"{stats.predicted_tokens} tokens"]
+    if stats.predicted_per_second is not None:
+        parts.append(f"{stats.predicted_per_second:.1f} t/s")
+    if model.drafters and not stats.num_drafted:
+        parts.append("nothing was drafted")
+    if stats.num_drafted:
+        parts.append(f"{stats.num_accepted} of {stats.num_drafted} drafted tokens accepted")
+        if before is not None and after is not None and after[0] > before[0]:
+            gain = (after[1] - before[1]) / (after[0] - before[0])
+            parts.append(f"{gain:.2f} times plain decoding by estimate")
+    first = f"first after {stats.prompt_s:.1f} s"
+    if stats.cached_tokens:
+        first += f", {stats.cached_tokens} of {stats.cached_tokens + stats.prompt_tokens} prompt tokens from the cache"
+    parts.append(first)
+    if generation.finish_reason not in ("end", "stop"):
+        parts.append(_ENDINGS.get(generation.finish_reason or "", f"ended by {generation.finish_reason}"))
+    return "; ".join(parts)
 
 
 def generation_json(model: Model, generation: Generation) -> dict[str, Any]:

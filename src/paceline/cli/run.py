@@ -4,47 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.status import Status
 
-from paceline.api import GenerateOptions, Model, load
+from paceline.api import GenerateOptions, Model
+from paceline.chat.messages import Message
+from paceline.chat.params import ChatParams
+from paceline.chat.sources import check_is_chat_model, has_template
 from paceline.cli import exits
-from paceline.cli.display import AnswerWriter, error_console, print_json
-from paceline.cli.downloads import located
-from paceline.cli.interrupts import interrupts_held
-from paceline.cli.options import (
-    ENVIRONMENT_NOTE,
-    NAMES_OF_THE_DRAFT_MODEL,
-    OF_THE_DRAFT_MODEL,
-    WITHOUT_DRAFT_MODEL,
-    GivenOptions,
-    ModelFlags,
-    is_given,
-    names_draft_model,
-    refuse_given,
-    with_options,
+from paceline.cli.chat_options import (
+    CHAT_PANEL,
+    OF_CHATS,
+    SystemPrompt,
+    SystemPromptFile,
+    begun_conversation,
+    system_prompt,
 )
+from paceline.cli.display import AnswerWriter, error_console, print_json
+from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
 from paceline.cli.prompt import read_prompt, typed_text
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
+from paceline.cli.setup import SPECULATION_PANEL, PolicyName, Remember, choose_setup, opened, request_options
 from paceline.comparison import Comparison, OpenReader, Stopped, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
-from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
-from paceline.engines.loading import check_prompt, reader_of
-from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target
-from paceline.options import ModelChoice, as_options
-from paceline.planning.base import Policy
-from paceline.planning.costs.meter import Report
-from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.registry import POLICY_NAMES, check_policy_name
+from paceline.engines.loading import ModelOptions, check_prompt, reader_of
+from paceline.models.embedded import HELDOUT_KINDS
+from paceline.options import ModelChoice
+from paceline.planning.policies.fixed import FixedPolicy
 from paceline.streams import Generation
 
-_SPECULATION, _OUTPUT = "Speculation", "Prompt and output"
+_OUTPUT = "Prompt and output"
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -66,10 +60,6 @@ paceline run -m ./hf-model -md ./hf-draft -p "Once upon" --json
 """
 
 
-def _complete_policies(incomplete: str) -> list[str]:
-    return [name for name in POLICY_NAMES if name.startswith(incomplete)]
-
-
 @with_options(
     together=(
         ("order", "model_defaults", "seed"),
@@ -89,6 +79,18 @@ def run(
         Path | None,
         typer.Option("-f", "--file", help="A file with the prompt; - is standard input.", rich_help_panel=_OUTPUT),
     ] = None,
+    as_chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Take the prompt for a user's message, by the model's chat template. [dim]\\[no chat][/dim]",
+            show_default=False,
+            rich_help_panel=CHAT_PANEL,
+        ),
+    ] = None,
+    system: SystemPrompt = None,
+    system_file: SystemPromptFile = None,
+    conversation: ChatParams,
     sample: Annotated[
         str | None,
         typer.Option(
@@ -111,37 +113,19 @@ def run(
     params: SamplingParams,
     speculation: SpeculationParams,
     given: GivenOptions,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            help=f"What decides how much is drafted: {', '.join(POLICY_NAMES)}. "
-            "[dim]\\[auto; fixed where a draft length is given][/dim]",
-            metavar="NAME",
-            autocompletion=_complete_policies,
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = None,
+    policy: PolicyName = None,
     fixed: FixedPolicy,
     compare: Annotated[
         bool,
         typer.Option(
             "--compare",
             help="Run plain and speculative in turn and say which is faster, and whether the texts are equal.",
-            rich_help_panel=_SPECULATION,
+            rich_help_panel=SPECULATION_PANEL,
         ),
     ] = False,
-    remember: Annotated[
-        bool,
-        typer.Option(
-            "--remember/--no-remember",
-            help="Of policy auto: start with what earlier runs learned of these models, and keep what this one learns. "
-            "It is figures only, nothing of any text.",
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = True,
+    remember: Remember = True,
     repeats: Annotated[
-        int, typer.Option("--repeats", help="Pairs of runs under --compare.", rich_help_panel=_SPECULATION)
+        int, typer.Option("--repeats", help="Pairs of runs under --compare.", rich_help_panel=SPECULATION_PANEL)
     ] = 5,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=_OUTPUT)
@@ -156,54 +140,35 @@ def run(
         raise InputError(f"{' '.join(context.args)!r} belongs to no option: give the prompt with -p, in quotes")
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: the least is 1")
-    names = speculation.drafters
-    named_draft = models.named_draft
-    if names is not None and "draft" not in names and not names_draft_model(context):
-        named_draft = None
-    uses_draft_model = named_draft is not None or (models.target is None and (names is None or "draft" in names))
-    plain = not speculation.speculate or fixed.draft_max == 0
-    _refuse_without_effect(context, fixed, plain=plain, compares=compare, uses_draft_model=uses_draft_model)
-    if plain:
-        # Of the environment: on the command line they are refused.
-        names = named_draft = None
+    without_effect = {} if compare else {"repeats": "has no effect without --compare"}
+    if not as_chat:
+        without_effect |= dict.fromkeys(OF_CHATS, "has no effect without --chat: add that, or use paceline chat")
+    setup = choose_setup(
+        context, models, speculation, fixed, policy=policy, remember=remember, without_effect=without_effect
+    )
     rules = replace(rules, stop=tuple(typed_text(text, "--stop", escape=escape) for text in rules.stop))
-    chosen = _policy(context, policy, plain, fixed)
-    if remember and chosen != "auto":
-        way_out = "is of policy auto, which is not the one in use: leave it out, or --policy and the --draft-* options"
-        refuse_given(context, {"remember": way_out})
     text = read_prompt(prompt, file, sample, escape, embedded=models.target is None)
-    target_options = models.target_options(embedded_target() if models.target is None else located(models.target))
-    if named_draft is None and uses_draft_model and not plain:
-        named_draft = embedded_draft()
-    draft_options = None if named_draft is None else models.draft_options(target_options, located(named_draft))
-    check_prompt(target_options, text)
-    with (
-        # The first interrupt ends measuring at its next step, and an answer at its next round, whose text is kept.
-        interrupts_held() as interrupted,
-        _measuring(interrupted) as report,
-        load(
-            target_options,
-            draft=draft_options,
-            drafters=names,
-            policy=chosen,
-            verify=speculation.verify,
-            remember=remember,
-            report=report,
-        ) as loaded,
-    ):
-        if interrupted.is_set():
-            raise typer.Exit(exits.INTERRUPTED)
-        if rules.max_tokens == MAX_TOKENS:
-            rules = replace(rules, max_tokens=loaded.target.capabilities.context_length)
-        # The model may have defaults of its own for what was not set.
-        options = as_options(params, only={*given.names, "seed"})
-        options.update(as_options(rules))
-        if speculation.draft_max is not None and not is_given(context, "draft_max"):
-            options["draft_max"] = speculation.draft_max
+    messages = [*begun_conversation(system_prompt(system, system_file)), {"role": "user", "content": text}]
+    found = setup.find()
+    check_prompt(found.target, text)
+    if as_chat:
+        check_is_chat_model(Path(found.target.path), conversation.template_file)
+        if "max_tokens" not in given.names:
+            # A chat model ends its answers by itself.
+            rules = replace(rules, max_tokens=MAX_TOKENS)
+    elif as_chat is None and not as_json:
+        _hint_at_template(found.target)
+    with opened(setup, found) as (loaded, interrupted):
+        options = request_options(context, loaded, given, params, rules, speculation)
         if compare:
-            _compare(
-                loaded, text, options, repeats, as_json, interrupted, reader_of(loaded.target_options or target_options)
-            )
+            asked: str | Sequence[int] = text
+            if as_chat:
+                written = loaded.chat_prompt(messages, chat=conversation, max_tokens=options.get("max_tokens"))
+                asked, options = written.token_ids, {**written.options, **options}
+            open_reader = reader_of(loaded.target_options or found.target)
+            _compare(loaded, asked, options, repeats, as_json, interrupted, open_reader)
+        elif as_chat:
+            _reply(loaded, messages, conversation, options, as_json, interrupted)
         else:
             _generate(loaded, text, options, as_json, interrupted)
 
@@ -218,17 +183,54 @@ def _generate(model: Model, prompt: str, options: GenerateOptions, as_json: bool
     writer.write(stream.close())
     writer.finish()
     generation = stream.so_far()
+    _report(model, generation, generation_json(model, generation), as_json, interrupted)
+
+
+def _reply(
+    model: Model,
+    messages: Sequence[Message],
+    conversation: ChatParams,
+    options: GenerateOptions,
+    as_json: bool,
+    interrupted: threading.Event,
+) -> None:
+    stream = model.chat_stream(messages, chat=conversation, **options)
+    writer = AnswerWriter("", [drafter.name for drafter in model.drafters], silent=as_json)
+    for parts in stream.rounds():
+        writer.write_parts(parts)
+        if interrupted.is_set():
+            break
+    writer.write_parts(stream.close())
+    writer.finish()
+    reply = stream.so_far()
+    facts = {**generation_json(model, reply.generation), "message": reply.message}
+    _report(model, reply.generation, facts, as_json, interrupted)
+
+
+def _report(
+    model: Model, generation: Generation, facts: dict[str, Any], as_json: bool, interrupted: threading.Event
+) -> None:
     if as_json:
-        print_json(generation_json(model, generation))
+        print_json(facts)
     else:
         generation_report(error_console(), model, generation)
     if interrupted.is_set():
         raise typer.Exit(exits.INTERRUPTED)
 
 
+def _hint_at_template(target: ModelOptions) -> None:
+    """Say once that a model has a chat template which is not used."""
+    if has_template(Path(target.path)):
+        error_console().print(
+            "this model answers messages: add --chat, or use paceline chat (--no-chat: continue the text, as here)",
+            style="dim",
+            markup=False,
+        )
+
+
 def _compare(
     model: Model,
-    prompt: str,
+    prompt: str | Sequence[int],
     options: GenerateOptions,
     repeats: int,
     as_json: bool,
@@ -260,67 +262,3 @@ def _compare(
         raise typer.Exit(exits.INTERRUPTED)
     if comparison.divergence is not None and comparison.divergence.verdict == "bug":
         raise typer.Exit(exits.FAILURE)
-
-
-_OF_A_FIXED_POLICY = {field.name: field.option.flags[0] for field in fields_of(FixedPolicy)}
-_OF_SPECULATION = ("drafters", "policy", "draft_min", "p_min", "siblings", "verify", "remember", "compare")
-_OF_DRAFTING_BY_MODEL = (*NAMES_OF_THE_DRAFT_MODEL, *OF_THE_DRAFT_MODEL, "siblings")
-
-
-def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedPolicy) -> Policy | str:
-    """Return the policy that was asked for: draft lengths set by hand ask for a fixed one."""
-    by_hand = [flag for name, flag in _OF_A_FIXED_POLICY.items() if is_given(context, name)]
-    if plain:
-        return NO_SPECULATION
-    if name is None:
-        return fixed if by_hand else "auto"
-    check_policy_name(name)
-    if name != "fixed" and by_hand:
-        raise InputError(
-            f"{by_hand[0]} is of policy fixed, and {name} finds draft lengths by itself: leave out one of them"
-        )
-    return fixed if name == "fixed" else name
-
-
-@contextlib.contextmanager
-def _measuring(interrupted: threading.Event) -> Iterator[Report]:
-    """Show on a terminal how far measuring has come, the first time a model is loaded; an interrupt ends it."""
-    with contextlib.ExitStack() as stack:
-        status: Status | None = None
-
-        def report(share: float) -> None:
-            nonlocal status
-            if interrupted.is_set():
-                raise KeyboardInterrupt
-            if status is None:
-                status = stack.enter_context(error_console().status(""))
-            status.update(f"measuring what passes cost here, once for this model: {share:.0%}")
-            if share >= 1:
-                # Attention is measured first, and then all else.
-                stack.close()
-                status = None
-
-        yield report
-
-
-def _refuse_without_effect(
-    context: typer.Context, fixed: FixedPolicy, *, plain: bool, compares: bool, uses_draft_model: bool
-) -> None:
-    """Refuse flags that were given and would do nothing."""
-    without_effect: dict[str, str] = {}
-    if not uses_draft_model:
-        without_effect |= dict.fromkeys(_OF_DRAFTING_BY_MODEL, WITHOUT_DRAFT_MODEL)
-    if plain:
-        by_environment = fixed.draft_max != 0 and not is_given(context, "speculate")
-        off = "leave out --no-speculation (or --draft-max 0)"
-        if by_environment:
-            off = "unset PACELINE_SPECULATE"
-        way_out = f"has no effect without speculation: leave it out, or {off}"
-        without_effect |= dict.fromkeys((*_OF_SPECULATION, *_OF_DRAFTING_BY_MODEL), way_out)
-        if fixed.draft_max != 0:
-            without_effect["draft_max"] = (
-                way_out if by_environment else "has no effect with --no-speculation: leave out one of them"
-            )
-    if not compares:
-        without_effect["repeats"] = "has no effect without --compare"
-    refuse_given(context, without_effect)

@@ -1,0 +1,88 @@
+"""``paceline chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.chat.params import ChatParams
+from paceline.chat.sources import check_is_chat_model
+from paceline.cli.chat_input import typed_lines
+from paceline.cli.chat_options import SystemPrompt, SystemPromptFile, system_prompt
+from paceline.cli.chat_session import ChatSession
+from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
+from paceline.cli.prompt import typed_text
+from paceline.cli.setup import PolicyName, Remember, choose_setup, opened, request_options
+from paceline.core.errors import InputError
+from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
+from paceline.options import ModelChoice
+from paceline.planning.policies.fixed import FixedPolicy
+
+_OUTPUT = "Prompt and output"
+
+EPILOG = f"""[bold]Examples[/bold]
+
+paceline chat -hf ggml-org/gemma-3-1b-it-GGUF  [dim]# fetched once, from the Hugging Face hub[/dim]
+
+paceline chat -m instruct.gguf -md small-instruct.gguf -sys "You answer in French."
+
+paceline chat -m instruct.gguf --temp 0 < questions.txt > answers.txt  [dim]# one message a line[/dim]
+
+[dim]In the chat, /help lists its commands. Ctrl-C ends an answer, Ctrl-D the chat.[/dim]
+
+{ENVIRONMENT_NOTE}
+"""
+
+
+@with_options(together=(("order", "model_defaults", "seed"), ("as_json", "verbose")))
+def chat(
+    context: typer.Context,
+    *,
+    models: Annotated[ModelChoice, ModelFlags(also=("override_tensors", "model_defaults", "verbose"))],
+    system: SystemPrompt = None,
+    system_file: SystemPromptFile = None,
+    conversation: ChatParams,
+    first: Annotated[
+        str | None,
+        typer.Option("-p", "--prompt", help="The first message; the chat goes on after it.", rich_help_panel=_OUTPUT),
+    ] = None,
+    rules: StopRules,
+    params: SamplingParams,
+    speculation: SpeculationParams,
+    given: GivenOptions,
+    policy: PolicyName = None,
+    fixed: FixedPolicy,
+    remember: Remember = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each answer instead.", rich_help_panel=_OUTPUT)
+    ] = False,
+) -> None:
+    """Chat with a model, speculatively: the same answers as without, sooner.
+
+    Messages are typed, or read from standard input, one a line. Answers go to standard output; what speculation gained
+    stands after each, on standard error. Tokens are coloured by the drafter they came from, and reasoning is dimmed.
+    """
+    if models.target is None:
+        raise InputError(
+            "the embedded pair is no chat model: name one with -m, or have one fetched with -hf, such as "
+            "-hf ggml-org/gemma-3-1b-it-GGUF"
+        )
+    setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
+    says = system_prompt(system, system_file)
+    if "max_tokens" not in given.names:
+        # A model ends its answers by itself.
+        rules = replace(rules, max_tokens=MAX_TOKENS)
+    found = setup.find()
+    check_is_chat_model(Path(found.target.path), conversation.template_file)
+    with opened(setup, found) as (model, _):
+        options = request_options(context, model, given, params, rules, speculation)
+        session = ChatSession(model, options, conversation, system=says, as_json=as_json)
+        session.begin()
+        if first is not None:
+            session.take(typed_text(first, "-p", escape=True))
+        for line in typed_lines():
+            if not session.take(line):
+                break

@@ -1,0 +1,95 @@
+"""Lines that a chat's user types, or that another program writes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.chat_session import COMMANDS
+from paceline.core.errors import InputError
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
+_PROMPT = "> "
+_CONTINUED = "\\"
+
+
+def typed_lines() -> Iterator[str]:
+    """Yield messages and commands until there are no more: from a terminal, or line by line from a pipe.
+
+    On a terminal, Ctrl-C empties the line; on an empty one it says how to end, and twice in a row it ends.
+
+    Raises:
+        InputError: standard input is closed, or is no UTF-8.
+    """
+    if sys.stdin is None:
+        raise InputError("standard input is closed: there is nobody to chat with")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        yield from _piped()
+        return
+    session = _session()
+    is_leaving = False
+    while True:
+        try:
+            yield session.prompt(_PROMPT)
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            if is_leaving:
+                return
+            is_leaving = not session.default_buffer.text
+            if is_leaving:
+                print("Ctrl-D or /exit ends the chat, and so does Ctrl-C now")
+            continue
+        is_leaving = False
+
+
+def _piped() -> Iterator[str]:
+    """Yield the lines of standard input; one that ends in a backslash goes on in the next."""
+    begun = ""
+    try:
+        for line in sys.stdin:
+            text = begun + line.rstrip("\r\n")
+            if text.endswith(_CONTINUED):
+                begun = text.removesuffix(_CONTINUED) + "\n"
+                continue
+            begun = ""
+            yield text
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"standard input is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
+        ) from None
+    if begun:
+        yield begun.rstrip("\n")
+
+
+def _session() -> PromptSession[str]:
+    """Return what edits lines: a history of this chat, and the commands completed."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _enter(event: Any) -> None:
+        buffer = event.current_buffer
+        if buffer.document.current_line_before_cursor.endswith(_CONTINUED) and buffer.document.is_cursor_at_the_end:
+            buffer.delete_before_cursor(len(_CONTINUED))
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _alt_enter(event: Any) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return PromptSession(
+        multiline=True,
+        key_bindings=keys,
+        prompt_continuation=lambda width, number, is_soft: " " * width,
+        completer=WordCompleter([f"/{command.name}" for command in COMMANDS], sentence=True),
+        complete_while_typing=False,
+    )

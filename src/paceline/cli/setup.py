@@ -1,0 +1,263 @@
+"""What commands that generate have in common: the models they were told, how to speculate, and loading them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+import typer
+from rich.status import Status
+
+from paceline.api import GenerateOptions, Model, load
+from paceline.cli import exits
+from paceline.cli.display import error_console
+from paceline.cli.downloads import located
+from paceline.cli.interrupts import interrupts_held
+from paceline.cli.options import (
+    NAMES_OF_THE_DRAFT_MODEL,
+    OF_THE_DRAFT_MODEL,
+    WITHOUT_DRAFT_MODEL,
+    GivenOptions,
+    is_given,
+    names_draft_model,
+    refuse_given,
+)
+from paceline.core.errors import InputError
+from paceline.core.fields import fields_of
+from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules, VerifierName
+from paceline.engines.loading import ModelOptions
+from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.hub.asked import HubModel
+from paceline.options import ModelChoice, as_options
+from paceline.planning.base import Policy
+from paceline.planning.costs.meter import Report
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.registry import POLICY_NAMES, check_policy_name
+
+SPECULATION_PANEL: Final = "Speculation"
+
+_OF_A_FIXED_POLICY: Final = {field.name: field.option.flags[0] for field in fields_of(FixedPolicy)}
+_OF_SPECULATION: Final = ("drafters", "policy", "draft_min", "p_min", "siblings", "verify", "remember", "compare")
+_OF_DRAFTING_BY_MODEL: Final = (*NAMES_OF_THE_DRAFT_MODEL, *OF_THE_DRAFT_MODEL, "siblings")
+
+
+def _complete_policies(incomplete: str) -> list[str]:
+    return [name for name in POLICY_NAMES if name.startswith(incomplete)]
+
+
+PolicyName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help=f"What decides how much is drafted: {', '.join(POLICY_NAMES)}. "
+        "[dim]\\[auto; fixed where a draft length is given][/dim]",
+        metavar="NAME",
+        autocompletion=_complete_policies,
+        rich_help_panel=SPECULATION_PANEL,
+    ),
+]
+Remember: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--remember/--no-remember",
+        help="Of policy auto: start with what earlier runs learned of these models, and keep what this one learns. "
+        "It is figures only, nothing of any text.",
+        rich_help_panel=SPECULATION_PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Models and a way to speculate, as they were asked for; nothing was looked up yet.
+
+    Attributes:
+        models: how they run.
+        draft: what the draft model was called; ``None`` for none.
+        drafters: names of drafters; ``None`` for the default ones.
+        policy: decides how much is drafted.
+        verify: how drafts are judged.
+        remember: whether what was learned is kept.
+    """
+
+    models: ModelChoice
+    draft: str | Path | HubModel | None
+    drafters: tuple[str, ...] | None
+    policy: Policy | str
+    verify: VerifierName
+    remember: bool
+
+    def find(self) -> FoundModels:
+        """Return where the models are; those of the hub are fetched if they are not there.
+
+        Raises:
+            InputError: one of them cannot be had.
+        """
+        named = self.models.target
+        target = self.models.target_options(embedded_target() if named is None else located(named))
+        draft = None if self.draft is None else self.models.draft_options(target, located(self.draft))
+        return FoundModels(target, draft)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModels:
+    """The models of a setup as engines are given them.
+
+    Attributes:
+        target: and how it runs.
+        draft: and how it runs; ``None`` for none.
+    """
+
+    target: ModelOptions
+    draft: ModelOptions | None
+
+
+def choose_setup(
+    context: typer.Context,
+    models: ModelChoice,
+    speculation: SpeculationParams,
+    fixed: FixedPolicy,
+    *,
+    policy: str | None,
+    remember: bool,
+    without_effect: Mapping[str, str] | None = None,
+) -> Setup:
+    """Return what was asked for.
+
+    Args:
+        context: of the command.
+        models: as they were named.
+        speculation: as it was asked for.
+        fixed: the policy that draft lengths set by hand ask for.
+        policy: the name of one.
+        remember: whether what is learned is to be kept.
+        without_effect: further parameters that do nothing in this call, and why.
+
+    Raises:
+        InputError: something was given that would do nothing, or contradicts something else.
+    """
+    names = speculation.drafters
+    named_draft = models.named_draft
+    if names is not None and "draft" not in names and not names_draft_model(context):
+        named_draft = None
+    uses_draft_model = named_draft is not None or (models.target is None and (names is None or "draft" in names))
+    plain = not speculation.speculate or fixed.draft_max == 0
+    reasons = _without_effect(context, fixed, plain=plain, uses_draft_model=uses_draft_model)
+    refuse_given(context, {**reasons, **(without_effect or {})})
+    if plain:
+        # Of the environment: on the command line they are refused.
+        names = named_draft = None
+    elif named_draft is None and uses_draft_model:
+        named_draft = embedded_draft()
+    chosen = _policy(context, policy, plain, fixed)
+    if remember and chosen != "auto":
+        way_out = "is of policy auto, which is not the one in use: leave it out, or --policy and the --draft-* options"
+        refuse_given(context, {"remember": way_out})
+    return Setup(models, named_draft, names, chosen, speculation.verify, remember)
+
+
+@contextlib.contextmanager
+def opened(setup: Setup, found: FoundModels) -> Iterator[tuple[Model, threading.Event]]:
+    """Load the models for as long as the block runs; yield the model, and what the first interrupt sets.
+
+    The first interrupt ends measuring at its next step. Within the block it only sets the event.
+
+    Raises:
+        PacelineError: the models cannot be loaded.
+        typer.Exit: it was interrupted while they were.
+    """
+    with (
+        interrupts_held() as interrupted,
+        _measuring(interrupted) as report,
+        load(
+            found.target,
+            draft=found.draft,
+            drafters=setup.drafters,
+            policy=setup.policy,
+            verify=setup.verify,
+            remember=setup.remember,
+            report=report,
+        ) as model,
+    ):
+        if interrupted.is_set():
+            raise typer.Exit(exits.INTERRUPTED)
+        yield model, interrupted
+
+
+def request_options(
+    context: typer.Context,
+    model: Model,
+    given: GivenOptions,
+    params: SamplingParams,
+    rules: StopRules,
+    speculation: SpeculationParams,
+) -> GenerateOptions:
+    """Return the options of a request: what was set, and the model's own defaults for what was not."""
+    if rules.max_tokens == MAX_TOKENS:
+        rules = replace(rules, max_tokens=model.target.capabilities.context_length)
+    options = as_options(params, only={*given.names, "seed"})
+    options.update(as_options(rules))
+    if speculation.draft_max is not None and not is_given(context, "draft_max"):
+        options["draft_max"] = speculation.draft_max
+    return options
+
+
+def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedPolicy) -> Policy | str:
+    """Return the policy that was asked for: draft lengths set by hand ask for a fixed one."""
+    by_hand = [flag for name, flag in _OF_A_FIXED_POLICY.items() if is_given(context, name)]
+    if plain:
+        return NO_SPECULATION
+    if name is None:
+        return fixed if by_hand else "auto"
+    check_policy_name(name)
+    if name != "fixed" and by_hand:
+        raise InputError(
+            f"{by_hand[0]} is of policy fixed, and {name} finds draft lengths by itself: leave out one of them"
+        )
+    return fixed if name == "fixed" else name
+
+
+@contextlib.contextmanager
+def _measuring(interrupted: threading.Event) -> Iterator[Report]:
+    """Show on a terminal how far measuring has come, the first time a model is loaded; an interrupt ends it."""
+    with contextlib.ExitStack() as stack:
+        status: Status | None = None
+
+        def report(share: float) -> None:
+            nonlocal status
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+            if status is None:
+                status = stack.enter_context(error_console().status(""))
+            status.update(f"measuring what passes cost here, once for this model: {share:.0%}")
+            if share >= 1:
+                # Attention is measured first, and then all else.
+                stack.close()
+                status = None
+
+        yield report
+
+
+def _without_effect(
+    context: typer.Context, fixed: FixedPolicy, *, plain: bool, uses_draft_model: bool
+) -> dict[str, str]:
+    """Return why flags would do nothing, by parameter."""
+    without_effect: dict[str, str] = {}
+    if not uses_draft_model:
+        without_effect |= dict.fromkeys(_OF_DRAFTING_BY_MODEL, WITHOUT_DRAFT_MODEL)
+    if plain:
+        by_environment = fixed.draft_max != 0 and not is_given(context, "speculate")
+        off = "leave out --no-speculation (or --draft-max 0)"
+        if by_environment:
+            off = "unset PACELINE_SPECULATE"
+        way_out = f"has no effect without speculation: leave it out, or {off}"
+        without_effect |= dict.fromkeys((*_OF_SPECULATION, *_OF_DRAFTING_BY_MODEL), way_out)
+        if fixed.draft_max != 0:
+            without_effect["draft_max"] = (
+                way_out if by_environment else "has no effect with --no-speculation: leave out one of them"
+            )
+    return without_effect
