@@ -12,6 +12,8 @@ import typer
 from benchmarks import acceptance, lossless, overhead, plain_speed, planning, soak, speed
 from benchmarks.beside_server import EPILOG as BESIDE_SERVER_EPILOG
 from benchmarks.beside_server import beside_server
+from benchmarks.chats import EPILOG as CHATS_EPILOG
+from benchmarks.chats import chats
 from benchmarks.cores import EPILOG as CORES_EPILOG
 from benchmarks.cores import cores
 from benchmarks.inflation import EPILOG as INFLATION_EPILOG
@@ -69,6 +71,7 @@ app.command("worker-overhead", epilog=WORKER_OVERHEAD_EPILOG)(worker_overhead)
 # These need a program that is not there everywhere.
 app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
 app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)
+app.command("chats", epilog=CHATS_EPILOG)(chats)
 app.command("sharing", epilog=SHARING_EPILOG)(sharing)
 # This looks for what makes the others scatter.
 app.command("cores", epilog=CORES_EPILOG)(cores)

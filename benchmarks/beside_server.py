@@ -10,19 +10,14 @@ Spinning processes stand for whatever else a machine does: each keeps one core b
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Protocol
 
@@ -30,7 +25,8 @@ import typer
 
 import paceline
 from benchmarks.progress import progress_bar
-from paceline.core.errors import CapabilityError, InputError
+from benchmarks.server_process import ServerProcess
+from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.loading import ModelOptions
 from paceline.engines.threads import PERIOD_S, usable_cores
@@ -49,9 +45,6 @@ python -m benchmarks beside-server ./llama-server -m big.gguf --context 1500 --t
 python -m benchmarks beside-server ./llama-server -m target-1b-q4_0 --busy 0,1,2 --all-cores
 """
 
-_HOST: Final = "127.0.0.1"
-_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-_START_S: Final = 120.0
 _SETTLE_S: Final = 0.5
 """Spinning processes have started by then, and paceline has looked at the cores."""
 
@@ -188,41 +181,12 @@ class _Paceline:
         self.token_ids = list(self._request.token_ids)
 
 
-@dataclass
 class _Server:
     """llama-server with no flag but those that say what to load and where to listen."""
 
-    stack: ExitStack
-    program: Path
-    path: Path
-    temperature: float
-    _url: str = ""
-
-    def __post_init__(self) -> None:
-        with socket.socket() as free:
-            free.bind((_HOST, 0))
-            port = free.getsockname()[1]
-        self._url = f"http://{_HOST}:{port}"
-        log = self.stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        try:
-            process = subprocess.Popen(
-                [str(self.program.absolute()), "-m", str(self.path), "--host", _HOST, "--port", str(port)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        except OSError as error:
-            raise CapabilityError(f"{self.program} does not run ({error}): give the path of llama-server") from None
-        self.stack.callback(process.wait)
-        self.stack.callback(process.terminate)
-        give_up_s = time.monotonic() + _START_S
-        while True:
-            with contextlib.suppress(OSError):
-                _OPENER.open(f"{self._url}/health", timeout=5).close()
-                return
-            if process.poll() is not None or time.monotonic() > give_up_s:
-                raise CapabilityError(f"{self.program} does not serve {self.path}: try it by hand")
-            time.sleep(0.05)
+    def __init__(self, stack: ExitStack, program: Path, path: Path, temperature: float) -> None:
+        self._process = ServerProcess(stack, program, path)
+        self._temperature = temperature
 
     def begin(self, token_ids: Sequence[int]) -> None:
         pass
@@ -232,15 +196,11 @@ class _Server:
             "prompt": list(so_far),
             "n_predict": tokens + 1,
             "ignore_eos": True,
-            "temperature": self.temperature,
+            "temperature": self._temperature,
             "seed": 1,
             "return_tokens": True,
         }
-        request = urllib.request.Request(
-            f"{self._url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with _OPENER.open(request, timeout=3600) as response:
-            said = json.load(response)
+        said = self._process.post("/completion", body)
         # It counts the time from the first token on, which comes with the prompt.
         return float((len(said["tokens"]) - 1) / (said["timings"]["predicted_ms"] / 1e3))
 
