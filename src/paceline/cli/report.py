@@ -103,13 +103,13 @@ def one_line_report(
     if model.drafters and not stats.num_drafted:
         parts.append("nothing was drafted")
     if stats.num_drafted:
-        parts.append(f"{stats.num_accepted} of {stats.num_drafted} drafted tokens accepted")
+        parts.append(f"{stats.num_accepted} of {stats.num_drafted} drafts accepted")
         if before is not None and after is not None and after[0] > before[0]:
             gain = (after[1] - before[1]) / (after[0] - before[0])
-            parts.append(f"{gain:.2f} times plain decoding by estimate")
+            parts.append(f"about {gain:.2f} times plain")
     first = f"first after {stats.prompt_s:.1f} s"
     if stats.cached_tokens:
-        first += f", {stats.cached_tokens} of {stats.cached_tokens + stats.prompt_tokens} prompt tokens from the cache"
+        first += f", {stats.cached_tokens} of {stats.cached_tokens + stats.prompt_tokens} prompt tokens reused"
     parts.append(first)
     if generation.finish_reason not in ("end", "stop"):
         parts.append(_ENDINGS.get(generation.finish_reason or "", f"ended by {generation.finish_reason}"))
