@@ -20,6 +20,7 @@ from paceline.models.cache import named_models, remove, resolve
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub import transfer
+from paceline.models.hub.asked import HubModel
 from paceline.models.hub.local import hub_folder, shown_name
 from tests.models.helpers import split_gguf, write_folder, write_gguf
 from tests.models.hub_server import LARGE_BYTES, Hub, Repo, digest_of, running_hub
@@ -206,6 +207,18 @@ def test_a_newer_revision_is_fetched_and_is_the_one_that_counts(hub: Hub) -> Non
     assert resolve("user/tiny") == paceline.from_hub("user/tiny", offline=True) == second
     repo.files[QUANT] = DRAFT
     assert paceline.from_hub("user/tiny") == first
+    repo.files[QUANT] = DRAFT + bytes(64)
+    hub.breaks_after = [0, 0, 0]
+    with pytest.raises(ModelFileError, match="start again; the older one in the cache is used with --offline"):
+        paceline.from_hub("user/tiny")
+    assert paceline.from_hub("user/tiny", offline=True) == second
+
+
+def test_what_is_asked_as_a_whole_is_not_asked_otherwise(hub: Hub) -> None:
+    with pytest.raises(InputError, match="file, token and offline are for models given as text: user/tiny has its own"):
+        paceline.from_hub(HubModel("user/tiny"), offline=True)
+    assert paceline.from_hub(HubModel("user/tiny", "q8_0")).read_bytes() == DRAFT
+    assert len(hub.looks()) == 1
 
 
 def test_a_token_is_given_to_the_hub_and_to_nobody_else(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,6 +368,9 @@ def test_names_lead_to_their_own_model(hub: Hub) -> None:
         assert resolve(name).name == name.rpartition("/")[2]
     with pytest.raises(InputError, match="user/several is the name of 2 files"):
         paceline.from_hub("user/several", offline=True)
+    # The hub may have what the name stands for, where the cache does not.
+    hub.repos["user/several"].files["c-Q4_K_M.gguf"] = DRAFT
+    assert paceline.from_hub("user/several").name == "c-Q4_K_M.gguf"
 
 
 def test_the_cache_may_hold_what_is_no_model(hub: Hub, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -66,15 +66,25 @@ def from_hub(
     """
     if not isinstance(model, HubModel):
         model = HubModel.parse(model, file=file, token=token, offline=offline)
-    cached = find_cached(model)
+    elif (file, token, offline) != (None, None, False):
+        raise InputError(f"file, token and offline are for models given as text: {model} has its own")
     if model.offline or is_offline():
-        if cached is None:
-            from paceline.models.hub.faults import not_cached
-
-            raise not_cached(model).error()
-        return cached
+        return _cached(model)
+    try:
+        cached = find_cached(model)
+    except InputError:
+        cached = None  # the hub may have what the cache does not tell
     with _errors_alone_logged():
         return _fetched(model, cached, report or (lambda name, done, total: None))
+
+
+def _cached(asked: HubModel) -> Path:
+    cached = find_cached(asked)
+    if cached is None:
+        from paceline.models.hub.faults import not_cached
+
+        raise not_cached(asked).error()
+    return cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +128,10 @@ def _fetched(asked: HubModel, cached: Path | None, report: FetchReport) -> Path:
     except InputError:
         raise
     except ERRORS as error:
-        raise fault_of(error, asked).error() from None
+        fault = fault_of(error, asked)
+        if cached is not None:
+            fault = replace(fault, way_out=f"{fault.way_out}; the older one in the cache is used with --offline")
+        raise fault.error() from None
 
 
 def _look(asked: HubModel, address: str, timeout_s: float) -> _Listing:

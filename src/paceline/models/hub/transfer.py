@@ -107,9 +107,10 @@ class _Content:
     def __init__(self, path: Path, out: BinaryIO, file: RemoteFile) -> None:
         self._out, self._file = out, file
         there = path.stat().st_size
-        self.restart(truncate=there > file.num_bytes)
         if there > file.num_bytes:
+            self.restart()
             return
+        self._begin()
         with path.open("rb") as earlier:
             while self.num_bytes < there and (chunk := earlier.read(min(_READ_BYTES, there - self.num_bytes))):
                 self._take(chunk)
@@ -119,17 +120,19 @@ class _Content:
         self._out.flush()
         self._take(chunk)
 
-    def restart(self, *, truncate: bool = True) -> None:
-        """Begin anew, with nothing."""
-        if truncate:
-            self._out.truncate(0)
+    def restart(self) -> None:
+        """Throw away what there is."""
+        self._out.truncate(0)
+        self._begin()
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def _begin(self) -> None:
         self.num_bytes = 0
         self._hash = hashlib.sha256()
         if len(self._file.digest) != _SHA256_LENGTH:
             self._hash = hashlib.sha1(b"blob %d\0" % self._file.num_bytes, usedforsecurity=False)
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
 
     def _take(self, chunk: bytes) -> None:
         self._hash.update(chunk)
