@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import shutil
@@ -118,8 +119,12 @@ def _fetched(asked: HubModel, cached: Path | None, report: FetchReport) -> Path:
         return cached
     chosen = choose(asked, listing.files)
     digests = {path: listing.files[path].digest for path in chosen.paths}
-    for snapshot in snapshots(asked.repo):
+    for number, snapshot in enumerate(snapshots(asked.repo)):
         if has_same_content(snapshot, chosen, digests):
+            if number:
+                # An author took a change back, and a start without a network is to have the same as this one.
+                with contextlib.suppress(InputError, OSError):
+                    _make_latest(snapshot)
             return _path(snapshot, chosen)
     files = [listing.files[path] for path in chosen.paths]
     try:
@@ -206,12 +211,17 @@ def _snapshot(asked: HubModel, address: str, commit: str, chosen: Chosen) -> Pat
 
     for path in chosen.paths:
         hf_hub_download(asked.repo, path, revision=commit, cache_dir=hub_folder(), endpoint=address, token=asked.token)
-    folder = repo_folder(asked.repo)
-    reference = folder / "refs" / "main"
+    snapshot = repo_folder(asked.repo) / "snapshots" / commit
+    _make_latest(snapshot)
+    return snapshot
+
+
+def _make_latest(snapshot: Path) -> None:
+    """Let a revision be the one that the cache has of the main branch."""
+    reference = snapshot.parent.parent / "refs" / "main"
     reference.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(reference) as partial:
-        partial.write_text(commit, encoding="ascii")
-    return folder / "snapshots" / commit
+        partial.write_text(snapshot.name, encoding="ascii")
 
 
 def _path(snapshot: Path, chosen: Chosen) -> Path:
