@@ -75,10 +75,10 @@ def wait_for_prompt(terminal: int, screen: pyte.Screen, stream: pyte.ByteStream)
     said = False
     while True:
         piece = os.read(terminal, 1 << 16)
+        stream.feed(piece)
         if b"\x1b[6n" in piece:
             # The program asks where the cursor is.
             os.write(terminal, f"\x1b[{screen.cursor.y + 1};{screen.cursor.x + 1}R".encode())
-        stream.feed(piece)
         here = screen.display[screen.cursor.y]
         said = said or not here.startswith("> ")
         if said and here.rstrip() == ">":
