@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import paceline
+from paceline.chat.params import ChatParams
 from paceline.core.arrays import Float64Array
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from paceline.planning.auto.policy import AutoPolicy
-from tests.models.helpers import edited_gguf
+from tests.models.helpers import edited_gguf, with_last_tokens
 from tests.planning.helpers import allow_drafts
 from tests.tiers import some_long
 
@@ -70,6 +71,37 @@ def test_reasoning_ends_where_its_budget_is_spent(temperature: float) -> None:
     assert tuple(drafted.token_ids[7 : 7 + len(marker)]) == marker
     assert "draft" in drafted.sources[7 : 7 + len(marker)], "the draft model is told, too"
     assert spelled + " so" in drafted.text
+
+
+@pytest.fixture
+def reasoning_model(tmp_path: Path) -> Iterator[tuple[paceline.Model, ChatParams]]:
+    """A model whose markers of reasoning are control tokens, and a template that opens it, with a budget of 4."""
+    path = with_last_tokens(tmp_path / "reasons.gguf", ["<think>", "</think>"])
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for one in messages %}{{ one.content }}\n{% endfor %}<think>\n{# </think> #}")
+    with paceline.load(path, policy=paceline.NO_SPECULATION) as model:
+        yield model, ChatParams(template_file=template, reasoning_budget=4)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"preserved_ids": None, "reasoning_budget": None}, {"preserved_ids": np.array([7])}]
+)
+def test_options_of_a_call_leave_a_conversation_what_its_reasoning_is_told_by(
+    options: dict[str, Any], reasoning_model: tuple[paceline.Model, ChatParams]
+) -> None:
+    model, params = reasoning_model
+    reply = model.chat("def f(x):", chat=params, max_tokens=16, temperature=0, **options)
+    vocabulary = model.target.vocabulary
+    assert vocabulary.token_spelling(reply.generation.token_ids[4]) == b"</think>"
+    assert reply.reasoning
+    assert reply.text
+    assert set(reply.prompt.options["preserved_ids"] or ()) <= vocabulary.control_ids
+
+
+def test_what_a_call_preserves_are_token_ids(reasoning_model: tuple[paceline.Model, ChatParams]) -> None:
+    model, params = reasoning_model
+    with pytest.raises(paceline.InputError, match="preserved_ids is '<think>': give a sequence of token ids"):
+        model.chat("def f(x):", chat=params, preserved_ids="<think>")
 
 
 def test_two_streams_at_once_each_get_all_of_their_text() -> None:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, cast
 
 from paceline.chat.params import ChatParams
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, ClosedError, InputError
-from paceline.core.numbers import whole_number
+from paceline.core.numbers import token_ids, whole_number
 from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, VerifierName, draw_seed
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Request
@@ -293,7 +293,7 @@ class Model:
         if asked.get("max_tokens") is None:
             asked["max_tokens"] = MAX_TOKENS
         prompt = self.chat_prompt(messages, tools=tools, chat=params, max_tokens=asked["max_tokens"])
-        return ReplyStream(prompt, self._start(prompt.token_ids, {**prompt.options, **asked}), params)
+        return ReplyStream(prompt, self._start(prompt.token_ids, _beside(prompt.options, asked)), params)
 
     def chat_prompt(
         self,
@@ -615,6 +615,22 @@ def _keep_learned(key: PairKey, policy: Policy) -> None:
     learned = policy.learned()
     if learned is not None:
         store_learned(key, learned)
+
+
+def _beside(needed: GenerateOptions, asked: GenerateOptions) -> GenerateOptions:
+    """Return the options of a call with those that its prompt needs.
+
+    Control tokens that the call preserves come on top: without the prompt's, reasoning could not be told from content.
+
+    Raises:
+        InputError: what the call preserves are no token ids.
+    """
+    options = needed.copy()
+    options.update(cast("GenerateOptions", {name: value for name, value in asked.items() if value is not None}))
+    more = asked.get("preserved_ids")
+    if more is not None:
+        options["preserved_ids"] = [*(needed.get("preserved_ids") or ()), *token_ids(more, "preserved_ids")]
+    return options
 
 
 def _default_drafters(policy: Policy | str, speculates: bool, has_draft: bool) -> list[str]:

@@ -20,7 +20,7 @@ from paceline.cli.main import main
 from paceline.comparison import Comparison, OpenReader
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
-from tests.models.helpers import edited_gguf, write_gguf
+from tests.models.helpers import edited_gguf, with_last_tokens, write_gguf
 from tests.planning.helpers import allow_drafts
 from tests.tiers import some_long
 
@@ -624,3 +624,15 @@ def test_help_shows_examples_and_llama_cpp_names(invoke: Invoke) -> None:
     assert drafting[:4] == ["--drafters", "--policy", "--draft-max", "--draft-min"]
     assert drafting[6:9] == ["--verify", "--no-speculation", "--compare"]
     assert shown[shown.index("--json") + 1] == "--verbose"
+
+
+def test_reasoning_whose_markers_are_control_tokens_is_told_from_the_answer(invoke: Invoke, tmp_path: Path) -> None:
+    model = with_last_tokens(tmp_path / "reasons.gguf", ["<think>", "</think>"])
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for one in messages %}{{ one.content }}\n{% endfor %}<think>\n{# </think> #}")
+    chat = ("--chat", "--chat-template-file", str(template), "--reasoning-budget", "4")
+    found = invoke("run", "-m", str(model), "-p", "def f(x):", *chat, *FAST, "--no-speculation", "--json")
+    assert found.status == 0, found.err
+    message = json.loads(found.out)["message"]
+    assert message["reasoning_content"]
+    assert message["content"]

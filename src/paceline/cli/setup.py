@@ -199,8 +199,7 @@ def request_options(
     """Return the options of a request: what was set, and the model's own defaults for what was not."""
     if rules.max_tokens == MAX_TOKENS:
         rules = replace(rules, max_tokens=model.target.capabilities.context_length)
-    options = as_options(params, only={*given.names, "seed"})
-    options.update(as_options(rules))
+    options = as_options(params, rules, only={*given.names, "seed", "max_tokens"})
     if speculation.draft_max is not None and not is_given(context, "draft_max"):
         options["draft_max"] = speculation.draft_max
     return options
