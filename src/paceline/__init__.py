@@ -17,10 +17,13 @@ __all__ = [
     "COMMITTED_END",
     "NO_SPECULATION",
     "ROOT",
+    "AnswerPart",
     "AsyncStream",
     "BusyError",
     "CacheParams",
     "CapabilityError",
+    "ChatParams",
+    "ChatPrompt",
     "ClosedError",
     "Commit",
     "ContextLengthError",
@@ -52,6 +55,8 @@ __all__ = [
     "PolicyBase",
     "QueueFullError",
     "ReasoningBudget",
+    "Reply",
+    "ReplyStream",
     "Request",
     "RequestStats",
     "RoundCosts",
@@ -76,6 +81,10 @@ TYPE_CHECKING = False  # to type checkers it is true by its name; importing typi
 if TYPE_CHECKING:
     from paceline.api import GenerateOptions, Model, load
     from paceline.async_streams import AsyncStream
+    from paceline.chat.params import ChatParams
+    from paceline.chat.prompts import ChatPrompt
+    from paceline.chat.reasoning import AnswerPart
+    from paceline.chat.replies import Reply, ReplyStream
     from paceline.core.errors import (
         BusyError,
         CapabilityError,
@@ -118,6 +127,10 @@ else:
     _MODULES = {
         "paceline.api": ("GenerateOptions", "Model", "load"),
         "paceline.async_streams": ("AsyncStream",),
+        "paceline.chat.params": ("ChatParams",),
+        "paceline.chat.prompts": ("ChatPrompt",),
+        "paceline.chat.reasoning": ("AnswerPart",),
+        "paceline.chat.replies": ("Reply", "ReplyStream"),
         "paceline.core.errors": (
             "BusyError",
             "CapabilityError",
