@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import file_download
 from huggingface_hub.utils import WeakFileLock, close_session
 
 import paceline
@@ -465,3 +466,32 @@ def test_a_hub_that_lists_what_it_does_not_have(hub: Hub) -> None:
     listed.files = Gone(listed.files)
     with pytest.raises(ModelFileError, match=r"user/tiny no longer has a file that it listed .*: start again"):
         paceline.from_hub("user/tiny")
+
+
+def test_where_the_system_has_no_links_a_model_is_fetched_once_too(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_download, "are_symlinks_supported", lambda folder=None: False)
+    path = paceline.from_hub("user/tiny")
+    assert not path.is_symlink()
+    shutil.rmtree(path.parents[2] / "blobs")  # as the library itself leaves the cache there
+    hub.asked.clear()
+    assert paceline.from_hub("user/tiny") == path
+    assert not hub.bodies()
+
+
+def test_a_copy_that_was_interrupted_is_made_again(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_download, "are_symlinks_supported", lambda folder=None: False)
+    path = paceline.from_hub("user/tiny")
+    path.write_bytes(DRAFT[:100])
+    assert paceline.from_hub("user/tiny").read_bytes() == DRAFT
+    assert len(hub.bodies()) == 1
+
+
+def test_a_cache_on_a_drive_that_is_not_there_is_said_to_be(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda path: False)
+    monkeypatch.setattr(transfer, "fetch_blob", out_of_reach)
+    with pytest.raises(ModelFileError, match=r"the hub's cache .* cannot be written"):
+        paceline.from_hub("user/tiny")
+
+
+def out_of_reach(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied")

@@ -118,9 +118,8 @@ def _fetched(asked: HubModel, cached: Path | None, report: FetchReport) -> Path:
         )
         return cached
     chosen = choose(asked, listing.files)
-    digests = {path: listing.files[path].digest for path in chosen.paths}
     for number, snapshot in enumerate(snapshots(asked.repo)):
-        if has_same_content(snapshot, chosen, digests):
+        if _is_there(snapshot, chosen, listing):
             if number:
                 # An author took a change back, and a start without a network is to have the same as this one.
                 with contextlib.suppress(InputError, OSError):
@@ -129,7 +128,7 @@ def _fetched(asked: HubModel, cached: Path | None, report: FetchReport) -> Path:
     files = [listing.files[path] for path in chosen.paths]
     try:
         _fetch_blobs(asked, files, report)
-        return _path(_snapshot(asked, address, listing.commit, chosen), chosen)
+        return _path(_snapshot(asked, address, listing, chosen), chosen)
     except InputError:
         raise
     except ERRORS as error:
@@ -195,9 +194,11 @@ def _fetch_blobs(asked: HubModel, files: list[RemoteFile], report: FetchReport) 
 
 def _check_room(asked: HubModel, needed_bytes: int) -> None:
     place = hub_folder().absolute()
-    while not place.is_dir():
-        place = place.parent
-    disk = shutil.disk_usage(place)
+    # None of them is there where Windows has no such drive; writing says so.
+    there = next((folder for folder in (place, *place.parents) if folder.is_dir()), None)
+    if there is None:
+        return
+    disk = shutil.disk_usage(there)
     if needed_bytes > disk.free and disk.total:  # what keeps no files has no size, and says so when it is written
         raise ModelFileError(
             f"{asked} needs {size_text(needed_bytes)} more, and {size_text(disk.free)} are free for the hub's cache "
@@ -205,13 +206,30 @@ def _check_room(asked: HubModel, needed_bytes: int) -> None:
         )
 
 
-def _snapshot(asked: HubModel, address: str, commit: str, chosen: Chosen) -> Path:
+def _is_there(snapshot: Path, chosen: Chosen, listing: _Listing) -> bool:
+    """Return whether a cached revision has a model as the hub has it now."""
+    files = {path: listing.files[path] for path in chosen.paths}
+    if has_same_content(snapshot, chosen, {path: file.digest for path, file in files.items()}):
+        return True
+    # Where the system has no links, files are copies. A revision never changes, and half a copy is shorter.
+    return snapshot.name == listing.commit and all(
+        (snapshot / path).is_file() and (snapshot / path).stat().st_size == file.num_bytes
+        for path, file in files.items()
+    )
+
+
+def _snapshot(asked: HubModel, address: str, listing: _Listing, chosen: Chosen) -> Path:
     """Give the blobs of a model their names, and then the revision its own: it is found when it is whole."""
     from huggingface_hub import hf_hub_download
 
+    snapshot = repo_folder(asked.repo) / "snapshots" / listing.commit
     for path in chosen.paths:
-        hf_hub_download(asked.repo, path, revision=commit, cache_dir=hub_folder(), endpoint=address, token=asked.token)
-    snapshot = repo_folder(asked.repo) / "snapshots" / commit
+        copy = snapshot / path
+        if copy.is_file() and not copy.is_symlink() and copy.stat().st_size != listing.files[path].num_bytes:
+            copy.unlink()  # the library would take what an interrupted copy has left for the file
+        hf_hub_download(
+            asked.repo, path, revision=listing.commit, cache_dir=hub_folder(), endpoint=address, token=asked.token
+        )
     _make_latest(snapshot)
     return snapshot
 
