@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -138,10 +138,33 @@ def test_models_may_be_named_by_where_the_hub_has_them() -> None:
     assert models.named_draft == HubModel("u/d", offline=True)
     assert models.draft_options(models.target_options(embedded_target()), embedded_draft()).threads == 2
     assert ModelChoice.of({}, {"path": "small"}).named_draft == "small"
-    with pytest.raises(InputError, match=r"^-m and -hf both name the target: leave out one$"):
+    with pytest.raises(InputError, match=r"^-m and -hf both .* target: .* unset PACELINE_MODEL or PACELINE_HF_REPO$"):
         ModelChoice.of({"path": "big"}, {}, {"repo": "u/m"})
-    with pytest.raises(InputError, match=r"^-md and -hfd both name the draft model: leave out one$"):
+    with pytest.raises(InputError, match=r"^-md and -hfd both .* PACELINE_DRAFT_MODEL or PACELINE_DRAFT_HF_REPO$"):
         ModelChoice.of({}, {"path": "small"}, {"draft_repo": "u/m"})
+
+
+def test_a_token_of_the_hub_is_not_shown() -> None:
+    options = HubOptions(repo="u/m", token="hf_secret")
+    assert "hf_secret" not in repr(options)
+    assert "hf_secret" not in repr(ModelChoice.of({}, {}, {"repo": "u/m", "token": "hf_secret"}))
+    with pytest.raises(InputError) as caught:
+        HubOptions(repo="u/m", token="hf secret").target()
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"reference": 5}, "^5 is no model of the hub"),
+        ({"reference": None}, "^None is no model of the hub"),
+        ({"reference": "u/m", "token": 5}, "^the token .* is no text"),
+        ({"reference": "u/m", "file": Path("a.gguf")}, "^the file .* is .*: give its path in the repository as a text"),
+    ],
+)
+def test_what_names_a_model_of_the_hub_is_text(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        HubModel.parse(**given)
 
 
 def test_the_environment_may_name_models_of_the_hub() -> None:

@@ -4,6 +4,7 @@ The table is the fields of the dataclasses themselves (:mod:`paceline.core.field
 
     SamplingParams, StopRules, SpeculationParams, CacheParams     of a request
     ModelOptions, DraftOptions, HubOptions                        of the models
+    ChatParams                                                    of conversations
 
 :class:`~paceline.api.GenerateOptions` spells those of a request out for type checkers, and a test holds it to them.
 
@@ -134,7 +135,6 @@ class ModelChoice:
                 for.
             draft: by the fields of :class:`DraftOptions`.
             hub: by the fields of :class:`~paceline.models.hub.asked.HubOptions`.
-        chat: how conversations are written, for ``model.chat(messages, chat=environment.chat)``.
 
         Raises:
             InputError: a value cannot be used, or a model is named in two ways.
@@ -143,13 +143,14 @@ class ModelChoice:
         path = given.pop("path", None)
         of_hub = HubOptions(**(hub or {}))
         hub_target, hub_draft = of_hub.target(), of_hub.draft()
-        for flag, is_both in (
-            ("", path is not None and hub_target is not None),
-            ("d", draft.get("path") is not None and hub_draft is not None),
+        for flag, what, variable, is_both in (
+            ("", "target", _PREFIX, path is not None and hub_target is not None),
+            ("d", "draft model", _DRAFT_PREFIX, draft.get("path") is not None and hub_draft is not None),
         ):
             if is_both:
                 raise InputError(
-                    f"-m{flag} and -hf{flag} both name the {'draft model' if flag else 'target'}: leave out one"
+                    f"-m{flag} and -hf{flag} both name the {what}: leave out one, or unset {variable}MODEL or "
+                    f"{variable}HF_REPO"
                 )
         whole_context = given.get("context_length") == 0
         if whole_context:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.core.errors import InputError
-from paceline.core.fields import Option, setting, take_values
+from paceline.core.fields import Option, described, setting, take_values
 from paceline.core.numbers import shown
 
 SAFETENSORS: Final = "safetensors"
@@ -46,9 +46,9 @@ class HubModel:
         """Return what ``user/repo[:quant]`` asks for.
 
         Raises:
-            InputError: it is no such name, names both a quant and a file, or the token cannot be one.
+            InputError: it is no such name, names both a quant and a file, or the file or token cannot be one.
         """
-        found = _REFERENCE.fullmatch(reference)
+        found = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
         if found is None or "--" in reference or ".." in reference:
             raise InputError(
                 f"{shown(reference)} is no model of the hub: give user/repo or user/repo:quant (-hf), such as "
@@ -57,6 +57,10 @@ class HubModel:
         quant = found["quant"] or ""
         if quant and file is not None:
             raise InputError(f"{reference} names a quant and -hff {file} names a file: leave out one of them")
+        if file is not None and not isinstance(file, str):
+            raise InputError(f"the file (-hff) is {shown(file)}: give its path in the repository as a text")
+        if token is not None and not isinstance(token, str):
+            raise InputError("the token (-hft) is no text: give it as huggingface.co shows it")
         if token is not None and not _TOKEN.fullmatch(token):
             # Which it is must not be seen in a terminal or a log.
             raise InputError("the token (-hft) is empty or has spaces in it: give it as huggingface.co shows it")
@@ -111,14 +115,17 @@ class HubOptions:
             metavar="USER/REPO[:QUANT]",
         ),
     )
-    token: str | None = setting(
-        None,
-        _OPTION(
-            kind="other",
-            variable=None,
-            flags=("-hft", "--hf-token"),
-            help="Token of the hub. [dim]\\[HF_TOKEN, or that of hf auth login][/dim]",
-            metavar="TOKEN",
+    token: str | None = field(
+        default=None,
+        repr=False,
+        metadata=described(
+            _OPTION(
+                kind="other",
+                variable=None,
+                flags=("-hft", "--hf-token"),
+                help="Token of the hub. [dim]\\[HF_TOKEN, or that of hf auth login][/dim]",
+                metavar="TOKEN",
+            )
         ),
     )
     offline: bool = setting(
