@@ -62,6 +62,16 @@ def test_cached_files_and_folders_have_names(folder: Path) -> None:
     assert resolve(Path("c")) == folder / "c"
 
 
+def test_a_path_that_is_mistyped_is_not_taken_for_a_name_of_the_hub(folder: Path) -> None:
+    (folder.parent.parent / "here" / "models").mkdir()
+    for path in ("elsewhere/tiny.gguf", "models/tiny"):
+        with pytest.raises(ModelFileError) as raised:
+            resolve(path)
+        assert str(raised.value).startswith(f"{path} does not exist: give the path of a GGUF file")
+    with pytest.raises(ModelFileError, match="fetch it from the hub with -hf elsewhere/tiny-GGUF, or give the path"):
+        resolve("elsewhere/tiny-GGUF")
+
+
 def test_every_model_has_a_name_of_its_own(folder: Path) -> None:
     write_gguf(folder / "target.gguf")
     write_gguf(folder / "same.gguf")

@@ -281,6 +281,9 @@ def test_a_hub_that_fails_or_is_none_is_said_to(hub: Hub, monkeypatch: pytest.Mo
         hub.status = status
         with pytest.raises(ModelFileError, match=words):
             paceline.from_hub("user/tiny")
+    hub.status = 200  # an answer that is an error's
+    with pytest.raises(ModelFileError, match="did not answer about user/tiny as a hub does"):
+        paceline.from_hub("user/tiny")
     hub.status = 0
     hub.repos["user/tiny"].commit = "../../x"
     with pytest.raises(ModelFileError, match=r"did not answer about user/tiny as a hub does .*: check HF_ENDPOINT"):

@@ -119,7 +119,8 @@ def resolve(model: str | Path) -> Path:
     asked = _as_hub_model(str(model))
     if asked is not None and (cached := find_cached(asked)) is not None:
         return cached
-    fetched = "" if asked is None else f"fetch it from the hub with -hf {model}, or "
+    looks_local = path.suffix == ".gguf" or path.parent.is_dir()
+    fetched = "" if asked is None or looks_local else f"fetch it from the hub with -hf {model}, or "
     names = ", ".join(named.name for named in named_models())
     raise ModelFileError(
         f"{model} does not exist: {fetched}give the path of a GGUF file or Hugging Face model folder, or a name among "

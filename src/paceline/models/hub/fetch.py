@@ -149,7 +149,10 @@ def _look(asked: HubModel, address: str, timeout_s: float) -> _Listing:
     from paceline.models.hub.transfer import RemoteFile
 
     api = HfApi(endpoint=address, token=asked.token, library_name="paceline", library_version=__version__)
-    info = api.model_info(asked.repo, revision="main", files_metadata=True, timeout=timeout_s)
+    try:
+        info = api.model_info(asked.repo, revision="main", files_metadata=True, timeout=timeout_s)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its answer lacks {error}") from None
     commit = info.sha or ""
     if not _COMMIT.fullmatch(commit):
         raise ValueError(f"its revision is {commit!r}")
