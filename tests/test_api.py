@@ -101,7 +101,7 @@ def test_options_of_a_call_leave_a_conversation_what_its_reasoning_is_told_by(
 def test_what_a_call_preserves_are_token_ids(reasoning_model: tuple[paceline.Model, ChatParams]) -> None:
     model, params = reasoning_model
     with pytest.raises(paceline.InputError, match="preserved_ids is '<think>': give a sequence of token ids"):
-        model.chat("def f(x):", chat=params, preserved_ids="<think>")
+        model.chat("def f(x):", chat=params, preserved_ids="<think>")  # type: ignore[arg-type]
 
 
 def test_two_streams_at_once_each_get_all_of_their_text() -> None:
