@@ -455,6 +455,8 @@ def test_a_cache_that_cannot_be_read_is_in_nobodys_way(hub: Hub, monkeypatch: py
     hub_folder().write_text("no folder")
     assert names() == []
     assert resolve("draft") == embedded_draft()
+    with pytest.raises(ModelFileError, match=r"cannot be read: Not a directory; look at its .* or set HF_HUB_CACHE"):
+        paceline.from_hub("user/tiny", offline=True)
     monkeypatch.setenv("HF_HUB_CACHE", "~nobody-of-this-name/hub")
     assert names() == []
 

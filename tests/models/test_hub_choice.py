@@ -89,7 +89,13 @@ def test_a_folder_is_what_it_is_loaded_from() -> None:
     [
         ("u/m:Q5_K", None, USUAL, "u/m has no Q5_K: choose from BF16, F16, Q2_K, Q4_K_M, Q4_K_S, Q8_0"),
         ("u/m:Q5_K", None, ("model!.gguf",), "its files name no quants, so choose one with -hff: model!.gguf"),
-        ("u/m:Q5_K", None, ("config.json",), "no GGUF file, of Q5_K or otherwise: leave out :Q5_K for its safetensors"),
+        (
+            "u/m:Q5_K",
+            None,
+            ("config.json", "model.safetensors"),
+            "no GGUF file, of Q5_K or otherwise: leave out :Q5_K for its safetensors",
+        ),
+        ("u/m:Q5_K", None, ("config.json",), "no GGUF file, of Q5_K or otherwise: choose another repository"),
         ("u/m:Q5_K", None, ("a.txt",), "no GGUF file, of Q5_K or otherwise: choose another repository"),
         ("u/m", None, ("a-Q8_0.gguf", "b-Q8_0.gguf"), "u/m is the name of 2 files, a-Q8_0.gguf, b-Q8_0.gguf: .* -hff"),
         ("u/m:q8_0", None, ("a-Q8_0.gguf", "b-Q8_0.gguf"), "u/m:q8_0 is the name of 2 files"),

@@ -165,7 +165,7 @@ def _no_such_quant(asked: HubModel, models: Sequence[str], paths: Sequence[str])
         return (
             f"{asked.repo} has no {asked.quant}: its files name no quants, so choose one with -hff: {_listed(models)}"
         )
-    has_folder = "config.json" in paths
+    has_folder = "config.json" in paths and (SINGLE in paths or INDEX in paths)
     way_out = f"leave out :{asked.quant} for its safetensors" if has_folder else "choose another repository"
     return f"{asked.repo} has no GGUF file, of {asked.quant} or otherwise: {way_out}"
 

@@ -145,7 +145,11 @@ def _snapshots(repo: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise ModelFileError(f"the hub's cache {repo} cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelFileError(
+            f"the hub's cache {repo} cannot be read: {reason}; look at its permissions, or set HF_HUB_CACHE to another "
+            "folder"
+        ) from None
 
 
 def _models_of(repo: str, snapshot: Path) -> Iterator[CachedModel]:
