@@ -1,25 +1,36 @@
 """What rendering a chat template may take: a template comes with the model, so from anybody.
 
-Time is counted where a template can repeat itself (loops, calls, walks over texts) and size where texts and lists are
-joined. Between two counts there is no more work than the size limits allow.
+Steps and texts are counted one by one, and the clock is looked at every so many. What takes long at once, such as a
+filter over all of a list, looks at the clock itself. Sizes are checked where texts and lists are made, so between two
+looks there is no more work than the size limits allow.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import Any, Final
 
 MOST_CPU_S: Final = 0.4
 """Processor time of this thread for one rendering, in seconds: a busy machine does not make it less."""
+CPU_S_PER_MESSAGE: Final = 0.01
+"""Processor time for each message beyond that, in seconds: templates in use walk all messages for each of them."""
 MOST_CHARACTERS: Final = 1 << 22
 """Characters of any one text that a template makes. A context of a million tokens has about as many."""
+MOST_BYTES: Final = 1 << 29
+"""Bytes of all texts that one rendering makes, whether it keeps them or not."""
 MOST_ITEMS: Final = 1 << 18
-"""Lists, mappings and values within any one list that a template makes, counted as often as they come up."""
-MOST_SOURCE: Final = 1 << 18
+"""Lists, mappings, keys and values within any one list that a template makes, counted as often as they come up. Their
+texts have at most :data:`MOST_CHARACTERS` together."""
+MOST_LEVELS: Final = 500
+"""Lists and mappings within each other."""
+MOST_SOURCE: Final = 1 << 16
 """Characters of a template. The longest of 70 in use has 17 thousand."""
+MOST_NODES: Final = 1 << 13
+"""Names, constants, operations and tags of a template. The most of 70 in use are 1,325."""
 LARGEST_NUMBER: Final = 1 << 64
 LARGEST_ARGUMENT: Final = 100_000
 """Largest number that a filter or a method is given, where it may be a width or a count; it is also what jinja2's
@@ -27,6 +38,7 @@ sandbox allows of a range."""
 
 _CPU_EVERY: Final = 64
 """Counts between two looks at the clock."""
+_NESTED: Final = (list, tuple, dict, type({}.items()), type({}.keys()), type({}.values()))
 
 
 class LimitError(Exception):
@@ -36,40 +48,66 @@ class LimitError(Exception):
 class _Meter:
     """What one rendering has taken so far."""
 
-    def __init__(self) -> None:
-        self._ends_s = time.thread_time() + MOST_CPU_S
+    def __init__(self, cpu_s: float) -> None:
+        self._cpu_s = cpu_s
+        self._ends_s = time.thread_time() + cpu_s
         self._left = _CPU_EVERY
+        self._bytes_left = MOST_BYTES
 
-    def count(self) -> None:
+    def count(self, num_bytes: int) -> None:
+        self._bytes_left -= num_bytes
+        if self._bytes_left < 0:
+            raise LimitError(f"makes texts of more than {MOST_BYTES} bytes, all of them together")
         self._left -= 1
         if self._left <= 0:
-            self._left = _CPU_EVERY
-            if time.thread_time() > self._ends_s:
-                raise LimitError(f"takes more than {MOST_CPU_S} seconds of processor time")
+            self.look()
+
+    def look(self) -> None:
+        self._left = _CPU_EVERY
+        if time.thread_time() > self._ends_s:
+            raise LimitError(f"takes more than {self._cpu_s:.1f} seconds of processor time")
 
 
 _METER: ContextVar[_Meter | None] = ContextVar("meter", default=None)
 
 
 @contextmanager
-def limited() -> Iterator[None]:
-    """Bound what the block takes of this thread's time."""
-    token = _METER.set(_Meter())
+def limited(num_messages: int = 0) -> Iterator[None]:
+    """Bound what the block takes of this thread's time.
+
+    Args:
+        num_messages: messages that are rendered.
+    """
+    token = _METER.set(_Meter(MOST_CPU_S + num_messages * CPU_S_PER_MESSAGE))
     try:
         yield
     finally:
         _METER.reset(token)
 
 
-def count_step() -> None:
-    """Count one step of a template.
+def count_step(num_bytes: int = 0) -> None:
+    """Count one step of a template, which takes little time.
+
+    Args:
+        num_bytes: of the text that it made.
 
     Raises:
-        LimitError: its time is over.
+        LimitError: the template's time is over, or it made too much.
     """
     meter = _METER.get()
     if meter is not None:
-        meter.count()
+        meter.count(num_bytes)
+
+
+def check_time() -> None:
+    """Look at the clock, before what may take long.
+
+    Raises:
+        LimitError: the template's time is over.
+    """
+    meter = _METER.get()
+    if meter is not None:
+        meter.look()
 
 
 def check_characters(count: int) -> None:
@@ -86,20 +124,28 @@ def check_items(value: Any) -> None:
     """Refuse a list or mapping that has too much in it. What comes up in several places counts in each of them.
 
     Raises:
-        LimitError: there are more than :data:`MOST_ITEMS`.
+        LimitError: there are more than :data:`MOST_ITEMS` or :data:`MOST_LEVELS`, or their texts are too long.
     """
-    left = MOST_ITEMS
+    if not isinstance(value, _NESTED):
+        return
+    items_left, characters = MOST_ITEMS, 0
     waiting: list[Iterator[Any]] = [_items_of(value)]
     while waiting:
         for item in waiting[-1]:
-            left -= 1
-            if left < 0:
+            items_left -= 1
+            if items_left < 0:
                 raise LimitError(f"makes a list of more than {MOST_ITEMS} values")
-            if isinstance(item, (list, tuple, dict)):
+            if isinstance(item, str):
+                characters += len(item)
+            elif isinstance(item, _NESTED):
                 waiting.append(_items_of(item))
                 break
         else:
             waiting.pop()
+        if len(waiting) > MOST_LEVELS:
+            raise LimitError(f"makes lists within each other, more than {MOST_LEVELS}")
+        if characters > MOST_CHARACTERS:
+            raise LimitError(f"makes a list of texts of more than {MOST_CHARACTERS} characters together")
 
 
 def check_argument(value: Any) -> None:
@@ -112,8 +158,11 @@ def check_argument(value: Any) -> None:
         raise LimitError(f"gives a filter or method {_told(value)}, and the largest is {LARGEST_ARGUMENT}")
 
 
-def check_number(bits: float) -> None:
+def check_number(bits: int) -> None:
     """Refuse a whole number that is about to be made.
+
+    Args:
+        bits: that it may have.
 
     Raises:
         LimitError: it may be beyond :data:`LARGEST_NUMBER`.
@@ -123,9 +172,7 @@ def check_number(bits: float) -> None:
 
 
 def _items_of(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        return iter(value.values())
-    return iter(value) if isinstance(value, (list, tuple)) else iter(())
+    return chain.from_iterable(value.items()) if isinstance(value, dict) else iter(value)
 
 
 def _told(value: int) -> str:

@@ -12,6 +12,8 @@ control token of what a user wrote.
 
 from __future__ import annotations
 
+import operator
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, SupportsIndex
 
@@ -19,8 +21,8 @@ from paceline.chat.limits import check_characters, count_step
 
 _OURS: Final = b"\1"
 _THEIRS: Final = b"\0"
-_STEP: Final = 1024
-"""Characters of a walk over a text that count as one step."""
+_OVERHEAD: Final = sys.getsizeof(b"")
+"""Bytes that the marks of a text take besides themselves."""
 
 
 class MarkedText(str):
@@ -36,7 +38,9 @@ class MarkedText(str):
         if marks is None:
             marks = text._marks if isinstance(text, MarkedText) else _THEIRS * len(text)
         made = super().__new__(cls, text)
+        assert len(marks) == len(made)
         made._marks = marks
+        count_step(_OVERHEAD + made.__sizeof__() + len(marks))
         return made
 
     @classmethod
@@ -70,8 +74,9 @@ class MarkedText(str):
         return MarkedText.joined((other, self)) if isinstance(other, str) else NotImplemented
 
     def __mul__(self, count: SupportsIndex) -> MarkedText:
-        check_characters(len(self) * max(count.__index__(), 0))
-        return MarkedText(str.__mul__(self, count), self._marks * count.__index__())
+        times = operator.index(count)
+        check_characters(len(self) * times)
+        return MarkedText(str.__mul__(self, times), self._marks * times)
 
     __rmul__ = __mul__
 
@@ -81,8 +86,6 @@ class MarkedText(str):
 
     def __iter__(self) -> Iterator[str]:
         for place in range(len(self)):
-            if place % _STEP == 0:
-                count_step()
             yield self[place]
 
     def strip(self, characters: str | None = None, /) -> MarkedText:
@@ -99,11 +102,11 @@ class MarkedText(str):
 
     def removeprefix(self, prefix: str, /) -> MarkedText:
         """As :meth:`str.removeprefix`."""
-        return self[len(prefix) :] if self.startswith(prefix) else self
+        return self[len(self) - len(str.removeprefix(self, prefix)) :]
 
     def removesuffix(self, suffix: str, /) -> MarkedText:
         """As :meth:`str.removesuffix`."""
-        return self[: len(self) - len(suffix)] if self.endswith(suffix) else self
+        return self[: len(str.removesuffix(self, suffix))]
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         """As :meth:`str.split`."""
@@ -117,7 +120,6 @@ class MarkedText(str):
         found: list[str] = []
         end = len(self)
         for part in reversed(parts):
-            count_step()
             start = str.rindex(self, part, 0, end)
             found.append(self[start : start + len(part)])
             end = start
@@ -127,30 +129,27 @@ class MarkedText(str):
         """As :meth:`str.splitlines`."""
         shown, found, start = str.splitlines(self, keepends), list[str](), 0
         for whole, part in zip(str.splitlines(self, True), shown, strict=True):
-            count_step()
             found.append(self[start : start + len(part)])
             start += len(whole)
         return found
 
     def partition(self, separator: str, /) -> tuple[str, str, str]:
         """As :meth:`str.partition`."""
-        start = str.find(self, separator)
-        if start < 0:
-            return self, MarkedText(""), MarkedText("")
-        end = start + len(separator)
-        return self[:start], self[start:end], self[end:]
+        return self._parted(*map(len, str.partition(self, separator)[:2]))
 
     def rpartition(self, separator: str, /) -> tuple[str, str, str]:
         """As :meth:`str.rpartition`."""
-        start = str.rfind(self, separator)
-        if start < 0:
-            return MarkedText(""), MarkedText(""), self
-        end = start + len(separator)
-        return self[:start], self[start:end], self[end:]
+        return self._parted(*map(len, str.rpartition(self, separator)[:2]))
 
-    def replace(self, old: str, new: str, count: SupportsIndex = -1, /, **named: Any) -> MarkedText:
+    def _parted(self, before: int, between: int) -> tuple[str, str, str]:
+        end = before + between
+        return self[:before], self[before:end], self[end:]
+
+    def replace(self, old: str, new: str, /, count: SupportsIndex = -1) -> MarkedText:  # type: ignore[override]
         """As :meth:`str.replace`; what is put in keeps its own marks."""
-        most = named.get("count", count).__index__()
+        if not isinstance(new, str):
+            raise TypeError(f"{type(new).__name__} cannot be put into a text")
+        most = operator.index(count)
         places = str.count(self, old)
         if most >= 0:
             places = min(places, most)
@@ -204,7 +203,6 @@ class MarkedText(str):
         found: list[str] = []
         start = 0
         for part in parts:
-            count_step()
             if separator is None:
                 start = str.index(self, part, start)
             found.append(self[start : start + len(part)])

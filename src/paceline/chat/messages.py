@@ -16,6 +16,8 @@ REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 
 _SCALARS: Final = (str, int, float, bool)
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
+_MOST_LEVELS: Final = 100
+"""Lists and mappings within each other. JSON schemas of tools have about ten."""
 
 
 def read_messages(messages: str | Sequence[Message]) -> list[dict[str, Any]]:
@@ -41,7 +43,7 @@ def _read(message: object, called: str) -> dict[str, Any]:
         message = message.model_dump()
     if not isinstance(message, Mapping):
         raise InputError(f"{called} is {shown(message)}; give a mapping with role and content")
-    read = {str(key): _plain(value, called) for key, value in message.items() if value is not None}
+    read = {str(key): plain_data(value, called) for key, value in message.items() if value is not None}
     role = read.get("role")
     if not isinstance(role, str) or not role:
         raise InputError(f"the role of {called} is {shown(role)}; give a text, such as 'user'")
@@ -69,14 +71,25 @@ def _content(content: object, called: str) -> str | list[dict[str, Any]]:
     return [{**part, "type": "text"} for part in content]
 
 
-def _plain(value: Any, called: str) -> Any:
-    """Return a value made of JSON's kinds alone, so that a template gets hold of nothing else."""
+def plain_data(value: Any, called: str, levels: int = _MOST_LEVELS) -> Any:
+    """Return a value made of JSON's kinds alone, so that a template gets hold of nothing else.
+
+    Args:
+        value: texts, numbers, ``None``, lists and mappings of such, or objects with ``model_dump``.
+        called: what the value belongs to, for messages.
+        levels: lists and mappings that may be within each other.
+
+    Raises:
+        InputError: there is something else in it, or it has too many levels.
+    """
     if value is None or isinstance(value, _SCALARS):
         return value
+    if levels == 0:
+        raise InputError(f"{called} holds lists or mappings within each other, more than {_MOST_LEVELS}: give fewer")
     if hasattr(value, "model_dump"):
         value = value.model_dump()
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, called) for key, item in value.items()}
+        return {str(key): plain_data(item, called, levels - 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, called) for item in value]
+        return [plain_data(item, called, levels - 1) for item in value]
     raise InputError(f"{called} holds a {type(value).__name__}: give what JSON has, texts, numbers, lists and mappings")

@@ -13,36 +13,51 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from jinja2 import Environment, TemplateError, nodes, pass_environment
+from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes, pass_environment
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
-from jinja2.utils import Namespace
+from jinja2.utils import Cycler, Namespace
+from markupsafe import Markup
 
 from paceline.chat.limits import (
     MOST_CHARACTERS,
+    MOST_NODES,
     LimitError,
     check_argument,
     check_characters,
     check_items,
     check_number,
+    check_time,
     count_step,
 )
 from paceline.chat.marked import MarkedText, marks_of
 
 # What the work of these is cannot be told by what they are given, and no template of 70 looked at uses them.
-_NOT_OFFERED: Final = ("pprint", "urlize", "wordwrap", "xmlattr")
+_NOT_OFFERED: Final = ("pprint", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr")
+_NO_TAGS: Final = {
+    nodes.Block: "block",
+    nodes.Extends: "extends",
+    nodes.FromImport: "from",
+    nodes.Import: "import",
+    nodes.Include: "include",
+    nodes.ScopedEvalContextModifier: "autoescape",
+}
+"""There are no other templates and no HTML, and what these compile to may be long."""
 _NO_METHODS: Final = ("encode", "expandtabs", "translate", "maketrans", "of_template", "joined")
 """Methods of texts that could make something long of something short, or are not for templates."""
-_WIDE_FIELD: Final = re.compile(r"\d{5,}|\*")
+_NO_ATTRIBUTES: Final = (int, float, bytes)
+"""Kinds of values that no template needs an attribute of, and that make long numbers by theirs."""
+_WIDE_FIELD: Final = re.compile(r"\d{4,}|\*")
+_WIDEST_FIELD: Final = 999
 _WIDEST_INDENT: Final = 64
 
 
@@ -52,6 +67,11 @@ class TemplateRefusalError(TemplateError):
 
 class _MarkingGenerator(CodeGenerator):
     """Generates code that marks the template's own text, and has joins and lists counted."""
+
+    def visit(self, node: nodes.Node, *args: Any, **named: Any) -> Any:
+        """Generate the code of a node, for which jinja2 may copy the names of all variables."""
+        count_step()
+        return super().visit(node, *args, **named)
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData):
@@ -78,6 +98,18 @@ class _MarkingGenerator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
+        self._timed(super().visit_Compare, node, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        if isinstance(node.arg, nodes.Slice):
+            self._timed(super().visit_Getitem, node, frame)
+        else:
+            super().visit_Getitem(node, frame)
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self.write("environment.printed(")
+
     def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
         self._counted(super().visit_List, node, frame)
 
@@ -95,6 +127,11 @@ class _MarkingGenerator(CodeGenerator):
         visit(node, frame)
         self.write(")")
 
+    def _timed(self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
+        self.write("environment.timed(")
+        visit(node, frame)
+        self.write(")")
+
 
 class _Generation(Extension):
     """The tag around what an assistant said, which trainers ask for."""
@@ -108,7 +145,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """A namespace whose names lead nowhere within Python."""
+    """A namespace whose names lead nowhere within Python. Printed, what it holds is left out: it may hold itself."""
 
     def __init__(*args: Any, **names: Any) -> None:
         self, *given = args
@@ -120,6 +157,9 @@ class _Namespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 def _check_name(name: object) -> None:
@@ -134,12 +174,15 @@ class _Formatter(SandboxedFormatter):
         """Return the text with its fields put in."""
         # Where somebody's text is among the template's, there is no telling which of both a brace was.
         by_template = 0 not in marks_of(text)
-        parts: list[str] = []
+        return MarkedText.joined(self._parts(text, by_template, args, named))
+
+    def _parts(self, text: str, by_template: bool, args: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[str]:
         number = 0
         for literal, field, width, conversion in self.parse(text):
-            parts.append(MarkedText.of_template(literal) if by_template else literal)
+            yield MarkedText.of_template(literal) if by_template else literal
             if field is None:
                 continue
+            check_time()
             if not field or field[0] in ".[":
                 field, number = f"{number}{field}", number + 1
             if _WIDE_FIELD.search(width or "") or "{" in (width or ""):
@@ -147,15 +190,14 @@ class _Formatter(SandboxedFormatter):
             value = self.get_field(field, args, named)[0]
             if conversion:
                 value = self.convert_field(value, conversion)
-            parts.append(value if isinstance(value, str) and not width else self.format_field(value, width or ""))
-        return MarkedText.joined(parts)
+            yield value if isinstance(value, str) and not width else self.format_field(value, width or "")
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """The environment that chat templates are compiled and rendered in. Nothing is loaded from anywhere."""
 
     code_generator_class = _MarkingGenerator
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
@@ -164,9 +206,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["replace"] = _replace
         self.filters["format"] = _format
         self.filters["indent"] = _indented(self.filters["indent"])
+        self.filters["sum"] = _sum
         for name in _NOT_OFFERED:
             del self.filters[name]
         self.filters = {name: _counted(function) for name, function in self.filters.items()}
+        self.tests = {name: _counted(function) for name, function in self.tests.items()}
         self.globals = {
             "range": self.globals["range"],
             "cycler": self.globals["cycler"],
@@ -178,8 +222,17 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         }
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse a template, and have every turn of its loops counted."""
+        """Parse a template, and have every turn of its loops counted.
+
+        Raises:
+            LimitError: the template has too many nodes.
+        """
         template = super()._parse(source, name, filename)
+        for number, node in enumerate(template.find_all(nodes.Node)):
+            if number >= MOST_NODES:
+                raise LimitError(f"has more than {MOST_NODES} names, constants, operations and tags")
+            if type(node) in _NO_TAGS:
+                raise TemplateSyntaxError(f"chat templates have no tag {_NO_TAGS[type(node)]!r}", node.lineno)
         for loop in template.find_all(nodes.For):
             step = nodes.Call(nodes.EnvironmentAttribute("begin_turn"), [], [], None, None)
             loop.body.insert(0, nodes.ExprStmt(step))
@@ -198,21 +251,34 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     @staticmethod
     def counted(value: Any) -> Any:
         """Return a list, tuple or mapping of the template, if it is not too large."""
-        count_step()
+        check_time()
         check_items(value)
         return value
 
+    @staticmethod
+    def timed(value: Any) -> Any:
+        """Return what took its time to compute, if there is time left."""
+        check_time()
+        return value
+
+    @staticmethod
+    def printed(value: Any) -> str:
+        """Return the text of what a template prints."""
+        check_time()
+        return value if isinstance(value, MarkedText) else MarkedText(str(value))
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **named: Any) -> Any:  # noqa: N805, D102
-        count_step()
+        check_time()
         for value in (*args, *named.values()):
             check_argument(value)
-        result = super().call(__context, __obj, *args, **named)
-        check_items(result)
-        return result
+        if __obj is Cycler or (isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs)):
+            # These make lists of what they are given.
+            check_items((args, named))
+        return _checked(super().call(__context, __obj, *args, **named))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute, if what comes out is not too large."""
-        count_step()
+        check_time()
         whole = isinstance(left, int) and isinstance(right, int)
         if operator == "**" and whole:
             check_number(left.bit_length() * max(right, 0))
@@ -223,20 +289,22 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             check_characters(length * next((n for n in (left, right) if isinstance(n, int)), 0))
         elif operator == "%" and isinstance(left, str):
             return _percent(left, right)
-        result = super().call_binop(context, operator, left, right)
-        check_items(result)
-        return result
+        return _checked(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Return whether a template may have an attribute."""
-        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in _NO_METHODS)
+        if isinstance(obj, _NO_ATTRIBUTES) or (isinstance(obj, str) and attr in _NO_METHODS):
+            return False
+        return super().is_safe_attribute(obj, attr, value)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return an attribute or item; a text's methods are those of a marked text."""
+        count_step()
         return super().getattr(_as_marked(obj), attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Return an item or attribute; a text's methods are those of a marked text."""
+        count_step()
         return super().getitem(_as_marked(obj), argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -251,25 +319,43 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _as_marked(value: Any) -> Any:
-    return MarkedText(value) if type(value) is str else value
+    return MarkedText(value) if isinstance(value, str) and not isinstance(value, MarkedText) else value
+
+
+def _checked(value: Any) -> Any:
+    """Return what was computed, with marks if it is a text, unless it is too large."""
+    if isinstance(value, int):
+        check_number(value.bit_length())
+    if not isinstance(value, str):
+        check_items(value)
+        return value
+    check_characters(len(value))
+    if isinstance(value, Markup):
+        # What is added to it is escaped, as it is with transformers.
+        count_step(value.__sizeof__())
+        return value
+    return _as_marked(value)
 
 
 def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that is counted, and whose texts are marked."""
+    """Return a filter or test that is counted, and whose texts are marked."""
 
     @functools.wraps(function)
     def counted(*args: Any, **named: Any) -> Any:
-        count_step()
+        check_time()
         for value in (*args[1:], *named.values()):
             check_argument(value)
-        for value in args:
-            if not isinstance(value, (Environment, Context)):
-                check_items(value)
         result = function(*map(_as_marked, args), **named)
-        check_items(result)
-        return result
+        return _items(result) if isinstance(result, Iterator) else _checked(result)
 
     return counted
+
+
+def _items(values: Iterator[Any]) -> Iterator[Any]:
+    """Yield what a filter yields, counted one by one."""
+    for value in values:
+        check_time()
+        yield _checked(value)
 
 
 def _tojson(
@@ -279,9 +365,12 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if isinstance(indent, int) and indent > _WIDEST_INDENT:
-        raise LimitError(f"indents JSON by {indent} characters, and the most are {_WIDEST_INDENT}")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    widest = max(len(indent) if isinstance(indent, str) else indent or 0, *map(len, separators or ("",)))
+    if widest > _WIDEST_INDENT:
+        raise LimitError(f"indents or separates JSON by {widest} characters, and the most are {_WIDEST_INDENT}")
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    # Part by part, as indents of indents can be long.
+    return MarkedText.joined(encoder.iterencode(value))
 
 
 @pass_environment
@@ -295,17 +384,30 @@ def _replace(value: Any, old: str, new: str, count: int | None = None) -> str:
     return MarkedText(str(value)).replace(str(old), MarkedText(str(new)), -1 if count is None else count)
 
 
+@pass_environment
+def _sum(environment: Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
+    if isinstance(start, str):
+        raise TypeError("texts have no sum: join them")
+    values = iterable if attribute is None else map(make_attrgetter(environment, attribute), iterable)
+    total = start
+    for value in values:
+        # A sum of lists copies them all for each.
+        check_time()
+        total = _checked(total + value)
+    return total
+
+
 def _format(value: str, *args: Any, **named: Any) -> str:
     return _percent(value, named or args)
 
 
 def _percent(text: str, values: Any) -> str:
     """Format by ``%``; what comes out counts as somebody's."""
-    given = values if isinstance(values, tuple) else (values,)
-    longest = max((len(value) for value in given if isinstance(value, str)), default=0)
+    given = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else (values,)
     if _WIDE_FIELD.search(text) and "%" in text:
         raise LimitError(f"formats a text by {text[:40]!r}")
-    check_characters(len(text) + text.count("%") * longest)
+    longest = max((len(value if isinstance(value, str) else str(value)) for value in given), default=0)
+    check_characters(len(text) + text.count("%") * (longest + _WIDEST_FIELD))
     return MarkedText(str.__mod__(text, values))
 
 
@@ -313,7 +415,7 @@ def _indented(indent: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(indent)
     def bounded(text: str, width: int | str = 4, *args: Any, **named: Any) -> str:
         step = len(width) if isinstance(width, str) else width
-        check_characters(len(text) + (text.count("\n") + 1) * step)
+        check_characters(len(text) + (len(str.splitlines(text)) + 1) * step)
         return indent(text, width, *args, **named)
 
     return bounded

@@ -17,9 +17,9 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 from jinja2.meta import find_undeclared_variables
 
-from paceline.chat.limits import MOST_SOURCE, LimitError, limited
+from paceline.chat.limits import MOST_SOURCE, LimitError, check_items, limited
 from paceline.chat.marked import MarkedText
-from paceline.chat.messages import Message
+from paceline.chat.messages import Message, plain_data
 from paceline.chat.sandbox import TemplateEnvironment, TemplateRefusalError
 from paceline.core.errors import InputError, ModelFileError
 
@@ -108,20 +108,25 @@ class ChatTemplate:
             variables: further variables of this template, such as ``enable_thinking``.
 
         Raises:
-            InputError: the template refuses the messages, or fails on them.
+            InputError: the template refuses the messages, or fails on them; or they are too long, or what is given
+                is not what JSON has.
             ModelFileError: the template itself does what it must not, takes too long, or makes too much.
         """
         template = self._template if tools is None or self._with_tools is None else self._with_tools
         given = [dict(message) for message in messages]
-        if not self.reads_parts:
+        if any(isinstance(message.get("content"), list) for message in given) and not self.reads_parts:
             given = [_as_one_text(message) for message in given]
+        data = {"tools": tools, "documents": documents, **variables}
+        data = {name: plain_data(value, f"{name!r}") for name, value in data.items()}
+        try:
+            check_items((given, data))
+        except LimitError as error:
+            raise InputError(f"what is given to the chat template {error}; give less") from None
         return self._rendered(
             template,
             _marked(given),
-            tools=_marked(tools),
-            documents=_marked(documents),
             add_generation_prompt=add_generation_prompt,
-            **{name: _marked(value) for name, value in variables.items()},
+            **{name: _marked(value) for name, value in data.items()},
         )
 
     def _rendered(self, template: Any, messages: Any, **variables: Any) -> MarkedText:
@@ -130,7 +135,7 @@ class ChatTemplate:
             if message.get("role") in KNOWN_ROLES:
                 message["role"] = MarkedText.of_template(message["role"])
         try:
-            with limited():
+            with limited(len(messages)):
                 return MarkedText(template.render({**special, "messages": messages, **variables}))
         except TemplateRefusalError as error:
             raise InputError(self._fault(f"refuses these messages: {one_line(error)}", "change them")) from None
@@ -151,7 +156,9 @@ class ChatTemplate:
                 return _environment().from_string(source)
         except TemplateSyntaxError as error:
             raise ModelFileError(self._fault(f"is no template: line {error.lineno}: {one_line(error)}")) from None
-        except (TemplateError, LimitError, RecursionError, MemoryError, ValueError, SyntaxError) as error:
+        except LimitError as error:
+            raise ModelFileError(self._fault(str(error))) from None
+        except (TemplateError, RecursionError, MemoryError, ValueError, SyntaxError) as error:
             what = f"is no template: {type(error).__name__}: {one_line(error)}"
             raise ModelFileError(self._fault(what)) from None
 
@@ -167,7 +174,7 @@ def _environment() -> TemplateEnvironment:
 
 def one_line(error: BaseException) -> str:
     """Return an error's message without its line breaks, of a length for one line."""
-    words = " ".join(str(error).split()) or type(error).__name__
+    words = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return words if len(words) <= 300 else f"{words[:300]}..."
 
 
@@ -175,9 +182,9 @@ def _marked(value: Any) -> Any:
     """Return a copy of plain data whose texts are marked as somebody's."""
     if isinstance(value, str):
         return MarkedText(str.__str__(value))
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {_marked(key): _marked(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return [_marked(item) for item in value]
     return value
 
