@@ -12,8 +12,11 @@ Where nobody spells a control token there is one piece, and its tokens are those
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
@@ -67,39 +70,74 @@ def token_ids_of(text: MarkedText, vocabulary: Vocabulary, *, adds_opening: bool
         CapabilityError: the model has no tokenizer.
     """
     token_ids: list[int] = []
-    for piece, parse_special in _pieces(text, vocabulary):
-        token_ids += vocabulary.tokenize(piece, add_special=False, parse_special=parse_special)
+    for is_spelled, group in groupby(_stretches(text, vocabulary), key=attrgetter("is_spelled")):
+        stretches = list(group)
+        token_ids += _apart(stretches, vocabulary) if is_spelled else _together(stretches, vocabulary)
     if not adds_opening:
         return token_ids
     opening = vocabulary.tokenize("", add_special=True)
     return token_ids if token_ids[: len(opening)] == opening else [*opening, *token_ids]
 
 
-def _pieces(text: MarkedText, vocabulary: Vocabulary) -> Iterator[tuple[str, bool]]:
-    """Yield pieces of a text, and whether control tokens are to be read in them."""
-    plain = str.__str__(text)
-    spellings = _Spellings.of(vocabulary)
-    found = list(spellings.in_text(plain))
-    marks = marks_of(text)
-    if not any(_THEIRS in marks[start:end] for start, end in found):
-        yield plain, True
-        return
-    # Between two control tokens of the template, a stretch has one that somebody spelled, or it has none.
-    kept, end_of_last = [], 0
-    for start, end in found:
-        if start >= end_of_last and _THEIRS not in marks[start:end]:
-            kept.append((start, end))
-            end_of_last = end
-    piece_start = at = 0
-    for start, end in [*kept, (len(plain), len(plain))]:
-        if any(at <= other < start and stop > at for other, stop in found):
-            if piece_start < at:
-                yield plain[piece_start:at], True
-            yield plain[at:start], False
-            piece_start = start
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A control token that the template wrote, or what is between two of them.
+
+    Attributes:
+        text: what is written.
+        is_token: whether it is a control token of the template.
+        is_spelled: whether somebody spells a control token in it.
+    """
+
+    text: str
+    is_token: bool = False
+    is_spelled: bool = False
+
+
+def _stretches(text: MarkedText, vocabulary: Vocabulary) -> Iterator[_Stretch]:
+    """Yield the stretches of a text: what is between control tokens, which may be empty, and these, by turns."""
+    plain, marks = str.__str__(text), marks_of(text)
+    tokens: list[tuple[int, int]] = []
+    spelled: list[tuple[int, int]] = []
+    for start, end in _Spellings.of(vocabulary).in_text(plain):
+        if _THEIRS in marks[start:end]:
+            spelled.append((start, end))
+        elif not tokens or start >= tokens[-1][1]:
+            tokens.append((start, end))
+    at = passed = 0
+    reach = 0  # where what somebody spelled so far ends
+    for start, end in [*tokens, (len(plain), len(plain))]:
+        while passed < len(spelled) and spelled[passed][0] < start:
+            reach = max(reach, spelled[passed][1])
+            passed += 1
+        yield _Stretch(plain[at:start], is_spelled=reach > at)
+        yield _Stretch(plain[start:end], is_token=start < end)
         at = end
-    if piece_start < len(plain):
-        yield plain[piece_start:], True
+
+
+def _together(stretches: list[_Stretch], vocabulary: Vocabulary) -> list[int]:
+    """Return the tokens of stretches in which nobody spells a control token, read as one text.
+
+    They are read one by one where a tokenizer finds control tokens that are not spelled: it may normalise a text first,
+    or know padding by its name.
+    """
+    token_ids = vocabulary.tokenize(
+        "".join(stretch.text for stretch in stretches), add_special=False, parse_special=True
+    )
+    found = Counter(filter(vocabulary.control_ids.__contains__, token_ids))
+    if found.total() <= sum(stretch.is_token for stretch in stretches):
+        return token_ids
+    apart = _apart(stretches, vocabulary)
+    # Tokens for what a vocabulary does not know are in both.
+    return apart if found - Counter(apart) else token_ids
+
+
+def _apart(stretches: list[_Stretch], vocabulary: Vocabulary) -> list[int]:
+    """Return the tokens of stretches that are read one by one, without control tokens but for those of the template."""
+    token_ids: list[int] = []
+    for stretch in stretches:
+        token_ids += vocabulary.tokenize(stretch.text, add_special=False, parse_special=stretch.is_token)
+    return token_ids
 
 
 class _Spellings:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.chat.limits import MOST_SOURCE
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
 from paceline.engines.base import Vocabulary
@@ -147,7 +148,9 @@ def _content(token: object) -> str:
 
 def _read_template(file: Path) -> str:
     try:
-        source = file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8") as stream:
+            # One more than a template may have is refused as all of it would be.
+            source = stream.read(MOST_SOURCE + 1)
     except FileNotFoundError:
         raise InputError(f"there is no file {file} (--chat-template-file): give the path of a chat template") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -69,7 +69,7 @@ class ChatTemplate:
         """Whether the template can read contents that are lists of parts; others get one text of them."""
         parts = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
         try:
-            text = self._rendered(self._template, _marked(parts), tools=None, add_generation_prompt=False)
+            text = self._rendered(self._template, _marked(parts), {"tools": None}, False)
         except (InputError, ModelFileError):
             return False
         return _PROBE in text and "'text'" not in text and '"text"' not in text
@@ -92,6 +92,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -105,7 +106,8 @@ class ChatTemplate:
             tools: functions that the model may call, as JSON schemas in the form of OpenAI's API.
             documents: texts to answer from, for templates that know them.
             add_generation_prompt: end with the beginning of an answer.
-            variables: further variables of this template, such as ``enable_thinking``.
+            variables: further variables of this template, such as ``enable_thinking``. The text of those is
+                somebody's, whatever their names are.
 
         Raises:
             InputError: the template refuses the messages, or fails on them; or they are too long, or what is given
@@ -122,21 +124,18 @@ class ChatTemplate:
             check_items((given, data))
         except LimitError as error:
             raise InputError(f"what is given to the chat template {error}; give less") from None
-        return self._rendered(
-            template,
-            _marked(given),
-            add_generation_prompt=add_generation_prompt,
-            **{name: _marked(value) for name, value in data.items()},
-        )
+        return self._rendered(template, _marked(given), _marked(data), add_generation_prompt)
 
-    def _rendered(self, template: Any, messages: Any, **variables: Any) -> MarkedText:
+    def _rendered(self, template: Any, messages: Any, data: dict[str, Any], is_open: bool) -> MarkedText:
         special = {name: MarkedText.of_template(text) for name, text in self.special_tokens.items()}
         for message in messages:
             if message.get("role") in KNOWN_ROLES:
                 message["role"] = MarkedText.of_template(message["role"])
         try:
             with limited(len(messages)):
-                return MarkedText(template.render({**special, "messages": messages, **variables}))
+                return MarkedText(
+                    template.render({**special, **data, "messages": messages, "add_generation_prompt": is_open})
+                )
         except TemplateRefusalError as error:
             raise InputError(self._fault(f"refuses these messages: {one_line(error)}", "change them")) from None
         except LimitError as error:
@@ -150,7 +149,7 @@ class ChatTemplate:
 
     def _compiled(self, source: str) -> Any:
         if len(source) > MOST_SOURCE:
-            raise ModelFileError(self._fault(f"has {len(source)} characters, and the most are {MOST_SOURCE}"))
+            raise ModelFileError(self._fault(f"has more than {MOST_SOURCE} characters"))
         try:
             with limited():
                 return _environment().from_string(source)

@@ -16,16 +16,18 @@ def spell_out(
     token_ids: Sequence[int],
     text: str,
     control_ids: Collection[int],
-    spelling_of: Callable[[int], bytes | None],
+    unknown_ids: Collection[int],
+    spelling_of: Callable[[int], bytes],
     single_ids: Callable[[], Mapping[bytes, int]],
 ) -> list[int]:
     """Return the tokens of a plain text with those of characters in the place of control tokens.
 
     Args:
         token_ids: of the text.
-        text: the text. A control token that is not spelled in it is left, as a tokenizer may have one for what it does
-            not know.
+        text: the text.
         control_ids: tokens that are not to be there, or those of ``token_ids`` that are among them.
+        unknown_ids: those of them that a tokenizer has for what it does not know. They are left, unless the text spells
+            them.
         spelling_of: returns the text of a control token.
         single_ids: returns the ordinary tokens that are one character or one byte, by their bytes.
 
@@ -34,8 +36,12 @@ def spell_out(
     """
     spelled = {}
     for token_id in set(token_ids).intersection(control_ids):
-        spelling = spelling_of(token_id) or b""
-        if spelling and spelling.decode("utf-8", "replace") in text:
+        spelling = spelling_of(token_id).decode("utf-8", "replace")
+        # SentencePiece reads a space as the first of these.
+        with_spaces = spelling.replace("\u2581", " ")
+        if spelling not in text and with_spaces in text:
+            spelling = with_spaces
+        if spelling in text or token_id not in unknown_ids:
             spelled[token_id] = _letters(spelling, single_ids())
     if not spelled:
         return list(token_ids)
@@ -45,7 +51,7 @@ def spell_out(
 def single_characters(
     token_ids: Collection[int], bytes_of: Callable[[int], bytes | None], control_ids: Collection[int]
 ) -> dict[bytes, int]:
-    """Return the ordinary tokens that are one character or one byte, by their bytes."""
+    """Return the ordinary tokens that are one character or one byte, by their bytes: of several the first."""
     found: dict[bytes, int] = {}
     for token_id in token_ids:
         piece = bytes_of(token_id)
@@ -54,15 +60,15 @@ def single_characters(
     return found
 
 
-def _letters(spelling: bytes, singles: Mapping[bytes, int]) -> list[int]:
+def _letters(spelling: str, singles: Mapping[bytes, int]) -> list[int]:
     letters: list[int] = []
-    for character in spelling.decode("utf-8", "replace"):
+    for character in spelling:
         encoded = character.encode()
         whole = singles.get(encoded)
         parts = [whole] if whole is not None else [singles.get(bytes([byte])) for byte in encoded]
         if None in parts:
             raise InputError(
-                f"{spelling.decode('utf-8', 'replace')!r} is a control token of this model, and its vocabulary has no "
+                f"{spelling!r} is a control token of this model, and its vocabulary has no "
                 "other way to spell it: leave it out of the text"
             )
         letters += [part for part in parts if part is not None]

@@ -72,12 +72,23 @@ class GgufVocabulary:
         return frozenset(filter(self._is_control, range(self._size)))
 
     def _is_control(self, token_id: int) -> bool:
-        attributes = api.llama_vocab_get_attr(self._open_pointer(), token_id)
-        return bool(attributes & (api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN))
+        return self._has(token_id, api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN)
+
+    def _is_unknown(self, token_id: int) -> bool:
+        return self._has(token_id, api.LLAMA_TOKEN_ATTR_UNKNOWN)
+
+    def _has(self, token_id: int, attributes: int) -> bool:
+        return bool(api.llama_vocab_get_attr(self._open_pointer(), token_id) & attributes)
+
+    def _spelling_of_control(self, token_id: int) -> bytes:
+        """Return the text of a control token, even one that is padding by its name."""
+        return self._read_piece(token_id, spell_control=True)
 
     @cached_property
     def _single_ids(self) -> dict[bytes, int]:
-        return single_characters(range(self._size), self.token_bytes, self.control_ids)
+        # SentencePiece's tokens of bytes come last, as it uses those of characters where there are any.
+        token_ids = sorted(range(self._size), key=lambda token_id: self._has(token_id, api.LLAMA_TOKEN_ATTR_BYTE))
+        return single_characters(token_ids, self.token_bytes, self.control_ids)
 
     @cached_property
     def strips_leading_space(self) -> bool:
@@ -120,7 +131,10 @@ class GgufVocabulary:
         if not parse_special:
             control_ids = list(filter(self._is_control, set(token_ids)))
             if control_ids:
-                token_ids = spell_out(token_ids, text, control_ids, self.token_spelling, lambda: self._single_ids)
+                unknown_ids = list(filter(self._is_unknown, control_ids))
+                token_ids = spell_out(
+                    token_ids, text, control_ids, unknown_ids, self._spelling_of_control, lambda: self._single_ids
+                )
         return [*self._opening_ids, *token_ids] if add_special else token_ids
 
     def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,8 @@ class TokenizerVocabulary:
                 "unknown; save a tokenizer.json beside the model"
             )
         self._tokenizer = tokenizer
+        # Whether control tokens are read is a setting that the tokenizer keeps, for every thread.
+        self._lock = threading.Lock()
         self._size = size
         self._kind, self._piece_bytes = _spelling(backend)
         self._pieces: dict[int, str] = {
@@ -108,7 +111,12 @@ class TokenizerVocabulary:
 
     @cached_property
     def _single_ids(self) -> dict[bytes, int]:
-        return single_characters(range(self._size), self.token_spelling, self._control_ids)
+        # SentencePiece's tokens of bytes come last, as it uses those of characters where there are any.
+        token_ids = sorted(range(self._size), key=lambda token_id: bool(_BYTE_TOKEN.fullmatch(self._piece(token_id))))
+        return single_characters(token_ids, self.token_spelling, self._control_ids)
+
+    def _piece(self, token_id: int) -> str:
+        return self._pieces.get(token_id, "")
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Turn text into token ids.
@@ -125,7 +133,14 @@ class TokenizerVocabulary:
         """
         token_ids = self._encode(text, add_special=False, parse_special=parse_special)
         if not parse_special and not self._control_ids.isdisjoint(token_ids):
-            token_ids = spell_out(token_ids, text, self._control_ids, self.token_spelling, lambda: self._single_ids)
+            token_ids = spell_out(
+                token_ids,
+                text,
+                self._control_ids,
+                [self._tokenizer.unk_token_id],
+                lambda token_id: self.token_spelling(token_id) or b"",
+                lambda: self._single_ids,
+            )
         return [*self._prefix, *token_ids] if add_special else token_ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -168,12 +183,13 @@ class TokenizerVocabulary:
 
     def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         try:
-            token_ids: list[int] = self._tokenizer.encode(
-                text,
-                add_special_tokens=add_special,
-                split_special_tokens=not parse_special,
-                verbose=False,  # no remark on the length that the tokenizer's configuration believes in
-            )
+            with self._lock:
+                token_ids: list[int] = self._tokenizer.encode(
+                    text,
+                    add_special_tokens=add_special,
+                    split_special_tokens=not parse_special,
+                    verbose=False,  # no remark on the length that the tokenizer's configuration believes in
+                )
         except TypeError:
             # tokenizers takes only what is UTF-8, and calls anything else a wrong type.
             raise InputError("the text has half a surrogate pair; send valid Unicode") from None

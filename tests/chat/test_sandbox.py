@@ -1,0 +1,124 @@
+"""Templates come with models, so from anybody: none gets at what is not its own, takes long, or makes much."""
+
+from __future__ import annotations
+
+import gc
+import re
+import resource
+import sys
+import time
+
+import pytest
+
+from paceline.chat import limits
+from paceline.chat.messages import read_messages
+from paceline.chat.template import ChatTemplate
+from paceline.core.errors import InputError, ModelFileError, PacelineError
+from tests.chat.attacks import LARGE, ODD, REACHING
+from tests.tiers import some_long
+
+# Beyond the limit that templates are given: for what takes long at once, and for machines that are slow or shared.
+EXCESS_S = 0.6
+MOST_BYTES = 800 << 20
+# None of these is in what a template renders or its errors say: they are Python's, or this program's.
+SECRETS = re.compile(r"__builtins__|<module|<frame|<code|subclasses|root:|jinja2\.|\\x01")
+
+
+@pytest.fixture(autouse=True)
+def short_limit(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--quick"):
+        monkeypatch.setattr(limits, "MOST_CPU_S", 0.1)
+
+
+def peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
+
+
+def render(source: str) -> str | PacelineError:
+    """Return what a template renders or raises, which takes little time and memory."""
+    gc.collect()
+    bytes_before, cpu_s = peak_bytes(), time.thread_time()
+    result: str | PacelineError
+    try:
+        result = str.__str__(ChatTemplate(source, origin="evil.gguf").render(read_messages("hi")))
+    except PacelineError as error:
+        result = error
+    cpu_s = time.thread_time() - cpu_s
+    assert cpu_s < limits.MOST_CPU_S + EXCESS_S
+    assert peak_bytes() - bytes_before < MOST_BYTES
+    assert not SECRETS.search(str(result))
+    if isinstance(result, PacelineError):
+        line = str(result)
+        assert "\n" not in line
+        assert len(line) < 600
+        assert "evil.gguf" in line
+        assert line.endswith("use another with --chat-template-file"), "the way out"
+    return result
+
+
+@pytest.mark.parametrize("name", REACHING)
+def test_what_is_not_the_template_s_own_is_refused(name: str) -> None:
+    error = render(REACHING[name])
+    assert isinstance(error, ModelFileError)
+    assert re.search(
+        r"reaches for what is not its own|is no template: line 1: (No filter|chat templates have)", str(error)
+    )
+
+
+@pytest.mark.parametrize("name", some_long(LARGE, quick=list(LARGE)[::3]))
+def test_what_takes_or_makes_too_much_is_refused(name: str) -> None:
+    error = render(LARGE[name])
+    assert isinstance(error, ModelFileError)
+    assert re.search(
+        r"takes more than 0\.\d seconds|makes (a text|texts|a list|lists|a number)|has more than \d+ |"
+        r"gives a filter or method|formats a (text|date) by|indents or separates JSON",
+        str(error),
+    )
+
+
+@pytest.mark.parametrize("name", some_long(ODD, quick=list(ODD)[::3]))
+def test_what_is_odd_is_harmless(name: str) -> None:
+    result = render(ODD[name])
+    if isinstance(result, PacelineError):
+        # How many seconds it takes depends on the machine, and Python's own limits on its version.
+        assert re.search("(fails on|refuses) these messages|is no template|takes more than", str(result))
+    else:
+        assert len(result) <= limits.MOST_CHARACTERS
+
+
+def test_a_limit_is_for_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_BYTES", 100_000)
+    template = ChatTemplate("{% set x = messages[0].content * 500 %}{{ x|length }}", origin="a.gguf")
+    for _ in range(10):
+        assert template.render(read_messages("a" * 50)) == "25000"
+
+
+def test_a_long_conversation_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates in use walk all messages for each of them."""
+    monkeypatch.setattr(limits, "MOST_CPU_S", 0.0)
+    walk = "{% for a in messages %}{% for b in messages %}{% set c = b.content|trim %}{% endfor %}{% endfor %}"
+    template = ChatTemplate(walk, origin="a.gguf")
+    assert template.render(read_messages([{"role": "user", "content": "hi"}] * 100)) == ""
+    monkeypatch.setattr(limits, "CPU_S_PER_MESSAGE", 0.0)
+    with pytest.raises(ModelFileError, match=r"takes more than 0\.0 seconds of processor time"):
+        template.render(read_messages([{"role": "user", "content": "hi"}] * 100))
+
+
+def test_what_is_given_has_limits_too() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", origin="a.gguf")
+    text = "a" * (limits.MOST_CHARACTERS // 2 + 1)
+    with pytest.raises(
+        InputError, match="what is given to the chat template makes a list of texts of more than"
+    ) as caught:
+        template.render(read_messages([{"role": "user", "content": text}] * 2))
+    assert str(caught.value).endswith("give less")
+
+
+def test_limits_hold_in_the_template_for_tools_too() -> None:
+    template = ChatTemplate("{{ 1 }}", origin="a.gguf", with_tools="{{ 'a' * 10000000 }}")
+    assert template.render(read_messages("hi")) == "1"
+    with pytest.raises(ModelFileError, match="makes a text of 10000000 characters"):
+        template.render(read_messages("hi"), tools=[])
+    with pytest.raises(ModelFileError, match="is no template"):
+        ChatTemplate("{{ 1 }}", origin="a.gguf", with_tools="{% for %}")
