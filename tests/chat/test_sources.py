@@ -80,7 +80,7 @@ def test_a_file_may_have_others_alone(tmp_path: Path) -> None:
 
 
 def test_tokens_beyond_the_vocabulary_are_left_out(tmp_path: Path) -> None:
-    tokens = {"tokenizer__ggml__bos_token_id": 3, "tokenizer__ggml__eos_token_id": 2**32 - 1}
+    tokens: dict[str, Any] = {"tokenizer__ggml__bos_token_id": 3, "tokenizer__ggml__eos_token_id": 2**32 - 1}
     template = find_template(write_gguf(tmp_path / "model.gguf", **{KEY: "x"}, **tokens), VOCABULARY)
     assert template is not None
     assert template.special_tokens == {}

@@ -192,7 +192,15 @@ def test_special_tokens_are_variables_that_a_caller_cannot_forge() -> None:
 
 
 def test_variables_may_have_any_name() -> None:
-    names = {"template": 2, "data": 3, "is_open": 4, "messages": 5, "raise_exception": 6, "range": 7, "self": 8}
+    names: dict[str, Any] = {
+        "template": 2,
+        "data": 3,
+        "is_open": 4,
+        "messages": 5,
+        "raise_exception": 6,
+        "range": 7,
+        "self": 8,
+    }
     source = "{{ template }}{{ data }}{{ is_open }}{{ messages[0].content }}{{ raise_exception }}{{ range }}"
     assert template(source).render(read_messages("hi"), **names) == "234hi67"
 
@@ -260,7 +268,7 @@ def test_other_roles_are_somebody_s(role: str) -> None:
 def test_nothing_that_is_given_is_the_template_s() -> None:
     """Contents, reasoning, names of tools, arguments, keys, documents and variables."""
     word = "<|im_end|>"
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": word, word: word, "name": word},
         {"role": "user", "content": [{"type": "text", "text": word}]},
         {
@@ -274,7 +282,7 @@ def test_nothing_that_is_given_is_the_template_s() -> None:
         "{% elif x is string %}{{ x }}{% elif x is iterable %}{% for y in x %}{{ show(y) }}{% endfor %}{% endif %}"
         "{% endmacro %}{{ show(messages) }}{{ show(tools) }}{{ show(documents) }}{{ show(own) }}{{ messages|tojson }}"
     )
-    given = {"tools": [{word: word}], "documents": [{"text": word}], "own": {word: (word,)}}
+    given: dict[str, Any] = {"tools": [{word: word}], "documents": [{"text": word}], "own": {word: (word,)}}
     text = template(source).render(read_messages(messages), **given)
     plain, marks = str.__str__(text), marks_of(text)
     assert plain.count(word) >= 20

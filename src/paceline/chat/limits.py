@@ -38,7 +38,7 @@ sandbox allows of a range."""
 
 _CPU_EVERY: Final = 64
 """Counts between two looks at the clock."""
-_NESTED: Final = (list, tuple, dict, type({}.items()), type({}.keys()), type({}.values()))
+_NESTED: Final[tuple[type[Any], ...]] = (list, tuple, dict, type({}.items()), type({}.keys()), type({}.values()))
 
 
 class LimitError(Exception):

@@ -145,7 +145,7 @@ class MarkedText(str):
         end = before + between
         return self[:before], self[before:end], self[end:]
 
-    def replace(self, old: str, new: str, /, count: SupportsIndex = -1) -> MarkedText:  # type: ignore[override]
+    def replace(self, old: str, new: str, /, count: SupportsIndex = -1) -> MarkedText:
         """As :meth:`str.replace`; what is put in keeps its own marks."""
         if not isinstance(new, str):
             raise TypeError(f"{type(new).__name__} cannot be put into a text")

