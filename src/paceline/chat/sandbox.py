@@ -210,7 +210,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         for name in _NOT_OFFERED:
             del self.filters[name]
         self.filters = {name: _counted(function) for name, function in self.filters.items()}
-        tests: dict[str, Callable[..., Any]] = self.tests
+        tests: dict[str, Any] = self.tests
         self.tests = {name: _counted(function) for name, function in tests.items()}
         self.globals = {
             "range": self.globals["range"],
