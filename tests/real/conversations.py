@@ -84,4 +84,6 @@ CONVERSATIONS: Final[list[tuple[str, list[dict[str, Any]], list[dict[str, Any]] 
     ("syntax", [system(SYNTAX), user(SYNTAX), assistant(SYNTAX), user(SYNTAX)], None),
     ("unicode", [user(UNICODE), assistant(UNICODE), user(UNICODE)], None),
     ("empty", [user("")], None),
+    # Templates in use walk all messages for each of them.
+    ("long", [user("word " * 20), assistant("answer " * 20)] * 100 + [user("Bye")], None),
 ]

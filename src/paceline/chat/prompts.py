@@ -125,7 +125,8 @@ def _together(stretches: list[_Stretch], vocabulary: Vocabulary) -> list[int]:
         "".join(stretch.text for stretch in stretches), add_special=False, parse_special=True
     )
     found = Counter(filter(vocabulary.control_ids.__contains__, token_ids))
-    if found.total() <= sum(stretch.is_token for stretch in stretches):
+    written = Counter(stretch.text for stretch in stretches if stretch.is_token)
+    if all(count <= written[_spelling(token_id, vocabulary)] for token_id, count in found.items()):
         return token_ids
     apart = _apart(stretches, vocabulary)
     # Tokens for what a vocabulary does not know are in both.
@@ -140,14 +141,18 @@ def _apart(stretches: list[_Stretch], vocabulary: Vocabulary) -> list[int]:
     return token_ids
 
 
+def _spelling(token_id: int, vocabulary: Vocabulary) -> str:
+    """Return how a control token is spelled; empty for what is padding by its name."""
+    return (vocabulary.token_spelling(token_id) or b"").decode("utf-8", "replace")
+
+
 class _Spellings:
     """What the control tokens of a vocabulary are spelled like, to be found in texts."""
 
     _known: Final[WeakKeyDictionary[Vocabulary, _Spellings]] = WeakKeyDictionary()
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        spellings = {vocabulary.token_spelling(token_id) or b"" for token_id in vocabulary.control_ids}
-        self._texts = {spelling.decode("utf-8", "replace") for spelling in spellings} - {""}
+        self._texts = {_spelling(token_id, vocabulary) for token_id in vocabulary.control_ids} - {""}
         self._lengths = sorted({len(text) for text in self._texts}, reverse=True)
         first = "".join(sorted({text[0] for text in self._texts}))
         self._first = re.compile(f"[{re.escape(first)}]") if first else None
