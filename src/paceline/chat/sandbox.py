@@ -56,7 +56,9 @@ _NO_METHODS: Final = ("encode", "expandtabs", "translate", "maketrans", "of_temp
 """Methods of texts that could make something long of something short, or are not for templates."""
 _NO_ATTRIBUTES: Final = (int, float, bytes)
 """Kinds of values that no template needs an attribute of, and that make long numbers by theirs."""
-_WIDE_FIELD: Final = re.compile(r"\d{4,}|\*")
+_WIDE_FIELD: Final = re.compile(r"\d{4,}")
+_WIDE_PERCENT: Final = re.compile(r"%(\([^()]*\))?[-+ #0]*(\d*\.)?(\*|\d{4,})|%\([^)]*\(")
+"""Fields that are wide, or as wide as a value says, or that have parentheses within their names."""
 _WIDEST_FIELD: Final = 999
 _WIDEST_INDENT: Final = 64
 
@@ -405,7 +407,7 @@ def _format(value: str, *args: Any, **named: Any) -> str:
 def _percent(text: str, values: Any) -> str:
     """Format by ``%``; what comes out counts as somebody's."""
     given = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else (values,)
-    if _WIDE_FIELD.search(text) and "%" in text:
+    if _WIDE_PERCENT.search(text):
         raise LimitError(f"formats a text by {text[:40]!r}")
     longest = max((len(value if isinstance(value, str) else str(value)) for value in given), default=0)
     check_characters(len(text) + text.count("%") * (longest + _WIDEST_FIELD))
