@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.chat.reasoning import AnswerPart
 from paceline.cli.display import AnswerWriter, error_console, escape_what_streams_lack, output_console, print_path
 from paceline.core.text import TextSegment
 
@@ -50,6 +51,40 @@ def test_colours_are_the_programs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = AnswerWriter("", [], silent=False)
     writer.write([TextSegment(HOSTILE, "draft")])
     assert terminal.getvalue() == f"\x1b[32m{SPELLED}\x1b[0m"
+
+
+def reasoned() -> None:
+    """Write an answer that reasons, and comes in pieces."""
+    writer = AnswerWriter(silent=False)
+    for parts in (
+        [AnswerPart("reasoning", TextSegment("2 + ", "target"))],
+        [AnswerPart("reasoning", TextSegment("2 is 4.", "draft")), AnswerPart("content", TextSegment("Four", "draft"))],
+        [AnswerPart("content", TextSegment(HOSTILE, "target"))],
+    ):
+        writer.write_parts(parts)
+    writer.finish()
+
+
+def test_reasoning_is_dimmed_and_stands_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = show_on_terminal(monkeypatch)
+    reasoned()
+    said, answered = terminal.getvalue().split("\n\n")
+    assert said == "\x1b[2;3m2 + \x1b[0m\x1b[2;3;32m2 is 4.\x1b[0m"
+    assert answered == f"\x1b[32mFour\x1b[0m{SPELLED}\n"
+
+
+def test_without_colours_a_line_says_what_is_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = show_on_terminal(monkeypatch)
+    reasoned()
+    assert terminal.getvalue() == f"[reasoning]\n2 + 2 is 4.\n\n[answer]\nFour{SPELLED}\n"
+
+
+def test_a_pipe_gets_no_reasoning(capsys: pytest.CaptureFixture[str]) -> None:
+    reasoned()
+    assert capsys.readouterr().out == f"Four{HOSTILE}"
 
 
 def test_a_pipe_gets_the_answer_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

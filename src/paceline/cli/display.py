@@ -88,8 +88,8 @@ class AnswerWriter:
     """Writes an answer to standard output as it arrives.
 
     On a terminal the prompt comes first, dimmed, and accepted tokens have their drafter's colour; colour respects
-    ``NO_COLOR``. Reasoning is dimmed and stands before the answer. Control characters are spelled out there. Into a
-    pipe goes the answer alone, as it is.
+    ``NO_COLOR``. Reasoning is dimmed and stands before the answer; without colours, a line says which is which.
+    Control characters are spelled out there. Into a pipe goes the answer alone, as it is.
 
     Args:
         prompt: shown on a terminal.
@@ -129,12 +129,15 @@ class AnswerWriter:
             if self._is_reasoning:
                 self._is_reasoning = False
                 self._put("\n" if self._ends_in_newline else "\n\n")
+                self._head("answer")
             self.write(segments)
 
     def _write_reasoning(self, segments: Sequence[TextSegment]) -> None:
         if not self._terminal:
             return
-        self._is_reasoning = True
+        if not self._is_reasoning:
+            self._is_reasoning = True
+            self._head("reasoning")
         styles = [SOURCE_STYLES.get(segment.source, Style()) + _REASONING_STYLE for segment in segments]
         self._put("".join(self._render(s.text, style) for s, style in zip(segments, styles, strict=True)))
         self._ends_in_newline = segments[-1].text.endswith("\n")
@@ -149,6 +152,11 @@ class AnswerWriter:
         if (self._terminal or line) and not self._ends_in_newline and not self._silent:
             self._put("\n")
             self._ends_in_newline = True
+
+    def _head(self, what: str) -> None:
+        """Say what follows, where it cannot be told by how it looks."""
+        if self._colours is None:
+            self._put(f"[{what}]\n")
 
     def _legend(self, drafters: Sequence[str]) -> str:
         names = [self._render(name, SOURCE_STYLES.get(name)) for name in drafters]
