@@ -500,3 +500,15 @@ def test_a_cache_on_a_drive_that_is_not_there_is_said_to_be(hub: Hub, monkeypatc
 
 def out_of_reach(*_: object, **__: object) -> None:
     raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_a_password_in_the_hubs_address_is_not_shown(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint.replace("//", "//someone:secret@"))
+    for status in (503, 404, 401, 429, 200):
+        hub.status = status
+        with pytest.raises(ModelFileError, match=hub.endpoint) as raised:
+            paceline.from_hub("user/tiny")
+        assert "secret" not in str(raised.value)
+    monkeypatch.setenv("HF_ENDPOINT", "ftp://someone:secret@example/hub")
+    with pytest.raises(InputError, match=r"^HF_ENDPOINT is ftp://example/hub: give an address"):
+        paceline.from_hub("user/tiny")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -28,12 +29,13 @@ ERRORS: Final = (HTTP_ERROR, OSError, EntryNotFoundError, ValueError)
 """What calls of the library raise: of HTTP, of files, of a cache that lacks something, of what a server answered."""
 
 _DEFAULT_ENDPOINT: Final = "https://huggingface.co"
+_CREDENTIALS: Final = re.compile(r"(?<=//)[^/@\s]*@")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a model cannot be had.
+    """Why a model cannot be had. Of addresses in it, names and passwords are left out.
 
     Attributes:
         why: what happened.
@@ -43,9 +45,18 @@ class Fault:
     why: str
     way_out: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "why", without_credentials(self.why))
+        object.__setattr__(self, "way_out", without_credentials(self.way_out))
+
     def error(self) -> ModelFileError:
         """Return the error that says so."""
         return ModelFileError(f"{self.why}: {self.way_out}")
+
+
+def without_credentials(text: str) -> str:
+    """Return a text for messages without the names and passwords that addresses in it may have."""
+    return _CREDENTIALS.sub("", text)
 
 
 def endpoint() -> str:
@@ -56,7 +67,8 @@ def endpoint() -> str:
     """
     address = (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
     if not address.startswith(("https://", "http://")):
-        raise InputError(f"HF_ENDPOINT is {address}: give an address that begins with https://, or unset it")
+        shown = without_credentials(address)
+        raise InputError(f"HF_ENDPOINT is {shown}: give an address that begins with https://, or unset it")
     return address
 
 

@@ -21,7 +21,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import WeakFileLock, hf_raise_for_status
 
 from paceline.core.errors import ModelFileError
-from paceline.models.hub.faults import HTTP_ERROR
+from paceline.models.hub.faults import HTTP_ERROR, without_credentials
 
 _READ_BYTES: Final = 1 << 20
 
@@ -97,7 +97,8 @@ def fetch_blob(
             raise
         if content.digest() != file.digest:
             partial.unlink()
-            raise ModelFileError(f"{file.path} arrived damaged from {file.url}: start again to fetch it anew")
+            where = without_credentials(file.url)
+            raise ModelFileError(f"{file.path} arrived damaged from {where}: start again to fetch it anew")
         partial.replace(blob)
 
 
@@ -145,7 +146,9 @@ def _receive_with_retries(
     """Receive a file, or some of it: a lost connection is taken up again where it broke."""
     had = content.num_bytes
     for wait_s in (*RETRY_WAITS_S, None):
-        lost: Exception = ModelFileError(f"{file.path} ended early at {file.url}: start again later")
+        lost: Exception = ModelFileError(
+            f"{file.path} ended early at {without_credentials(file.url)}: start again later"
+        )
         try:
             _receive(content, file, headers, report)
         except HTTP_ERROR as error:
