@@ -46,10 +46,10 @@ def test_run_fetches_both_models_once_and_then_starts_by_name_without_a_network(
     fetched = invoke(*RUN, "-hf", "user/tiny", "-hfd", "user/other:q8_0", "--draft-max", "5", "--json")
     assert fetched.status == 0
     assert fetched.err.splitlines() == [
-        "fetching user/tiny: 1.31 MB",
-        next(line for line in fetched.err.splitlines() if line.startswith("fetched user/tiny: 1.31 MB in ")),
         "fetching user/other:q8_0: 1.31 MB",
         next(line for line in fetched.err.splitlines() if line.startswith("fetched user/other:q8_0: 1.31 MB in ")),
+        "fetching user/tiny: 1.31 MB",
+        next(line for line in fetched.err.splitlines() if line.startswith("fetched user/tiny: 1.31 MB in ")),
     ]
     answer = json.loads(fetched.out)
     assert answer["drafters"] == ["draft"]
@@ -89,6 +89,9 @@ def test_the_other_commands_take_models_of_the_hub_too(invoke: Invoke, hub: Hub)
         (("-hf", "user/tiny:Q2_K"), "user/tiny has no Q2_K: choose from Q8_0"),
         (("-hf", "user/tiny", "-hff", "x.gguf"), "user/tiny has no GGUF file x.gguf (-hff): it has tiny-Q8_0.gguf"),
         (("-hf", "tiny"), "'tiny' is no model of the hub"),
+        (("-hf", "user/tiny", "-hfd", "user/nobody"), "has no model user/nobody"),
+        (("-hf", "user/tiny", "-md", "nowhere.gguf"), "nowhere.gguf does not exist"),
+        (("-m", "nowhere.gguf", "-hfd", "user/tiny"), "nowhere.gguf does not exist"),
         (("-hf", "user/tiny", "--offline"), "user/tiny is not in the hub's cache"),
         (("-hf", "user/tiny", "-m", "target"), "-m and -hf both name the target"),
         (("-hff", QUANT), "-hff has no effect without -hf"),

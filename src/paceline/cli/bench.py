@@ -24,7 +24,7 @@ from paceline.bench.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_n
 from paceline.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, Sizes, check_room, check_workload_names
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
-from paceline.cli.downloads import located
+from paceline.cli.downloads import located_pair
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
@@ -224,14 +224,15 @@ def bench(
     server = None if against is None else _named_server(against, settings.workloads)
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     check_outputs({"--json": json_file, "--html": html})
-    target_options = models.target_options(embedded_target() if models.target is None else located(models.target))
+    named_draft = None
+    if "draft" in settings.drafters:
+        named_draft = embedded_draft() if models.named_draft is None else models.named_draft
+    path, draft_path = located_pair(embedded_target() if models.target is None else models.target, named_draft)
+    target_options = models.target_options(path)
     if limit_s is None or "tokens" in given:
         # Before the models are loaded and passes are measured; within a time limit answers may become shorter.
         check_room(settings.workloads, Sizes(settings.tokens, foreseen_context_length(target_options)))
-    draft_options = None
-    if "draft" in settings.drafters:
-        draft_path = embedded_draft() if models.named_draft is None else located(models.named_draft)
-        draft_options = models.draft_options(target_options, draft_path)
+    draft_options = None if draft_path is None else models.draft_options(target_options, draft_path)
     versions = machine()
     if server is not None:
         versions["llama-server"] = check_llama_server(server, target_options, draft_options)

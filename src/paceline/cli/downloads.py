@@ -41,6 +41,24 @@ def located(model: str | Path | HubModel) -> Path:
         return from_hub(model, report=report)
 
 
+def located_pair(target: str | Path | HubModel, draft: str | Path | HubModel | None) -> tuple[Path, Path | None]:
+    """Return the paths of a target and of its draft model, if it has one.
+
+    The draft, which is the smaller, is looked for before a target is fetched: what is wrong with its name is not told
+    at the end of a long download.
+
+    Raises:
+        InputError: as :func:`located` does.
+    """
+    if draft is None:
+        return located(target), None
+    if isinstance(target, HubModel):
+        found = located(draft)
+        return located(target), found
+    found = located(target)
+    return found, located(draft)
+
+
 @contextmanager
 def _download_progress(model: HubModel) -> Iterator[FetchReport]:
     """Yield what is told how much is fetched: a bar on a terminal, else a line when it begins and when it ends."""

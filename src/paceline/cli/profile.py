@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from paceline.cli.display import error_console, output_console, print_json
-from paceline.cli.downloads import located
+from paceline.cli.downloads import located_pair
 from paceline.cli.engines import opened
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
@@ -116,10 +116,9 @@ def profile_command(
         named_draft = embedded_draft()
     if named_draft is None:
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
-    target_options = models.target_options(embedded_target() if models.target is None else located(models.target))
-    draft_options = None
-    if named_draft is not None:
-        draft_options = models.draft_options(target_options, located(named_draft))
+    path, draft_path = located_pair(embedded_target() if models.target is None else models.target, named_draft)
+    target_options = models.target_options(path)
+    draft_options = None if draft_path is None else models.draft_options(target_options, draft_path)
     with (
         # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
         interrupts_held() as interrupted,

@@ -15,7 +15,7 @@ from rich.status import Status
 from paceline.api import GenerateOptions, Model, load
 from paceline.cli import exits
 from paceline.cli.display import error_console
-from paceline.cli.downloads import located
+from paceline.cli.downloads import located_pair
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
     NAMES_OF_THE_DRAFT_MODEL,
@@ -98,9 +98,9 @@ class Setup:
             InputError: one of them cannot be had.
         """
         named = self.models.target
-        target = self.models.target_options(embedded_target() if named is None else located(named))
-        draft = None if self.draft is None else self.models.draft_options(target, located(self.draft))
-        return FoundModels(target, draft)
+        path, draft_path = located_pair(embedded_target() if named is None else named, self.draft)
+        target = self.models.target_options(path)
+        return FoundModels(target, None if draft_path is None else self.models.draft_options(target, draft_path))
 
 
 @dataclass(frozen=True, slots=True)
