@@ -19,12 +19,14 @@ from typing import Any, Final
 
 from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes, pass_environment
 from jinja2.compiler import CodeGenerator, Frame
+from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import make_attrgetter
+from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter, safe_range
+from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Namespace
 from markupsafe import Markup
 
@@ -203,21 +205,24 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
-        self.filters["tojson"] = _tojson
-        self.filters["join"] = _join
-        self.filters["replace"] = _replace
-        self.filters["format"] = _format
-        self.filters["indent"] = _indented(self.filters["indent"])
-        self.filters["sum"] = _sum
+        filters: dict[str, Any] = {**FILTERS}
+        filters |= {
+            "tojson": _tojson,
+            "join": _join,
+            "replace": _replace,
+            "format": _format,
+            "indent": _indented(filters["indent"]),
+            "sum": _sum,
+        }
         for name in _NOT_OFFERED:
-            del self.filters[name]
-        self.filters = {name: _counted(function) for name, function in self.filters.items()}
-        tests: dict[str, Any] = self.tests
-        self.tests = {name: _counted(function) for name, function in tests.items()}
-        self.globals = {
-            "range": self.globals["range"],
-            "cycler": self.globals["cycler"],
-            "joiner": self.globals["joiner"],
+            del filters[name]
+        self.filters: dict[str, Any] = {name: _counted(function) for name, function in filters.items()}
+        tests: dict[str, Any] = {**TESTS}
+        self.tests: dict[str, Any] = {name: _counted(test) for name, test in tests.items()}
+        self.globals: dict[str, Any] = {
+            "range": safe_range,
+            "cycler": DEFAULT_NAMESPACE["cycler"],
+            "joiner": DEFAULT_NAMESPACE["joiner"],
             "dict": _dict,
             "namespace": _Namespace,
             "raise_exception": _raise_exception,
