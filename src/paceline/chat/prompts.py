@@ -160,9 +160,12 @@ class _Spellings:
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> _Spellings:
         """Return those of a vocabulary, which takes a while the first time."""
-        known = cls._known.get(vocabulary)
-        if known is None:
-            known = cls._known[vocabulary] = cls(vocabulary)
+        try:
+            known = cls._known.get(vocabulary)
+            if known is None:
+                known = cls._known[vocabulary] = cls(vocabulary)
+        except TypeError:  # a vocabulary that nothing can refer to weakly
+            return cls(vocabulary)
         return known
 
     def in_text(self, text: str) -> Iterator[tuple[int, int]]:

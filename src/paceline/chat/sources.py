@@ -11,7 +11,7 @@ from paceline.chat.template import ChatTemplate
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
 from paceline.engines.base import Vocabulary
 from paceline.models.files import read_json_if_present
-from paceline.models.gguf_header import read_gguf_header
+from paceline.models.gguf_header import Value, read_gguf_header
 
 _DEFAULT: Final = "default"
 _WITH_TOOLS: Final = "tool_use"
@@ -41,7 +41,8 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: Path | Non
         InputError: there is no template in the file to use instead.
     """
     is_folder = path.is_dir()
-    sources = _of_folder(path) if is_folder else _of_gguf(path)
+    metadata: Mapping[str, Value] = {} if is_folder else read_gguf_header(path).metadata
+    sources = _of_folder(path) if is_folder else _of_gguf(metadata)
     origin = path.name
     if replaced_by is not None:
         sources, origin = {_DEFAULT: _read_template(replaced_by)}, str(replaced_by)
@@ -52,7 +53,7 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: Path | Non
     return ChatTemplate(
         source,
         origin=origin,
-        special_tokens=_folder_tokens(path) if is_folder else _gguf_tokens(path, vocabulary),
+        special_tokens=_folder_tokens(path) if is_folder else _gguf_tokens(metadata, vocabulary),
         with_tools=sources.get(_WITH_TOOLS),
         adds_opening=not is_folder,
     )
@@ -64,7 +65,7 @@ def has_template(path: Path) -> bool:
     Raises:
         ModelFileError: a file cannot be read.
     """
-    return bool(_of_folder(path) if path.is_dir() else _of_gguf(path))
+    return bool(_of_folder(path) if path.is_dir() else _of_gguf(read_gguf_header(path).metadata))
 
 
 def check_is_chat_model(path: Path, replaced_by: str | Path | None) -> None:
@@ -90,17 +91,16 @@ def no_template(path: Path) -> CapabilityError:
     )
 
 
-def _of_gguf(path: Path) -> dict[str, str]:
-    metadata = read_gguf_header(path).metadata
-    found = {_DEFAULT: metadata.get(_GGUF_KEY)}
+def _of_gguf(metadata: Mapping[str, Value]) -> dict[str, str]:
+    """Return the templates of a GGUF file by name."""
+    found: dict[str, Value | None] = {_DEFAULT: metadata.get(_GGUF_KEY)}
     for key, value in metadata.items():
         if key.startswith(f"{_GGUF_KEY}."):
             found[key.removeprefix(f"{_GGUF_KEY}.")] = value
     return {name: source for name, source in found.items() if isinstance(source, str) and source.strip()}
 
 
-def _gguf_tokens(path: Path, vocabulary: Vocabulary) -> dict[str, str]:
-    metadata = read_gguf_header(path).metadata
+def _gguf_tokens(metadata: Mapping[str, Value], vocabulary: Vocabulary) -> dict[str, str]:
     spelled = {}
     for name, key in _GGUF_TOKENS.items():
         token_id = metadata.get(key)
