@@ -21,7 +21,7 @@ from paceline.chat.params import ChatParams
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, ClosedError, InputError
 from paceline.core.numbers import token_ids, whole_number
-from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, VerifierName, draw_seed
+from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, StopRules, VerifierName, draw_seed
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Request
 from paceline.core.verify import Verifier, make_verifier
@@ -308,8 +308,9 @@ class Model:
         Takes and raises what :meth:`chat` does. ``options`` of what is returned belong to the call that it is given to.
         """
         params = chat or ChatParams()
+        rules = StopRules(max_tokens=MAX_TOKENS if max_tokens is None else max_tokens)
         return self._chat_reader(params.template_file).prompt(
-            messages, tools=tools, params=params, max_tokens=MAX_TOKENS if max_tokens is None else max_tokens
+            messages, tools=tools, params=params, max_tokens=rules.max_tokens
         )
 
     def _chat_reader(self, template_file: str | Path | None) -> ChatReader:

@@ -16,6 +16,9 @@ from paceline.core.numbers import shown
 
 Reasoning: TypeAlias = Literal["on", "off", "auto"]
 
+_OWN_VARIABLES: Final = ("messages", "tools", "self", "template")
+"""Variables that a template has of the conversation, or of jinja2."""
+
 UNLIMITED: Final = -1
 """The reasoning budget of a model that may reason as long as it likes."""
 
@@ -131,3 +134,9 @@ class ChatParams:
             raise InputError(f"the reasoning effort is {shown(self.reasoning_effort)}: give a word, such as 'high'")
         if not isinstance(self.template_variables, Mapping):
             raise InputError(f"the template's variables are {shown(self.template_variables)}: give a mapping")
+        for name in self.template_variables:
+            if not isinstance(name, str) or name in _OWN_VARIABLES:
+                raise InputError(
+                    f"the template's variables have {shown(name)}, which cannot be set: give texts as names, but for "
+                    f"{', '.join(_OWN_VARIABLES)} (--chat-template-kwargs)"
+                )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from paceline.chat.fitting import oldest_left_out
+from paceline.chat.fitting import num_leading, oldest_left_out
 from paceline.chat.marked import MarkedText, marks_of
 from paceline.chat.messages import Message, read_messages
 from paceline.chat.params import UNLIMITED, ChatParams
@@ -123,30 +123,38 @@ class ChatReader:
 
         So does llama.cpp.
         """
-        if len(messages) < 2 or messages[0]["role"] != "system" or self.template.reads_system:
+        first = num_leading(messages)
+        if not 0 < first < len(messages) or self.template.reads_system:
             return messages
-        system, first, *others = messages
-        if not isinstance(system["content"], str) or not isinstance(first.get("content"), str):
-            return messages
-        return [{**first, "content": f"{system['content']}\n{first['content']}"}, *others]
+        parts = [part for message in messages[: first + 1] for part in _parts_of(message)]
+        content: Any = parts
+        if isinstance(messages[first].get("content", ""), str):
+            content = "\n".join(part["text"] for part in parts)
+        return [{**messages[first], "content": content}, *messages[first + 1 :]]
 
     def _check_roles(self, messages: Sequence[Message], render: Callable[[Sequence[Message]], MarkedText]) -> None:
         """Refuse messages that the template leaves out without a word, as many do with roles they do not know."""
-        for role in {message["role"] for message in messages} - {"user", "assistant"}:
-            others = [message for message in messages if message["role"] != role]
-            if not others:
-                continue
-            try:
-                is_left_out = render(others) == render(messages)
-            except InputError:
-                # What it says of the whole conversation comes later, if anything.
-                continue
-            if is_left_out:
-                number = next(n for n, message in enumerate(messages, start=1) if message["role"] == role)
-                raise InputError(
-                    f"the chat template of {self.template.origin} leaves out message {number}: it does not know the "
-                    f"role {role!r}; use another, such as 'user'"
-                )
+        said = [number for number, message in enumerate(messages) if _says_something(message)]
+        for role in {messages[number]["role"] for number in said} - {"user", "assistant"}:
+            of_role = [number for number in said if messages[number]["role"] == role]
+            # Many read what the system says at the beginning, and there alone.
+            for group in [of_role[:1], of_role[1:]] if role == "system" else [of_role]:
+                if group and self._leaves_out(messages, group, render):
+                    raise InputError(
+                        f"the chat template of {self.template.origin} leaves out message {group[0] + 1}: it does not "
+                        f"know the role {role!r} there; use another, such as 'user'"
+                    )
+
+    def _leaves_out(
+        self, messages: Sequence[Message], numbers: Sequence[int], render: Callable[[Sequence[Message]], MarkedText]
+    ) -> bool:
+        """Return whether the template writes the same with and without some of the messages."""
+        others = [message for number, message in enumerate(messages) if number not in numbers]
+        try:
+            return render(others) == render(messages)
+        except InputError:
+            # What it says of the whole conversation comes later, if anything.
+            return False
 
     def _switched(self, params: ChatParams) -> dict[str, Any]:
         """Return the template's variables of reasoning."""
@@ -184,3 +192,14 @@ class ChatReader:
 
     def _refuse_unknown(self, what: str, option: str) -> None:
         raise InputError(f"the chat template of {self.template.origin} knows nothing of {what}: leave out {option}")
+
+
+def _parts_of(message: Message) -> list[dict[str, Any]]:
+    content = message.get("content", [])
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _says_something(message: Message) -> bool:
+    """Return whether a message has a text; one without may be left out."""
+    content = message.get("content", "")
+    return bool(content.strip() if isinstance(content, str) else content)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 from paceline.chat.params import ChatParams
 from paceline.chat.prompts import ChatPrompt
 from paceline.chat.reasoning import AnswerPart, ReasoningSplitter, message_of
+from paceline.core.request import SOURCE_TARGET
+from paceline.core.text import TextSegment
 from paceline.streams import Generation, Stream
 
 
@@ -53,6 +55,10 @@ class ReplyStream:
         self._params = params
         markers = None if params.reasoning_format == "none" else prompt.markers
         self._splitter = ReasoningSplitter(markers, begun=prompt.begun)
+        # What the prompt has of an answer that keeps its markers.
+        self._opening: list[AnswerPart] = []
+        if params.reasoning_format == "none" and prompt.begun and prompt.markers is not None:
+            self._opening = [AnswerPart("content", TextSegment(prompt.markers.start, SOURCE_TARGET))]
 
     def __iter__(self) -> Iterator[AnswerPart]:
         for parts in self.rounds():
@@ -73,12 +79,12 @@ class ReplyStream:
             PacelineError: as :meth:`paceline.Stream.rounds` does.
         """
         for segments in self.stream.rounds():
-            yield self._splitter.push(segments)
-        yield self._splitter.finish()
+            yield self._push(segments)
+        yield [*self._push([]), *self._splitter.finish()]
 
     def close(self) -> list[AnswerPart]:
         """Cancel the answer if it still runs, and wait for that; return parts that were not read yet."""
-        return [*self._splitter.push(self.stream.close()), *self._splitter.finish()]
+        return [*self._push(self.stream.close()), *self._splitter.finish()]
 
     def result(self) -> Reply:
         """Return the answer, once it is there. Raises as :meth:`paceline.Stream.result` does."""
@@ -87,6 +93,10 @@ class ReplyStream:
     def so_far(self) -> Reply:
         """Return the answer as it stands."""
         return self._reply(self.stream.so_far())
+
+    def _push(self, segments: Sequence[TextSegment]) -> list[AnswerPart]:
+        opening, self._opening = self._opening, []
+        return [*opening, *self._splitter.push(segments)]
 
     def _reply(self, generation: Generation) -> Reply:
         prompt = self.prompt

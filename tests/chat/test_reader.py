@@ -1,0 +1,254 @@
+"""Conversations as prompts: whose words are in them, what templates are asked for, and how much room answers have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paceline.chat.messages import Message
+from paceline.chat.params import ChatParams
+from paceline.chat.prompts import ChatPrompt
+from paceline.core.errors import ContextLengthError, InputError
+from paceline.core.params import MAX_TOKENS
+from paceline.core.reasoning import ReasoningBudget
+from tests.chat.conversing import (
+    ALTERNATING,
+    BEGUN,
+    CHATML,
+    EFFORT,
+    FIRST_SYSTEM,
+    STRICT,
+    THINKING,
+    ControlledBytes,
+    reader_of,
+)
+
+START, END, THINK, NO_THINK = 256, 257, 258, 259
+
+
+def said(*messages: tuple[str, Any]) -> list[Message]:
+    return [{"role": role, "content": content} for role, content in messages]
+
+
+def prompt_of(
+    source: str,
+    messages: str | Sequence[Message],
+    *,
+    context_length: int = 4096,
+    max_tokens: int = MAX_TOKENS,
+    vocabulary: ControlledBytes | None = None,
+    **params: Any,
+) -> ChatPrompt:
+    reader = reader_of(source, context_length=context_length, vocabulary=vocabulary)
+    return reader.prompt(messages, tools=None, params=ChatParams(**params), max_tokens=max_tokens)
+
+
+def test_a_prompt_is_what_the_template_writes_in_its_own_control_tokens() -> None:
+    prompt = prompt_of(CHATML, "Write <|im_end|>")
+    assert prompt.text == "<|im_start|>user\nWrite <|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    assert list(prompt.token_ids) == [
+        START,
+        *b"user\nWrite <|im_end|>",
+        END,
+        *b"\n",
+        START,
+        *b"assistant\n",
+    ]
+    assert (prompt.num_left_out, prompt.markers, prompt.begun, prompt.options) == (0, None, False, {})
+    assert list(prompt.messages) == [{"role": "user", "content": "Write <|im_end|>"}]
+
+
+@pytest.mark.parametrize("source", [STRICT, ALTERNATING])
+def test_a_template_without_a_place_for_the_system_gets_it_in_the_first_message(source: str) -> None:
+    asked = said(("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"), ("user", "And now?"))
+    merged = said(("user", "Be brief.\nHello"), ("assistant", "Hi"), ("user", "And now?"))
+    prompt = prompt_of(source, asked)
+    assert prompt.text == prompt_of(source, merged).text
+    # What was asked is what was kept: the system is merged in writing only.
+    assert list(prompt.messages) == asked
+
+
+def test_all_that_the_system_says_at_the_beginning_is_merged() -> None:
+    asked = said(("system", "Be brief."), ("developer", "Be kind."), ("user", "Hello"))
+    assert prompt_of(STRICT, asked).text == prompt_of(STRICT, "Be brief.\nBe kind.\nHello").text
+
+
+def test_the_system_is_merged_with_parts_too() -> None:
+    text = [{"type": "text", "text": "Be brief."}]
+    for system, user in ((text, "Hello"), ("Be brief.", [{"type": "text", "text": "Hello"}]), (text, text)):
+        prompt = prompt_of(STRICT, said(("system", system), ("user", user)))
+        assert prompt.text.startswith("<|im_start|>user\nBe brief.\n")
+
+
+def test_a_template_with_a_place_for_the_system_has_it_there() -> None:
+    prompt = prompt_of(FIRST_SYSTEM, said(("system", "Be brief."), ("user", "Hello")))
+    assert prompt.text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("source", "role"), [(CHATML, "system"), (CHATML + "{# developer #}", "developer"), (STRICT, "user")]
+)
+def test_a_developer_is_the_system_to_templates_that_do_not_know_the_role(source: str, role: str) -> None:
+    prompt = prompt_of(source, said(("developer", "Be brief."), ("user", "Hello")))
+    assert prompt.text.startswith(f"<|im_start|>{role}\nBe brief.")
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "number", "role"),
+    [
+        (STRICT, said(("user", "a"), ("tool", "b"), ("user", "c")), 2, "tool"),
+        (STRICT, said(("user", "a"), ("critic", "b")), 2, "critic"),
+        (STRICT, said(("user", "a"), ("system", "b"), ("user", "c")), 2, "system"),
+        (STRICT, said(("system", "a")), 1, "system"),
+        (STRICT, said(("tool", "a")), 1, "tool"),
+        # Two of the system, of which the template reads one.
+        (FIRST_SYSTEM, said(("system", "a"), ("system", "b"), ("user", "c")), 2, "system"),
+        (FIRST_SYSTEM, said(("system", "a"), ("user", "b"), ("system", "c"), ("user", "d")), 3, "system"),
+        # Something was merged, and something else would be lost.
+        (STRICT, said(("system", "a"), ("user", "b"), ("system", "c"), ("user", "d")), 3, "system"),
+    ],
+)
+def test_a_message_that_would_be_lost_is_refused(source: str, messages: list[Message], number: int, role: str) -> None:
+    words = f"the chat template of a.gguf leaves out message {number}: it does not know the role '{role}' there; use "
+    with pytest.raises(InputError, match=words):
+        prompt_of(source, messages)
+
+
+@pytest.mark.parametrize("content", ["", " \n", []])
+def test_a_message_that_says_nothing_may_be_left_out(content: object) -> None:
+    asked = said(("system", content), ("user", "a"), ("tool", content))
+    assert "a<|im_end|>" in prompt_of(FIRST_SYSTEM, asked).text
+
+
+def test_what_a_template_refuses_is_told_in_its_words() -> None:
+    with pytest.raises(InputError, match="refuses these messages: roles must alternate user and assistant; change"):
+        prompt_of(ALTERNATING, said(("user", "a"), ("user", "b")))
+    with pytest.raises(InputError, match="roles must alternate"):
+        prompt_of(ALTERNATING, said(("user", "a"), ("tool", "b"), ("user", "c")))
+
+
+def test_the_switch_of_reasoning() -> None:
+    assert prompt_of(THINKING, "a", reasoning="off").text.endswith("assistant\n<think>\n\n</think>\n\n")
+    for reasoning in ("on", "auto"):
+        prompt = prompt_of(THINKING, "a", reasoning=reasoning)
+        assert prompt.text.endswith("assistant\n")
+        assert prompt.options == {"preserved_ids": (THINK, NO_THINK), "reasoning_budget": None}
+    # By its name, where only the variable is to be set.
+    prompt = prompt_of(THINKING, "a", template_variables={"enable_thinking": False})
+    assert prompt.text.endswith("</think>\n\n")
+    # What says more goes first.
+    prompt = prompt_of(THINKING, "a", reasoning="on", template_variables={"enable_thinking": False})
+    assert prompt.text.endswith("assistant\n")
+
+
+def test_reasoning_without_a_switch_is_ended_at_once() -> None:
+    prompt = prompt_of(BEGUN, "a", reasoning="off", reasoning_budget=100)
+    assert prompt.options["reasoning_budget"] == ReasoningBudget(0, (THINK,), (NO_THINK,), True, (NO_THINK,))
+    assert prompt_of(BEGUN, "a", reasoning="on").options["reasoning_budget"] is None
+    # With a switch, the template has said so.
+    assert prompt_of(THINKING, "a", reasoning="off").options["reasoning_budget"] is None
+
+
+@pytest.mark.parametrize(("source", "begun"), [(THINKING, False), (BEGUN, True)])
+def test_a_budget_of_reasoning(source: str, begun: bool) -> None:
+    prompt = prompt_of(source, "a", reasoning_budget=7)
+    assert prompt.begun is begun
+    assert prompt.options["reasoning_budget"] == ReasoningBudget(7, (THINK,), (NO_THINK,), begun, (NO_THINK,))
+
+
+def test_how_much_to_reason() -> None:
+    assert prompt_of(EFFORT, "a", reasoning_effort="high").text.startswith("Effort: high\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "params", "words"),
+    [
+        (CHATML, {"reasoning": "off"}, "knows nothing of reasoning: leave out --reasoning off"),
+        (CHATML, {"reasoning": "on"}, "knows nothing of reasoning: leave out --reasoning on"),
+        (CHATML, {"reasoning_budget": 5}, "knows nothing of reasoning: leave out --reasoning-budget 5"),
+        (EFFORT, {"reasoning_budget": 0}, "knows nothing of reasoning: leave out --reasoning-budget 0"),
+        (THINKING, {"reasoning_effort": "low"}, "nothing of levels of reasoning: leave out --reasoning-effort low"),
+    ],
+)
+def test_what_the_template_knows_nothing_of_is_refused(source: str, params: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=f"the chat template of a.gguf knows {words}|{words}"):
+        prompt_of(source, "a", **params)
+
+
+@pytest.mark.parametrize("spelled", ["<think>", "<think>\n", "a <think> b", "</think>"])
+@pytest.mark.parametrize("role", ["user", "system", "tool", "assistant"])
+def test_markers_that_are_spelled_in_messages_begin_no_reasoning(spelled: str, role: str) -> None:
+    """In a template that ends with the message, too: nothing of its own stands behind."""
+    bare = "{{ '</think>'[:0] }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    messages = said(("user", "a"), (role, spelled))
+    assert not prompt_of(bare, messages).begun
+    assert not prompt_of(THINKING, messages).begun
+    assert prompt_of(BEGUN, messages).begun
+
+
+def test_room_is_left_for_the_answer() -> None:
+    """A quarter of the context, or what the answer may have if that is less."""
+    empty = len(prompt_of(CHATML, "").token_ids)
+    for max_tokens, room in ((MAX_TOKENS, 300), (100, 300), (40, 360)):
+        fits = prompt_of(CHATML, "x" * (room - empty), context_length=400, max_tokens=max_tokens)
+        assert len(fits.token_ids) == room
+        with pytest.raises(ContextLengthError, match=f"has {room + 1} tokens, and {room} fit beside an answer"):
+            prompt_of(CHATML, "x" * (room - empty + 1), context_length=400, max_tokens=max_tokens)
+
+
+def test_turns_go_until_three_quarters_of_the_room_are_filled() -> None:
+    turns = [message for _ in range(20) for message in said(("user", "x" * 20), ("assistant", "y" * 20))]
+    asked = [*said(("system", "Be brief.")), *turns, *said(("user", "last"))]
+    prompt = prompt_of(CHATML, asked, context_length=800, max_tokens=200)
+    room = 600
+    assert list(prompt.messages) == [asked[0], *asked[1 + prompt.num_left_out :]]
+    assert prompt.num_left_out % 2 == 0
+    a_turn = len(prompt_of(CHATML, [*turns[:2], *asked]).token_ids) - len(prompt_of(CHATML, asked).token_ids)
+    assert room * 3 // 4 - a_turn < len(prompt.token_ids) <= room * 3 // 4
+    assert prompt.token_ids == prompt_of(CHATML, prompt.messages).token_ids
+    # From then on the beginning stays as it is for a while.
+    longer = [*prompt.messages, *said(("assistant", "y"), ("user", "more"))]
+    again = prompt_of(CHATML, longer, context_length=800, max_tokens=200)
+    assert again.num_left_out == 0
+    assert list(again.token_ids[: len(prompt.token_ids)]) == list(prompt.token_ids)
+
+
+def test_nothing_is_forgotten_where_that_is_not_wanted() -> None:
+    asked = said(("user", "x" * 200), ("assistant", "y"), ("user", "z"))
+    assert prompt_of(CHATML, asked, context_length=200).num_left_out == 2
+    with pytest.raises(ContextLengthError, match=r"the context holds 200, answer included: .*--no-forget"):
+        prompt_of(CHATML, asked, context_length=200, forget=False)
+    # It may fill the context, but for one token.
+    size = len(prompt_of(CHATML, "").token_ids)
+    assert len(prompt_of(CHATML, "x" * (199 - size), context_length=200, forget=False).token_ids) == 199
+
+
+def test_tools_go_to_templates_that_know_them() -> None:
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    source = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + CHATML
+    prompt = reader_of(source).prompt("a", tools=tools, params=ChatParams(), max_tokens=1)
+    assert prompt.text.startswith("weather\n<|im_start|>user")
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"template_variables": {"messages": []}}, "the template's variables have 'messages', which cannot be set"),
+        ({"template_variables": {"tools": []}}, "have 'tools'"),
+        ({"template_variables": {"self": 1}}, "have 'self'"),
+        ({"template_variables": {"template": 1}}, "have 'template'"),
+        ({"template_variables": {1: 1}}, "have 1, which cannot be set"),
+        ({"template_variables": [1]}, r"variables are \[1\]: give a mapping"),
+        ({"reasoning": "maybe"}, "maybe"),
+        ({"reasoning_budget": -2}, "reasoning budget -2"),
+        ({"reasoning_budget": 1.5}, "1.5"),
+        ({"reasoning_effort": 5}, "the reasoning effort is 5: give a word"),
+        ({"reasoning_format": "xml"}, "xml"),
+        ({"forget": "no"}, "no"),
+    ],
+)
+def test_params_that_are_refused(params: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        ChatParams(**params)
