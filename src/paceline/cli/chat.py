@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +10,11 @@ from typing import Annotated
 import typer
 
 from paceline.chat.params import ChatParams
-from paceline.chat.sources import check_is_chat_model
-from paceline.cli.chat_input import typed_lines
-from paceline.cli.chat_options import SystemPrompt, SystemPromptFile, system_prompt
+from paceline.cli import exits
+from paceline.cli.chat_input import is_typed, typed_lines
+from paceline.cli.chat_options import SystemPrompt, SystemPromptFile, check_can_chat, system_prompt
 from paceline.cli.chat_session import ChatSession
+from paceline.cli.interrupts import interrupts_heeded
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
 from paceline.cli.prompt import typed_text
 from paceline.cli.setup import PolicyName, Remember, choose_setup, opened, request_options
@@ -72,17 +74,22 @@ def chat(
         )
     setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
     says = system_prompt(system, system_file)
+    rules = replace(rules, stop=tuple(typed_text(text, "--stop", escape=True) for text in rules.stop))
     if "max_tokens" not in given.names:
         # A model ends its answers by itself.
         rules = replace(rules, max_tokens=MAX_TOKENS)
     found = setup.find()
-    check_is_chat_model(Path(found.target.path), conversation.template_file)
-    with opened(setup, found) as (model, _):
+    check_can_chat(Path(found.target.path), conversation.template_file)
+    # A person ends a chat in other ways, and loses none to an interrupt that came as the answer ended.
+    with opened(setup, found) as (model, _), nullcontext() if is_typed() else interrupts_heeded():
         options = request_options(context, model, given, params, rules, speculation)
         session = ChatSession(model, options, conversation, system=says, as_json=as_json)
         session.begin()
         if first is not None:
-            session.take(typed_text(first, "-p", escape=True))
+            session.say(typed_text(first, "-p", escape=True))
         for line in typed_lines():
             if not session.take(line):
                 break
+    if session.has_failed and not is_typed():
+        # A person has read it; a script reads this.
+        raise typer.Exit(exits.FAILURE)

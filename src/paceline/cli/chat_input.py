@@ -16,6 +16,11 @@ _PROMPT = "> "
 _CONTINUED = "\\"
 
 
+def is_typed() -> bool:
+    """Return whether a person types the lines, and sees what is printed."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def typed_lines() -> Iterator[str]:
     """Yield messages and commands until there are no more: from a terminal, or line by line from a pipe.
 
@@ -26,7 +31,7 @@ def typed_lines() -> Iterator[str]:
     """
     if sys.stdin is None:
         raise InputError("standard input is closed: there is nobody to chat with")
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not is_typed():
         yield from _piped()
         return
     session = _session()
@@ -49,18 +54,22 @@ def typed_lines() -> Iterator[str]:
 def _piped() -> Iterator[str]:
     """Yield the lines of standard input; one that ends in a backslash goes on in the next."""
     begun = ""
-    try:
-        for line in sys.stdin:
-            text = begun + line.rstrip("\r\n")
-            if text.endswith(_CONTINUED):
-                begun = text.removesuffix(_CONTINUED) + "\n"
-                continue
-            begun = ""
-            yield text
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"standard input is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
-        ) from None
+    number = 0
+    # By bytes: a line that is no text does not keep those before it from being answered.
+    while data := sys.stdin.buffer.readline():
+        number += 1
+        try:
+            text = begun + data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"line {number} of standard input is not UTF-8: byte {error.start} is {data[error.start]:#04x}; "
+                "write it as UTF-8"
+            ) from None
+        if text.endswith(_CONTINUED):
+            begun = text.removesuffix(_CONTINUED) + "\n"
+            continue
+        begun = ""
+        yield text
     if begun:
         yield begun.rstrip("\n")
 
@@ -70,8 +79,13 @@ def _session() -> PromptSession[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.keys import Keys
 
     keys = KeyBindings()
+
+    @keys.add(Keys.Vt100MouseEvent)
+    def _no_mouse(event: Any) -> None:
+        """Take colours in text that is pasted, which look alike, for nothing, instead of failing on them."""
 
     @keys.add("enter")
     def _enter(event: Any) -> None:
@@ -92,4 +106,5 @@ def _session() -> PromptSession[str]:
         prompt_continuation=lambda width, number, is_soft: " " * width,
         completer=WordCompleter([f"/{command.name}" for command in COMMANDS], sentence=True),
         complete_while_typing=False,
+        enable_suspend=True,
     )

@@ -39,21 +39,41 @@ OF_CHATS: Final = ("system", "system_file", *(field.name for field in fields_of(
 """Parameters that mean nothing where a prompt is taken as it is."""
 
 
-def system_prompt(text: str | None, file: Path | None) -> str:
+def system_prompt(text: str | None, file: Path | None, *, escape: bool = True) -> str:
     """Return what the system says; empty for nothing.
 
     Args:
         text: as it was typed.
         file: with it.
+        escape: whether backslashes in ``text`` stand for other characters.
 
     Raises:
         InputError: both are given, or the file cannot be read.
     """
     if text is not None and file is not None:
         raise InputError("-sys and -sysf both give what the system says: leave out one of them")
+    if file is not None and str(file) == "-":
+        raise InputError("-sysf - is standard input, which is for messages: give a file, or the text itself with -sys")
     if file is not None:
         return read_text_file(file, "-sysf")
-    return "" if text is None else typed_text(text, "-sys", escape=True)
+    return "" if text is None else typed_text(text, "-sys", escape=escape)
+
+
+def check_can_chat(path: Path, template_file: str | Path | None) -> None:
+    """Refuse a model that cannot chat, before it is loaded.
+
+    Args:
+        path: of the model.
+        template_file: a chat template to use instead of the model's own.
+
+    Raises:
+        PacelineError: the model has no chat template, or there is no such file.
+    """
+    from paceline.chat.sources import check_is_chat_model  # jinja2 takes a while to import
+
+    if template_file is not None and not Path(template_file).is_file():
+        raise InputError(f"there is no file {template_file} (--chat-template-file): give the path of a chat template")
+    check_is_chat_model(path, template_file)
 
 
 def begun_conversation(system: str) -> list[dict[str, Any]]:

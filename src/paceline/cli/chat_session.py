@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from paceline.api import GenerateOptions, Model
+from paceline.chat.fitting import num_leading
 from paceline.chat.messages import Message, read_messages
 from paceline.chat.params import ChatParams
 from paceline.chat.replies import Reply
@@ -19,9 +19,8 @@ from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.interrupts import interrupts_held, keys_unseen
 from paceline.cli.report import generation_json, one_line_report, time_spent
 from paceline.core.errors import InputError, PacelineError
-from paceline.models.files import read_json
-from paceline.output import check_parent
-from paceline.terminal_text import printable_line
+from paceline.output import check_parent, whole_file
+from paceline.terminal_text import json_text, printable_line
 
 _INDENT: Final = 18
 
@@ -32,7 +31,7 @@ class _Command:
 
     Attributes:
         name: what is typed, without the slash.
-        takes: what the help shows for what follows; empty where nothing may.
+        takes: what the help shows for what follows; empty where nothing may, and in brackets where nothing need to.
         help: one line.
     """
 
@@ -40,11 +39,16 @@ class _Command:
     takes: str
     help: str
 
+    @property
+    def needs(self) -> bool:
+        """Whether something has to follow."""
+        return bool(self.takes) and not self.takes.startswith("[")
+
 
 COMMANDS: Final = (
     _Command("reset", "", "forget the conversation; what the system says stays"),
     _Command("retry", "", "answer the last message again, with other choices"),
-    _Command("system", "[TEXT]", "set what the system says, and begin anew; without a text, show it"),
+    _Command("system", "[TEXT]", "set what the system says, and begin anew; alone, show it"),
     _Command("save", "FILE", "write the conversation as JSON"),
     _Command("load", "FILE", "go on with a conversation that was saved"),
     _Command("help", "", "list the commands"),
@@ -61,6 +65,9 @@ class ChatSession:
         params: how conversations are written.
         system: what the system says; empty for nothing.
         as_json: print an object for every answer, and no text.
+
+    Attributes:
+        has_failed: whether anything that was asked for could not be done.
     """
 
     def __init__(
@@ -70,9 +77,11 @@ class ChatSession:
         self._options = options
         self._params = params
         self._as_json = as_json
+        self.has_failed = False
         self._console = error_console()
         self._system = system
         self._messages: list[Message] = []
+        self._left_out: list[Message] = []
         self._choice = options.get("choice") or 0
         self._was_told_of_forgetting = False
         self._writer: AnswerWriter | None = None
@@ -94,22 +103,28 @@ class ChatSession:
 
         What cannot be done is said in one line, and the conversation stays as it was.
         """
+        if not line.startswith("/") or line.startswith("//"):
+            self.say(line[1:] if line.startswith("//") else line)
+            return True
         try:
-            if line.startswith("/") and not line.startswith("//"):
-                return self._obey(line[1:])
-            self._say(line[1:] if line.startswith("//") else line)
-        except (PacelineError, OSError) as error:
-            self._tell(str(error), style="red")
+            return self._obey(line[1:])
+        except PacelineError as error:
+            self._tell_error(error)
         return True
+
+    def say(self, text: str) -> None:
+        """Answer a message. What cannot be done is said in one line, and the conversation stays as it was."""
+        if not text.strip():
+            return
+        try:
+            self._choice = self._options.get("choice") or 0
+            self._answer([*self._messages, {"role": "user", "content": text}])
+        except PacelineError as error:
+            self._tell_error(error)
 
     def _forget(self) -> None:
         self._messages = [*begun_conversation(self._system)]
-
-    def _say(self, text: str) -> None:
-        if not text.strip():
-            return
-        self._choice = self._options.get("choice") or 0
-        self._answer([*self._messages, {"role": "user", "content": text}])
+        self._left_out = []
 
     def _answer(self, messages: Sequence[Message]) -> None:
         """Answer a conversation, which becomes this one with the answer at its end."""
@@ -124,15 +139,25 @@ class ChatSession:
             self._model.chat_stream(messages, chat=self._params, **options) as stream,
         ):
             self._tell_of_forgetting(stream.prompt.num_left_out)
-            for parts in stream.rounds():
-                writer.write_parts(parts)
-                if interrupted.is_set():
-                    break
-            writer.write_parts(stream.close())
+            try:
+                for parts in stream.rounds():
+                    writer.write_parts(parts)
+                    if interrupted.is_set():
+                        break
+                writer.write_parts(stream.close())
+            except PacelineError:
+                writer.finish(line=True)
+                raise
             writer.finish(line=True)
             reply = stream.so_far()
-        self._messages = [*stream.prompt.messages, reply.message]
         self._report(reply, before)
+        if reply.generation.finish_reason == "cancelled" and not reply.text and not reply.reasoning:
+            self._tell("nothing was answered yet: the message is left out")
+            return
+        first = num_leading(messages)
+        last = first + stream.prompt.num_left_out
+        self._left_out += messages[first:last]
+        self._messages = [*messages[:first], *messages[last:], reply.message]
 
     def _report(self, reply: Reply, before: tuple[float, float] | None) -> None:
         if self._as_json:
@@ -152,7 +177,7 @@ class ChatSession:
             )
 
     def _obey(self, line: str) -> bool:
-        name, _, rest = line.strip().partition(" ")
+        name, rest = [*line.split(maxsplit=1), "", ""][:2]
         rest = rest.strip()
         handlers: dict[str, Callable[[str], None]] = {
             "reset": lambda _: self._reset(),
@@ -168,12 +193,12 @@ class ChatSession:
             which = " or ".join(f"/{command.name}" for command in begun) if name and begun else "/help lists them"
             raise InputError(f"there is no command /{name}: {which}; begin a message with // for one slash")
         name = command.name
-        if name == "exit":
-            return False
         if rest and not command.takes:
             raise InputError(f"/{name} takes nothing after it: leave out {rest!r}")
-        if not rest and command.takes.isupper():
+        if not rest and command.needs:
             raise InputError(f"/{name} needs a {command.takes.lower()}: /{name} {command.takes}")
+        if name == "exit":
+            return False
         handlers[name](rest)
         return True
 
@@ -186,7 +211,7 @@ class ChatSession:
         last = next((n for n in range(len(self._messages) - 1, -1, -1) if self._messages[n]["role"] == "user"), None)
         if last is None:
             raise InputError("there is no message to answer again: write one first")
-        if self._options.get("temperature") == 0.0:
+        if {**self._options, **self._model.defaults.left_open(self._options)}.get("temperature") == 0.0:
             raise InputError("at temperature 0 an answer is always the same: start the chat with --temp above it")
         self._choice += 1
         self._answer(self._messages[: last + 1])
@@ -200,45 +225,83 @@ class ChatSession:
         self._tell("the conversation begins anew")
 
     def _save(self, path: str) -> None:
-        file = _path_of(path, "/save")
+        file = _path_of(path)
         check_parent(file)
-        text = json.dumps({"messages": self._messages}, indent=2, ensure_ascii=False) + "\n"
-        # Beside it first: an earlier one is not lost to a full disk.
-        beside = file.with_name(f".{file.name}.new")
-        try:
+        if file.is_dir():
+            raise InputError(f"{file} is a folder: give /save the path of a file")
+        first = num_leading(self._messages)
+        messages = [*self._messages[:first], *self._left_out, *self._messages[first:]]
+        # Half a surrogate pair, which no encoding has, is escaped in JSON.
+        text = json_text({"messages": messages}, indent=2) + "\n"
+        with whole_file(file) as beside:
             beside.write_text(text, encoding="utf-8")
-            beside.replace(file)
-        except OSError as error:
-            beside.unlink(missing_ok=True)
-            raise InputError(f"{file} cannot be written: {error.strerror or error}; give another to /save") from None
-        self._tell(f"{len(self._messages)} messages are in {file}")
+        self._tell(f"{_counted(messages)} in {file}")
 
     def _load(self, path: str) -> None:
-        file = _path_of(path, "/load")
-        if not file.exists():
+        file = _path_of(path)
+        if not file.is_file():
             raise InputError(f"there is no file {file}: give one that /save wrote")
-        said: Any = read_json(file).get("messages")
-        if not isinstance(said, list):
-            raise InputError(f"{file} has no messages: give one that /save wrote")
-        messages = read_messages(said) if said else []
-        self._messages = list(messages)
-        first = messages[0] if messages else {}
-        self._system = str(first["content"]) if first.get("role") == "system" else ""
-        self._tell(f"{len(messages)} messages are there; write the next")
+        said = _saved_in(file)
+        if said:
+            read_messages(said)
+        self._messages, self._left_out = list(said), []
+        self._system = _text_of(said[0]) if num_leading(said) else ""
+        self._was_told_of_forgetting = False
+        self._tell(f"{_counted(said)} there; write the next")
 
     def _list_commands(self) -> None:
         for command in COMMANDS:
             self._tell(f"{f'/{command.name} {command.takes}':{_INDENT}}{command.help}")
-        self._tell("Alt-Enter, or a backslash at the end, begins another line. Ctrl-C ends an answer.")
+        self._tell("Alt-Enter, or a backslash at the end, begins another line.")
+        self._tell("Ctrl-C ends an answer. A message that begins with a slash is typed with two.")
+
+    def _tell_error(self, error: PacelineError) -> None:
+        self.has_failed = True
+        self._tell(str(error), style="red")
 
     def _tell(self, line: str, *, style: str = "dim") -> None:
         self._console.print(printable_line(line), style=style, markup=False)
 
 
-def _path_of(text: str, command: str) -> Path:
-    """Return the path that follows a command; with spaces in it, it may be quoted."""
+def _path_of(text: str) -> Path:
+    """Return the path that follows a command; it may stand in quotes.
+
+    Raises:
+        InputError: no file can have it, or there is no telling.
+    """
+    if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+    if "\0" in text:
+        raise InputError(f"{text!r} is no path: leave out the character \\x00")
     try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise InputError(f"{command} {text}: {error}") from None
-    return Path(text if len(words) != 1 else words[0]).expanduser()
+        path = Path(text).expanduser()
+        path.exists()
+    except RuntimeError:
+        raise InputError(f"there is no user of the folder {text.partition('/')[0]}: give the path in full") from None
+    except OSError as error:
+        raise InputError(f"{text} cannot be used: {error.strerror or error}; give another path") from None
+    return path
+
+
+def _saved_in(file: Path) -> list[Message]:
+    """Return the messages that were saved in a file, as they stand there."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is not JSON ({error}): give one that /save wrote") from None
+    messages = content.get("messages") if isinstance(content, dict) else content
+    if not isinstance(messages, list):
+        raise InputError(f"{file} has no messages: give one that /save wrote")
+    return messages
+
+
+def _text_of(message: Message) -> str:
+    """Return what a message says, that of its parts one a line."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _counted(messages: Sequence[Message]) -> str:
+    return "1 message is" if len(messages) == 1 else f"{len(messages)} messages are"

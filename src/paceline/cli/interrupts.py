@@ -39,6 +39,23 @@ def interrupts_held() -> Iterator[threading.Event]:
 
 
 @contextmanager
+def interrupts_heeded() -> Iterator[None]:
+    """Within the block Ctrl-C interrupts as usual, also where it is held outside of it.
+
+    Off the main thread, and where the process was started with interrupts ignored, nothing is changed.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous in (signal.SIG_IGN, None):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
 def keys_unseen() -> Iterator[None]:
     """Within the block the terminal does not show what is typed, which would stand in the middle of an answer.
 

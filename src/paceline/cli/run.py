@@ -14,7 +14,6 @@ import typer
 from paceline.api import GenerateOptions, Model
 from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
-from paceline.chat.sources import check_is_chat_model, has_template
 from paceline.cli import exits
 from paceline.cli.chat_options import (
     CHAT_PANEL,
@@ -22,6 +21,7 @@ from paceline.cli.chat_options import (
     SystemPrompt,
     SystemPromptFile,
     begun_conversation,
+    check_can_chat,
     system_prompt,
 )
 from paceline.cli.display import AnswerWriter, error_console, print_json
@@ -105,7 +105,7 @@ def run(
         bool,
         typer.Option(
             "--escape/--no-escape",
-            help="Read \\n, \\t and the like in -p and --stop; \\xHH is a byte.",
+            help="Read \\n, \\t and the like in -p, -sys and --stop; \\xHH is a byte.",
             rich_help_panel=_OUTPUT,
         ),
     ] = True,
@@ -148,11 +148,14 @@ def run(
     )
     rules = replace(rules, stop=tuple(typed_text(text, "--stop", escape=escape) for text in rules.stop))
     text = read_prompt(prompt, file, sample, escape, embedded=models.target is None)
-    messages = [*begun_conversation(system_prompt(system, system_file)), {"role": "user", "content": text}]
+    messages = [
+        *begun_conversation(system_prompt(system, system_file, escape=escape)),
+        {"role": "user", "content": text},
+    ]
     found = setup.find()
     check_prompt(found.target, text)
     if as_chat:
-        check_is_chat_model(Path(found.target.path), conversation.template_file)
+        check_can_chat(Path(found.target.path), conversation.template_file)
         if "max_tokens" not in given.names:
             # A chat model ends its answers by itself.
             rules = replace(rules, max_tokens=MAX_TOKENS)
@@ -220,6 +223,8 @@ def _report(
 
 def _hint_at_template(target: ModelOptions) -> None:
     """Say once that a model has a chat template which is not used."""
+    from paceline.chat.sources import has_template  # jinja2 takes a while to import
+
     if has_template(Path(target.path)):
         error_console().print(
             "this model answers messages: add --chat, or use paceline chat (--no-chat: continue the text, as here)",
