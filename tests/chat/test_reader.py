@@ -194,8 +194,17 @@ def test_room_is_left_for_the_answer() -> None:
     for max_tokens, room in ((MAX_TOKENS, 300), (100, 300), (40, 360)):
         fits = prompt_of(CHATML, "x" * (room - empty), context_length=400, max_tokens=max_tokens)
         assert len(fits.token_ids) == room
-        with pytest.raises(ContextLengthError, match=f"has {room + 1} tokens, and {room} fit beside an answer"):
-            prompt_of(CHATML, "x" * (room - empty + 1), context_length=400, max_tokens=max_tokens)
+        before = said(("user", "a"), ("assistant", "b"))
+        longer = [*before, *said(("user", "x" * (room - empty - 5)))]
+        assert prompt_of(CHATML, longer, context_length=400, max_tokens=max_tokens).num_left_out == 2
+
+
+def test_a_last_turn_may_leave_the_answer_less_room() -> None:
+    empty = len(prompt_of(CHATML, "").token_ids)
+    assert len(prompt_of(CHATML, "x" * (399 - empty), context_length=400).token_ids) == 399
+    words = r"the last turn of the conversation has 400 tokens and the context holds 400, .*: shorten it, or raise"
+    with pytest.raises(ContextLengthError, match=words):
+        prompt_of(CHATML, "x" * (400 - empty), context_length=400)
 
 
 def test_turns_go_until_three_quarters_of_the_room_are_filled() -> None:

@@ -89,7 +89,7 @@ def test_lines_are_messages_and_answers_go_to_stdout_alone(chat: Chat, tmp_path:
     reports = outcome.err.splitlines()
     assert len(reports) == 2
     assert all(re.match(r"8 tokens; [\d.]+ t/s; first after [\d.]+ s", report) for report in reports)
-    assert re.search(r"\d+ of \d+ prompt tokens from the cache; cut off at -n$", reports[1])
+    assert re.search(r"\d+ of \d+ prompt tokens reused; cut off at -n$", reports[1])
     messages = messages_of(chat, tmp_path, "Hello", "", "  ", "And now?")
     assert [message["role"] for message in messages] == ["user", "assistant", "user", "assistant"]
     assert [messages[0]["content"], messages[2]["content"]] == ["Hello", "And now?"]
@@ -118,7 +118,7 @@ def test_speculation_changes_no_word(chat: Chat) -> None:
         plain = chat(*lines, options=(*options, "--no-speculation"))
         drafted = chat(*lines, options=(*options, "--draft-max", "4"))
         assert (drafted.status, drafted.out) == (0, plain.out)
-        assert re.search(r"\d+ of \d+ drafted tokens accepted", drafted.err)
+        assert re.search(r"\d+ of \d+ drafts accepted", drafted.err)
 
 
 def test_a_backslash_goes_on_in_the_next_line(chat: Chat, tmp_path: Path) -> None:
@@ -334,7 +334,8 @@ def test_an_error_leaves_the_conversation_as_it_was(chat: Chat, tmp_path: Path) 
     before = messages_of(chat, tmp_path, "Hello", options=options)
     outcome = chat("Hello", "x y z " * 100, f"/save {file}", "Hi", options=options)
     assert outcome.status == 1
-    assert re.search(r"the conversation has \d+ tokens and the context holds 128, .*--no-forget\)\n", outcome.err)
+    words = r"the conversation has \d+ tokens and the context holds 128, .*--no-forget\), .*\(-c\)\n"
+    assert re.search(words, outcome.err)
     assert json.loads(file.read_text())["messages"] == before
     assert outcome.err.count("8 tokens; ") == 2
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from paceline.chat.messages import Message
-from paceline.core.errors import ContextLengthError
 
 _LEADING_ROLES: Final = ("system", "developer")
 
@@ -22,7 +21,8 @@ def oldest_left_out(
 ) -> list[Message]:
     """Return the conversation without as many of its oldest turns as have to go.
 
-    What the system says at the beginning stays, and so does the last turn. A turn begins with a user's message.
+    What the system says at the beginning stays, and so does the last turn, however long it is. A turn begins with a
+    user's message.
 
     Args:
         messages: of the conversation.
@@ -30,9 +30,6 @@ def oldest_left_out(
         most: tokens that fit. A conversation with no more is returned whole.
         aim: tokens to come down to, fewer than ``most``: a beginning that changes with every turn would have to be read
             anew with every turn.
-
-    Raises:
-        ContextLengthError: the last turn alone is too long.
     """
     if count_tokens(messages) <= most:
         return list(messages)
@@ -45,11 +42,4 @@ def oldest_left_out(
 
     # Fewer turns have fewer tokens, so the first that fits is found by halving.
     found = bisect.bisect_left(later, True, key=lambda first: count_tokens(without(first)) <= aim)
-    kept = without(later[min(found, len(later) - 1)] if later else leading)
-    num_tokens = count_tokens(kept)
-    if num_tokens > most:
-        raise ContextLengthError(
-            f"the last turn of the conversation has {num_tokens} tokens, and {most} fit beside an answer: shorten it, "
-            "or raise the context length (-c)"
-        )
-    return kept
+    return without(later[min(found, len(later) - 1)] if later else leading)

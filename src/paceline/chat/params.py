@@ -50,6 +50,7 @@ class ChatParams:
         reasoning: whether the model is to reason before it answers; ``"auto"`` leaves it to the template.
         reasoning_effort: how much, in a word that the template knows, such as ``"high"``.
         reasoning_budget: most tokens of reasoning; 0 ends it at once, -1 is for any number.
+        reasoning_budget_message: said at the end of reasoning that the budget cut off.
         reasoning_format: how reasoning comes back: ``"deepseek"``, which is ``"auto"``, keeps it apart from the
             content; ``"none"`` leaves it there with its marks; ``"deepseek-legacy"`` does both.
         forget: leave out the oldest turns of a conversation that is longer than the context, instead of refusing it.
@@ -109,6 +110,15 @@ class ChatParams:
             help="Most tokens of reasoning; -1 for any number.",
         ),
     )
+    reasoning_budget_message: str = setting(
+        "",
+        _OPTION(
+            kind="other",
+            flags=("--reasoning-budget-message",),
+            help="Said at the end of reasoning that the budget cut off.",
+            metavar="TEXT",
+        ),
+    )
     reasoning_format: ReasoningFormat = setting(
         "auto",
         _OPTION(
@@ -132,6 +142,10 @@ class ChatParams:
         take_values(self)
         if self.reasoning_effort is not None and not isinstance(self.reasoning_effort, str):
             raise InputError(f"the reasoning effort is {shown(self.reasoning_effort)}: give a word, such as 'high'")
+        if not isinstance(self.reasoning_budget_message, str):
+            raise InputError(
+                f"the message of the reasoning budget is {shown(self.reasoning_budget_message)}: give a text"
+            )
         if not isinstance(self.template_variables, Mapping):
             raise InputError(f"the template's variables are {shown(self.template_variables)}: give a mapping")
         for name in self.template_variables:

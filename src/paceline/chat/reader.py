@@ -89,10 +89,7 @@ class ChatReader:
         text = render(kept)
         token_ids = self._tokens(text)
         if len(token_ids) >= self._context_length:
-            raise ContextLengthError(
-                f"the conversation has {len(token_ids)} tokens and the context holds {self._context_length}, answer "
-                "included: start a new one, raise the context length (-c), or let it forget (leave out --no-forget)"
-            )
+            raise self._too_long(len(token_ids), forgets=params.forget)
         # Behind all that others wrote, who may spell markers too.
         ending = text[marks_of(text).rfind(0) + 1 :]
         begun = self.markers is not None and opens_reasoning(ending, self.markers)
@@ -104,6 +101,14 @@ class ChatReader:
             markers=self.markers,
             begun=begun,
             options=self._options(params, begun),
+        )
+
+    def _too_long(self, num_tokens: int, *, forgets: bool) -> ContextLengthError:
+        what = "the last turn of the conversation" if forgets else "the conversation"
+        way_out = "shorten it" if forgets else "start a new one, let it forget (leave out --no-forget)"
+        return ContextLengthError(
+            f"{what} has {num_tokens} tokens and the context holds {self._context_length}, answer included: {way_out}, "
+            "or raise the context length (-c)"
         )
 
     def _tokens(self, text: MarkedText) -> list[int]:
@@ -185,7 +190,7 @@ class ChatReader:
         ids, bound = self._call(
             lambda: (
                 preserved_ids(markers, self._vocabulary),
-                budget_of(markers, self._vocabulary, budget, begun=begun),
+                budget_of(markers, self._vocabulary, budget, begun=begun, message=params.reasoning_budget_message),
             )
         )
         return {"preserved_ids": ids, "reasoning_budget": bound}

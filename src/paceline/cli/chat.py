@@ -24,6 +24,7 @@ from paceline.options import ModelChoice
 from paceline.planning.policies.fixed import FixedPolicy
 
 _OUTPUT = "Prompt and output"
+_TARGET_HELP = "Chat model: a GGUF file, a Hugging Face folder, or a name from paceline models."
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -43,7 +44,9 @@ paceline chat -m instruct.gguf --temp 0 < questions.txt > answers.txt  [dim]# on
 def chat(
     context: typer.Context,
     *,
-    models: Annotated[ModelChoice, ModelFlags(also=("override_tensors", "model_defaults", "verbose"))],
+    models: Annotated[
+        ModelChoice, ModelFlags(also=("override_tensors", "model_defaults", "verbose"), target_help=_TARGET_HELP)
+    ],
     system: SystemPrompt = None,
     system_file: SystemPromptFile = None,
     conversation: ChatParams,

@@ -66,10 +66,12 @@ class ModelFlags:
 
     Attributes:
         also: options that only some commands have, and this one has.
+        target_help: what the help says of the target, where that is not what the table has.
         draft_help: what the help says of the draft model, where that is not what the table has.
     """
 
     also: tuple[str, ...] = ()
+    target_help: str = ""
     draft_help: str = ""
 
 
@@ -215,7 +217,8 @@ def _flags_of(part: type, hint: Any) -> list[_Flag]:
     for field in fields_of(ModelOptions):
         if field.name in _NOT_EVERYWHERE and field.name not in about.also:
             continue
-        flags.append(_Flag(field.name, field, field.option.help))
+        text = about.target_help if field.name == "path" and about.target_help else field.option.help
+        flags.append(_Flag(field.name, field, text))
         if field.name in drafts:
             draft = drafts[field.name]
             text = about.draft_help if field.name == "path" and about.draft_help else draft.option.help

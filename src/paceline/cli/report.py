@@ -100,14 +100,14 @@ def one_line_report(
     parts = [f"{stats.predicted_tokens} tokens"]
     if stats.predicted_per_second is not None:
         parts.append(f"{stats.predicted_per_second:.1f} t/s")
-    if model.drafters and not stats.num_drafted:
+    if model.drafters and stats.predicted_tokens and not stats.num_drafted:
         parts.append("nothing was drafted")
     if stats.num_drafted:
         parts.append(f"{stats.num_accepted} of {stats.num_drafted} drafts accepted")
         if before is not None and after is not None and after[0] > before[0]:
             gain = (after[1] - before[1]) / (after[0] - before[0])
             parts.append(f"about {gain:.2f} times plain")
-    first = f"first after {stats.prompt_s:.1f} s"
+    first = f"{'first' if stats.predicted_tokens else 'ended'} after {stats.prompt_s:.1f} s"
     if stats.cached_tokens:
         first += f", {stats.cached_tokens} of {stats.cached_tokens + stats.prompt_tokens} prompt tokens reused"
     parts.append(first)
