@@ -29,6 +29,8 @@ EPILOG = """[bold]Examples[/bold]
 python -m benchmarks chats ./llama-server -m instruct.gguf
 
 python -m benchmarks chats ./llama-server -m instruct.gguf --temp 0.8 --repeats 5
+
+python -m benchmarks chats ./llama-server -m instruct.gguf --exact --repeats 1  [dim]# texts are equal[/dim]
 """
 
 OURS, PLAIN, SERVER, NGRAM = "paceline", "paceline plain", "llama-server", "llama-server ngram-mod"
@@ -64,6 +66,9 @@ def chats(
     temp: Annotated[float, typer.Option("--temp", "--temperature", help="0 decodes greedily.")] = 0.0,
     tokens: Annotated[int, typer.Option("-n", "--tokens", help="Most tokens of an answer.")] = 200,
     repeats: Annotated[int, typer.Option("--repeats", help="Times each side has every conversation.")] = 3,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="paceline by arithmetic that does not depend on a pass's width.")
+    ] = False,
 ) -> None:
     """Measure ten conversations beside llama-server."""
     if repeats < 1 or tokens < 2:
@@ -72,7 +77,8 @@ def chats(
     body = {"temperature": temp, "max_tokens": tokens, "seed": _SEED}
     spoken: dict[str, dict[str, list[_Spoken]]] = {}
     with ExitStack() as stack:
-        ours = stack.enter_context(paceline.load(path, model_defaults=False, remember=False))
+        options = paceline.ModelOptions(path, model_defaults=False, exact=exact)
+        ours = stack.enter_context(paceline.load(options, remember=False))
         server = ServerProcess(stack, program, path)
         sides: dict[str, _Side] = {
             OURS: lambda one: _ours(ours, one, temp, tokens, speculate=True),
