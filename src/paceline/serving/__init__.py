@@ -1,0 +1,1 @@
+"""``paceline serve``: a loaded model behind HTTP."""
