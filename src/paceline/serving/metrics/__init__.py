@@ -7,7 +7,7 @@
                       refused()       ──> refused      ──┼──> vllm.py           vllm:*       ──> render()
                       load()          ──> ServerLoad   ──┘    own.py            paceline:*
 
-Totals are plain numbers behind one lock, and a scrape reads all of them at one moment: figures of the three families
+Totals are plain numbers behind one lock, and a scrape reads all of them at one moment: counters of the three families
 agree with each other.
 """
 

@@ -133,16 +133,13 @@ class ServerMetrics:
         """Return the values of all families at one moment."""
         with self._lock:
             answers = self._answers
-            before, now = (
-                self._speeds,
-                _Speeds(
-                    answers.prompt_tokens,
-                    answers.prompt_s,
-                    answers.predicted_tokens - answers.started,
-                    answers.decode_s,
-                ),
+            now = _Speeds(
+                answers.prompt_tokens,
+                answers.prompt_s,
+                answers.predicted_tokens - answers.started,
+                answers.decode_s,
             )
-            self._speeds = now
+            before, self._speeds = self._speeds, now
             scrape = Scrape(
                 self._rounds,
                 answers,

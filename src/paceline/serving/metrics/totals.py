@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from paceline.core.request import FinishReason
@@ -116,22 +115,30 @@ class RoundTotals:
         seconds: what they took.
         busy: requests that took part, summed over rounds; however many read prompts in a round count as one.
         tokens: emitted by requests that decode: all but the first of each answer, which its prompt's pass emits.
-        drafts: drafts that were verified, of one request in one round each.
         drafted: draft tokens that were verified, by drafter.
         accepted: draft tokens that were kept, by drafter.
-        accepted_by_depth: the same by their depth in the draft, from 0.
+        drafts: drafts that were verified, of one request in one round each, by how many of their tokens were kept.
         gaps: seconds between arrivals; the tokens of one round arrive together.
     """
 
-    __slots__ = ("accepted", "accepted_by_depth", "busy", "drafted", "drafts", "gaps", "rounds", "seconds", "tokens")
+    __slots__ = ("accepted", "busy", "drafted", "drafts", "gaps", "rounds", "seconds", "tokens")
 
     def __init__(self) -> None:
-        self.rounds = self.busy = self.tokens = self.drafts = 0
+        self.rounds = self.busy = self.tokens = 0
         self.seconds = 0.0
         self.drafted: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
-        self.accepted_by_depth: Counter[int] = Counter()
+        self.drafts: Counter[int] = Counter()
         self.gaps = Histogram(_TOKEN_S)
+
+    @property
+    def accepted_by_depth(self) -> Counter[int]:
+        """Draft tokens that were kept, by their depth in the draft, from 0."""
+        counts: Counter[int] = Counter()
+        for length, drafts in self.drafts.items():
+            for depth in range(length):
+                counts[depth] += drafts
+        return counts
 
     def add(self, record: RoundRecord) -> None:
         """Count a round."""
@@ -145,16 +152,21 @@ class RoundTotals:
             arrivals_s = request.stats.arrivals_s
             if len(arrivals_s) > emitted:
                 self.gaps.add(arrivals_s[-1] - arrivals_s[-1 - emitted])
-            if not tree.num_drafted:
-                continue
-            self.drafts += 1
             sources = tree.sources
-            for source in islice(sources, 1, None):
-                self.drafted[source] += 1
+            num_drafted = len(sources) - 1
+            if not num_drafted:
+                continue
             # An answer may end before the end of its path.
-            for depth, node in enumerate(path[:emitted]):
-                self.accepted[sources[node]] += 1
-                self.accepted_by_depth[depth] += 1
+            kept = path if len(path) <= emitted else path[:emitted]
+            self.drafts[len(kept)] += 1
+            first = sources[1]
+            if sources.count(first) == num_drafted:
+                # Most drafts are of one drafter, and rounds of many requests have many drafts.
+                self.drafted[first] += num_drafted
+                self.accepted[first] += len(kept)
+            else:
+                self.drafted.update(sources[1:])
+                self.accepted.update([sources[node] for node in kept])
 
 
 class AnswerTotals:

@@ -143,7 +143,7 @@ VLLM: Final = (
         "vllm:spec_decode_num_drafts_total",
         "counter",
         "Drafts that the target verified.",
-        lambda scrape: scrape.rounds.drafts,
+        lambda scrape: scrape.rounds.drafts.total(),
     ),
     Family(
         "vllm:spec_decode_num_draft_tokens_total",
