@@ -331,6 +331,14 @@ class Model:
             )
         return self._chat_readers[file]
 
+    def add_observer(self, observer: Observer) -> None:
+        """Have one more told of every round from now on, in the engine's thread.
+
+        Raises:
+            ClosedError: the model is closed.
+        """
+        self.worker.call(lambda: self.loop.add_observer(observer))
+
     def repeats_text(self, options: GenerateOptions) -> bool:
         """Return whether a seed gives the same text with and without speculation."""
         temperature = {**options, **self.defaults.left_open(options)}.get("temperature")

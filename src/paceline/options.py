@@ -5,6 +5,7 @@ The table is the fields of the dataclasses themselves (:mod:`paceline.core.field
     SamplingParams, StopRules, SpeculationParams, CacheParams     of a request
     ModelOptions, DraftOptions, HubOptions                        of the models
     ChatParams                                                    of conversations
+    ServerOptions                                                 of a server
 
 :class:`~paceline.api.GenerateOptions` spells those of a request out for type checkers, and a test holds it to them.
 
@@ -30,6 +31,7 @@ from paceline.core.numbers import shown
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName, draw_seed
 from paceline.engines.loading import DraftOptions, ModelOptions, own_context
 from paceline.models.hub.asked import HubModel, HubOptions
+from paceline.serving.settings import ServerOptions
 
 if TYPE_CHECKING:
     from paceline.api import GenerateOptions
@@ -191,6 +193,7 @@ class Environment:
         draft: by the fields of :class:`DraftOptions`.
         hub: by the fields of :class:`~paceline.models.hub.asked.HubOptions`.
         chat: how conversations are written, for ``model.chat(messages, chat=environment.chat)``.
+        server: by the fields of :class:`~paceline.serving.settings.ServerOptions`.
     """
 
     request: GenerateOptions
@@ -198,6 +201,7 @@ class Environment:
     draft: Mapping[str, Any]
     hub: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     chat: ChatParams = dataclasses.field(default_factory=ChatParams)
+    server: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def models(self) -> ModelChoice:
@@ -224,13 +228,14 @@ def from_environment(variables: Mapping[str, str] | None = None) -> Environment:
     draft = _read(variables, DraftOptions, _DRAFT_PREFIX, lambda given: ModelChoice.of({}, given))
     hub = _read(variables, HubOptions, _PREFIX, lambda given: ModelChoice.of({}, {}, given))
     chat = _read(variables, ChatParams, _PREFIX, lambda given: ChatParams(**given))
-    return Environment(cast("GenerateOptions", request), target, draft, hub, ChatParams(**chat))
+    server = _read(variables, ServerOptions, _PREFIX, lambda given: ServerOptions(**given))
+    return Environment(cast("GenerateOptions", request), target, draft, hub, ChatParams(**chat), server)
 
 
 def variables_of_the_table() -> dict[str, Field]:
     """Return the field that each environment variable sets, by the variable's name."""
     found: dict[str, Field] = {}
-    for part in (*REQUEST_PARTS, ModelOptions, HubOptions, ChatParams):
+    for part in (*REQUEST_PARTS, ModelOptions, HubOptions, ChatParams, ServerOptions):
         found.update(_variables(part, _PREFIX))
     found.update(_variables(DraftOptions, _DRAFT_PREFIX))
     return found

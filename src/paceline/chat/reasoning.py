@@ -227,6 +227,11 @@ class ReasoningSplitter:
         self._withheld: list[TextSegment] = []
 
     @property
+    def is_inside(self) -> bool:
+        """Whether reasoning goes on."""
+        return self._inside
+
+    @property
     def _kind(self) -> PartKind:
         return "reasoning" if self._inside else "content"
 

@@ -26,6 +26,8 @@ from paceline.cli.profile import EPILOG as PROFILE_EPILOG
 from paceline.cli.profile import profile_command
 from paceline.cli.run import EPILOG as RUN_EPILOG
 from paceline.cli.run import run
+from paceline.cli.serve import EPILOG as SERVE_EPILOG
+from paceline.cli.serve import serve
 from paceline.core.errors import InputError, ModelWarning, PacelineError
 from paceline.terminal_text import printable_line
 
@@ -49,6 +51,8 @@ def _add_command(name: str, function: Callable[..., None], epilog: str, **contex
 # In the order in which one comes to need them.
 _add_command("run", run, RUN_EPILOG, allow_extra_args=True)  # it refuses them itself, and says where a prompt goes
 _add_command("chat", chat, CHAT_EPILOG)
+# Flags of llama-server that are no options of ours come as words, and are told apart by the command.
+_add_command("serve", serve, SERVE_EPILOG, allow_extra_args=True, ignore_unknown_options=True)
 app.add_typer(models.app, name="models")
 _add_command("profile", profile_command, PROFILE_EPILOG)
 _add_command("bench", bench, BENCH_EPILOG)

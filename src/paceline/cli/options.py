@@ -33,6 +33,7 @@ from paceline.models.hub.asked import HubOptions
 from paceline.options import REQUEST_PARTS, Environment, ModelChoice, from_environment, read_options
 from paceline.output import check_parent
 from paceline.planning.policies.fixed import FixedPolicy
+from paceline.serving.settings import ServerOptions
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
@@ -158,11 +159,16 @@ def _typed(field: Field) -> tuple[Any, object]:
     return (str, "") if default == () else (str | None, None)
 
 
-def with_options(*, together: Sequence[Sequence[str]] = ()) -> Callable[[_Command], Callable[..., None]]:
+def with_options(
+    *,
+    together: Sequence[Sequence[str]] = (),
+    variables: Callable[[], Mapping[str, str]] = lambda: os.environ,
+) -> Callable[[_Command], Callable[..., None]]:
     """Return what makes a command of a function that takes dataclasses of the table.
 
     Args:
         together: runs of parameters to list in this order, where the last of them would stand.
+        variables: returns the environment that sets what the command line does not.
     """
 
     def decorate(command: _Command) -> Callable[..., None]:
@@ -186,7 +192,7 @@ def with_options(*, together: Sequence[Sequence[str]] = ()) -> Callable[[_Comman
                 for flag in flags
                 if is_given(context, flag.name)
             }
-            made = _made(dict(parts.values()), given, from_environment())
+            made = _made(dict(parts.values()), given, from_environment(variables()))
             own = {name: value for name, value in values.items() if name in hints}
             command(**own, **{name: made[part] for name, (part, _) in parts.items()})
 
@@ -204,7 +210,8 @@ def with_options(*, together: Sequence[Sequence[str]] = ()) -> Callable[[_Comman
 def _part_of(hint: Any) -> type | None:
     """Return the dataclass of the table that a parameter is to be, if it is to be one."""
     part = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    return part if part in (ModelChoice, FixedPolicy, ChatParams, GivenOptions, *REQUEST_PARTS) else None
+    known = (ModelChoice, FixedPolicy, ChatParams, ServerOptions, GivenOptions, *REQUEST_PARTS)
+    return part if part in known else None
 
 
 def _flags_of(part: type, hint: Any) -> list[_Flag]:
@@ -248,6 +255,8 @@ def _made(parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environme
         made[ModelChoice] = ModelChoice.of(target, draft, _of_hub(target, draft, given, environment))
     if ChatParams in parts:
         made[ChatParams] = dataclasses.replace(environment.chat, **_given_of(parts[ChatParams], given))
+    if ServerOptions in parts:
+        made[ServerOptions] = ServerOptions(**{**environment.server, **_given_of(parts[ServerOptions], given)})
     if FixedPolicy in parts:
         made[FixedPolicy] = FixedPolicy(**_given_of(parts[FixedPolicy], given))
     if not parts.keys().isdisjoint(REQUEST_PARTS):

@@ -42,7 +42,15 @@ class VocabularyMismatchError(InputError):
 
 
 class ContextLengthError(InputError):
-    """More tokens than the context holds."""
+    """More tokens than the context holds.
+
+    Attributes:
+        num_tokens: of the prompt; ``None`` where it is not a prompt that is too long.
+        context_length: tokens that the context holds; ``None`` likewise.
+    """
+
+    num_tokens: int | None = None
+    context_length: int | None = None
 
     @classmethod
     def of_prompt(cls, num_tokens: int, context_length: int) -> ContextLengthError:
@@ -50,7 +58,12 @@ class ContextLengthError(InputError):
         return cls(
             f"the prompt has {num_tokens} tokens and the context holds {context_length}, answer included: "
             "shorten the prompt or raise the context length (-c)"
-        )
+        ).sized(num_tokens, context_length)
+
+    def sized(self, num_tokens: int, context_length: int) -> ContextLengthError:
+        """Note how long the prompt and the context are, and return the error."""
+        self.num_tokens, self.context_length = num_tokens, context_length
+        return self
 
 
 class SamplingError(InputError):

@@ -79,6 +79,8 @@ class ModelOptions:
         exact: arithmetic that does not depend on how many rows a pass has, so that rounding turns no near-ties and a
             request by itself gets the text of plain decoding with the same; see there. Only ``llama_cpp``.
         max_sequences: requests the engine holds at once.
+        cells: tokens that all of them may hold together; ``None`` for a whole context each. Where they are fewer, a
+            request may lose its place for a while, and goes on with the same text.
         branches: tree branches it holds at once, over all requests; ``None`` for what the policy can ask for. Only
             ``llama_cpp``; ``torch_hf`` has no limit.
         rollback: whether tokens must be taken back, as verifying drafts needs; without, recurrent models run too.
@@ -198,6 +200,7 @@ class ModelOptions:
             help="Requests the engines hold at once.",
         ),
     )
+    cells: int | None = None
     branches: int | None = None
     rollback: bool = True
     dtype: DType | None = setting(
@@ -233,6 +236,7 @@ class ModelOptions:
     def __post_init__(self) -> None:
         take_values(self)
         check_range("context_length", self.context_length, 1, 2**31 - 1)
+        check_range("cells", self.cells, 1, 2**31 - 1)
         if self.flash_attention not in (None, True, False):
             # "off", as the command line has it, would be taken for true.
             raise InputError(f"flash_attention is {self.flash_attention!r}: give True, False, or None for either")
@@ -354,6 +358,8 @@ class DraftOptions:
             exact=False,
             # The tree it grows is a chain to it.
             branches=0,
+            # A draft model that ran out of room would draft nothing.
+            cells=None,
         )
 
 
@@ -484,7 +490,9 @@ def reader_of(options: ModelOptions) -> Callable[[int], Engine]:
     """Return what loads a model once more, to read a text of so many tokens with another sequence beside it."""
 
     def open_reader(num_tokens: int) -> Engine:
-        return open_engine(dataclasses.replace(options, context_length=num_tokens, max_sequences=2, branches=0))
+        return open_engine(
+            dataclasses.replace(options, context_length=num_tokens, max_sequences=2, cells=None, branches=0)
+        )
 
     return open_reader
 
@@ -510,6 +518,7 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
             flash_attention=options.flash_attention,
             exact=options.exact,
             max_sequences=options.max_sequences,
+            cache_cells=options.cells,
             rollback=options.rollback,
             branches=DEFAULT_BRANCHES if options.branches is None else options.branches,
             verbose=options.verbose,
@@ -540,6 +549,7 @@ def _open_torch_hf(options: ModelOptions) -> Engine:
             dtype=options.dtype or "auto",
             threads=options.threads,
             max_sequences=options.max_sequences,
+            cells=options.cells,
             verbose=options.verbose,
         )
     )

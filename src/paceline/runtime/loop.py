@@ -149,6 +149,10 @@ class DecodingLoop:
             raise
         return request
 
+    def add_observer(self, observer: Observer) -> None:
+        """Tell one more of every round from now on."""
+        self._observers = (*self._observers, observer)
+
     def cancel(self, request: Request) -> Emission | None:
         """End a request now and return what its reader has not got yet; ``None`` if it is over already.
 

@@ -1,0 +1,237 @@
+"""``paceline serve``: a model behind OpenAI's API and llama-server's."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from paceline.api import GenerateOptions, Model, load
+from paceline.chat.params import ChatParams
+from paceline.cli import exits
+from paceline.cli.display import error_console
+from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, is_given, refuse_given, with_options
+from paceline.cli.setup import FoundModels, PolicyName, Remember, Setup, choose_setup, request_options
+from paceline.core.errors import CapabilityError, InputError, ModelFileError
+from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
+from paceline.engines.loading import foreseen_context_length
+from paceline.models.description import describe
+from paceline.options import ModelChoice
+from paceline.planning.policies.fixed import FixedPolicy
+from paceline.serving.llama_flags import remarks_on, with_llama_variables
+from paceline.serving.settings import ServerOptions
+
+DEFAULT_PARALLEL: Final = 4
+"""Requests that are answered at once where nobody says how many, as in llama-server."""
+
+EPILOG = f"""[bold]Examples[/bold]
+
+paceline serve  [dim]# the embedded pair, at http://127.0.0.1:8080[/dim]
+
+paceline serve -m instruct.gguf -md small.gguf -c 8192 -np 4
+
+paceline serve -hf ggml-org/gemma-3-1b-it-GGUF --host 0.0.0.0 --api-key-file keys.txt
+
+curl http://127.0.0.1:8080/v1/chat/completions -d '{{"messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+[dim]Flags of llama-server and its LLAMA_ARG_... variables mean here what they mean there; those that change nothing are
+taken, and named.[/dim]
+
+{ENVIRONMENT_NOTE}
+"""
+
+
+@with_options(
+    together=(("order", "model_defaults", "seed"),), variables=lambda: with_llama_variables(os.environ)
+)
+def serve(
+    context: typer.Context,
+    *,
+    models: Annotated[
+        ModelChoice, ModelFlags(also=("override_tensors", "max_sequences", "model_defaults", "verbose"))
+    ],
+    options: ServerOptions,
+    conversation: ChatParams,
+    rules: StopRules,
+    params: SamplingParams,
+    speculation: SpeculationParams,
+    given: GivenOptions,
+    policy: PolicyName = None,
+    fixed: FixedPolicy,
+    remember: Remember = True,
+) -> None:
+    """Serve a model to clients of OpenAI's API and of llama-server, speculatively: the same answers, sooner.
+
+    Requests are answered together, and each may say how it is sampled and sped up. Options of sampling, prompt and
+    output are the defaults of requests that do not say it. With no model, the embedded pair is served.
+    """
+    try:
+        import fastapi  # noqa: F401
+    except ImportError:
+        raise CapabilityError(
+            "a server needs packages that are not installed: pip install 'paceline[serve]'"
+        ) from None
+    from paceline.serving.app import Server, create_app
+    from paceline.serving.hosting import ModelHost, ServedModel
+    from paceline.serving.listening import bind, url_of
+    from paceline.serving.running import run
+
+    console = error_console()
+    known = [name for parameter in context.command.params for name in parameter.opts]
+    for remark in remarks_on(context.args, known):
+        console.print(remark, style="dim", markup=False)
+    refuse_given(context, {"forget": "is of paceline chat: clients send the turns that they want answered"})
+    setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
+    security = _security(options)
+    sockets = bind(options.host, options.port)
+    urls = [url_of(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
+    for warning in _warnings(options, security):
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+    found = _sized(context, setup.find(), models, options)
+    chat = replace(conversation, forget=False)
+
+    def load_here(report: Callable[[float], None]) -> ServedModel:
+        model = _loaded(setup, found, options, report)
+        defaults = request_options(context, model, given, params, rules, speculation)
+        if "seed" not in given.names:
+            del defaults["seed"]
+        if rules.max_tokens == MAX_TOKENS or "max_tokens" not in given.names:
+            del defaults["max_tokens"]
+        return _served(model, found, setup, options, chat, defaults)
+
+    ready = threading.Event()
+
+    def on_ready(served: ServedModel) -> None:
+        server.ready(served)
+        ready.set()
+        for url in urls:
+            console.print(f"{served.id} is served at {url}", style="bold", markup=False)
+        console.print(_how(served), style="dim", markup=False)
+
+    host = ModelHost(load_here, on_ready=on_ready)
+    server = Server(host, options, verbose=bool(found.target.verbose))
+    console.print(f"loading {Path(found.target.path).name}", style="dim", markup=False)
+    signals = run(create_app(server, security), server, security, sockets)
+    if signals and not ready.is_set():
+        raise typer.Exit(exits.INTERRUPTED)
+
+
+def _loaded(setup: Setup, found: FoundModels, options: ServerOptions, report: Callable[[float], None]) -> Model:
+    return load(
+        found.target,
+        draft=found.draft,
+        drafters=setup.drafters,
+        policy=setup.policy,
+        verify=setup.verify,
+        remember=setup.remember,
+        prompt_cache_mib=options.prompt_cache_mib,
+        max_waiting=options.max_waiting,
+        report=report,
+    )
+
+
+def _served(
+    model: Model,
+    found: FoundModels,
+    setup: Setup,
+    options: ServerOptions,
+    chat: ChatParams,
+    defaults: GenerateOptions,
+) -> Any:
+    from paceline.chat.sources import find_template
+    from paceline.serving.hosting import ServedModel
+
+    path = Path(found.target.path)
+    replaced_by = None if chat.template_file is None else Path(chat.template_file)
+    try:
+        template = model.worker.call(
+            lambda: find_template(path, model.target.vocabulary, replaced_by=replaced_by)
+        )
+    except (ModelFileError, InputError) as error:
+        error_console().print(f"warning: no chats: {error}", style="yellow", markup=False)
+        template = None
+    return ServedModel(
+        model,
+        describe(path),
+        names=tuple(sorted(set(options.alias))) or (path.stem,),
+        policy=setup.policy if isinstance(setup.policy, str) else _name_of(setup),
+        template=template,
+        tags=options.tags,
+        options=defaults,
+        chat=chat,
+        seed=defaults.get("seed"),
+    )
+
+
+def _name_of(setup: Setup) -> str:
+    return "fixed" if not isinstance(setup.policy, str) and setup.policy.speculates else "plain"
+
+
+def _sized(
+    context: typer.Context, found: FoundModels, models: ModelChoice, options: ServerOptions
+) -> FoundModels:
+    """Return the models with the room that requests have, as llama-server deals it out.
+
+    ``-c`` is the room of all requests together. Each has an equal part of it, or with ``--kv-unified`` whatever the
+    others leave.
+    """
+    target = found.target
+    by_number = is_given(context, "max_sequences") or models.settings.max_sequences != 1
+    parallel = models.settings.max_sequences if by_number else DEFAULT_PARALLEL
+    unified = options.kv_unified if options.kv_unified is not None else not by_number
+    total = target.context_length
+    if total is None:
+        # As elsewhere: the model's own, each its own room.
+        target = replace(target, max_sequences=parallel)
+    elif unified:
+        target = replace(target, max_sequences=parallel, cells=foreseen_context_length(target))
+    else:
+        if total // parallel < 1:
+            raise InputError(f"-c {total} for {parallel} requests (-np) leaves none a token: raise -c or lower -np")
+        target = replace(target, max_sequences=parallel, context_length=total // parallel)
+    draft = found.draft
+    if draft is not None:
+        length = draft.context_length
+        if length is not None and target.context_length is not None and draft.context_may_shrink:
+            length = target.context_length
+        draft = replace(draft, max_sequences=parallel, context_length=length)
+    return FoundModels(target, draft)
+
+
+def _security(options: ServerOptions) -> Any:
+    from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles
+    from paceline.serving.security.settings import HEALTH_PATHS
+
+    key, certificate = (None if name is None else Path(name) for name in (options.ssl_key_file, options.ssl_cert_file))
+    file = None if options.api_key_file is None else Path(options.api_key_file)
+    public = {f"{options.prefix}{path}" for path in (*HEALTH_PATHS, "/")}
+    return SecuritySettings(
+        hosts=options.host,
+        keys=ApiKeys.from_options([",".join(options.api_key)] if options.api_key else [], [file] if file else []),
+        allowed_hosts=options.allowed_hosts,
+        cors=CorsPolicy(options.cors_origins),
+        public_paths=frozenset(public),
+        tls=TlsFiles.from_options(key, certificate),
+        max_body_bytes=options.max_body << 20,
+        body_timeout_s=options.read_s,
+    )
+
+
+def _warnings(options: ServerOptions, security: Any) -> list[str]:
+    from paceline.serving.security import open_warning
+
+    has_keys = bool(security.keys)
+    found = [open_warning(options.host, has_keys), security.cors.warning(has_keys)]
+    return [warning for warning in found if warning is not None]
+
+
+def _how(served: Any) -> str:
+    drafters = ", ".join(served.drafters)
+    how = f"drafts: {drafters} (policy {served.policy})" if drafters else "no drafts: plain decoding"
+    chats = "" if served.template is not None else "; the model has no chat template, so it answers completions alone"
+    return f"{served.max_running} requests at once, {served.context_length} tokens each; {how}{chats}"

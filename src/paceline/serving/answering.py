@@ -1,0 +1,384 @@
+"""Answers of one request while they are written: every prompt, every choice, token by token.
+
+::
+
+    prompts ──> one AsyncStream for each choice ──> rounds of all of them, as they come ──> pieces, progress, ends
+                                                                                            (serving/shapes)
+
+A round of the engine may bring several tokens. Each becomes a piece of its own, as clients of llama-server know it:
+they count chunks as tokens. All pieces of a round are handed on together, and cost one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from paceline.api import GenerateOptions
+from paceline.async_streams import AsyncStream
+from paceline.chat.prompts import ChatPrompt
+from paceline.chat.reasoning import PartKind, ReasoningFormat, ReasoningSplitter
+from paceline.core.logprobs import TokenLogprob
+from paceline.core.request import Emission
+from paceline.core.stats import RequestStats
+from paceline.core.text import TextSegment
+from paceline.serving.asked import Asked
+from paceline.serving.hosting import ServedModel
+
+StopType: TypeAlias = Literal["none", "eos", "word", "limit"]
+"""Why an answer ended, in llama-server's words."""
+
+_STOP_TYPES: Final[dict[str, StopType]] = {"end": "eos", "stop": "word"}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A prompt that is ready to be answered.
+
+    Attributes:
+        token_ids: its tokens.
+        text: as it was written.
+        options: of the call, beside those of the request.
+        chat: what a conversation came to; ``None`` of a completion.
+        reasoning_format: where an answer has its reasoning.
+    """
+
+    token_ids: Sequence[int]
+    text: str
+    options: GenerateOptions = field(default_factory=lambda: GenerateOptions())
+    chat: ChatPrompt | None = None
+    reasoning_format: ReasoningFormat = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One token of an answer, with those before it that no text came of.
+
+    Attributes:
+        choice: which answer.
+        parts: what became final, by kind and text.
+        token_ids: the tokens.
+        logprobs: of each of them; none where they were not asked for.
+        num_said: tokens of the answer up to here.
+    """
+
+    choice: Choice
+    parts: Sequence[tuple[PartKind, str]]
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprob]
+    num_said: int
+
+    @property
+    def text(self) -> str:
+        """All of the text."""
+        return "".join(text for _, text in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a prompt is read.
+
+    Attributes:
+        choice: whose prompt.
+        processed: tokens that are in the cache.
+        time_ms: since the request was taken, in milliseconds.
+    """
+
+    choice: Choice
+    processed: int
+    time_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An answer is over.
+
+    Attributes:
+        choice: which answer.
+    """
+
+    choice: Choice
+
+
+Event: TypeAlias = Said | Progress | Ended
+
+
+class Choice:
+    """One answer of a request.
+
+    Attributes:
+        number: among all answers of the request.
+        prompt: what is answered.
+        stream: the answer, as the engine writes it.
+        slot: number of the place that it has while it runs; -1 before.
+        token_ids: said so far.
+        parts: the text so far, by kind and text.
+        written: the text so far as the model wrote it, markers of reasoning included.
+        logprobs: of the tokens said so far.
+        num_reasoning: tokens of reasoning so far.
+        timed_out: whether it was ended because it took too long.
+        stats: counts and times, once it is over.
+        finish_reason: why it ended; empty while it runs.
+    """
+
+    def __init__(self, number: int, prompt: PreparedPrompt, stream: AsyncStream, asked: Asked) -> None:
+        self.number = number
+        self.prompt = prompt
+        self.stream = stream
+        self.slot = -1
+        self.token_ids: list[int] = []
+        self.parts: list[tuple[PartKind, str]] = []
+        self.written = ""
+        self.logprobs: list[TokenLogprob] = []
+        self.num_reasoning = 0
+        self.timed_out = False
+        self.stats: RequestStats | None = None
+        self.finish_reason = ""
+        self._asked = asked
+        self._began_s = time.monotonic()
+        self._first_s: float | None = None
+        self._processed: int | None = None
+        self._unsent_ids: list[int] = []
+        self._unsent_logprobs: list[TokenLogprob] = []
+        chat = prompt.chat
+        markers = chat.markers if chat is not None and prompt.reasoning_format != "none" else None
+        self._splitter = ReasoningSplitter(markers, begun=chat.begun) if chat is not None else None
+        self._opening: list[tuple[PartKind, str]] = []
+        if chat is not None and prompt.reasoning_format == "none" and chat.begun and chat.markers is not None:
+            # What the prompt has of an answer that keeps its markers.
+            self._opening = [("content", chat.markers.start)]
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt.token_ids)
+
+    @property
+    def text(self) -> str:
+        """All of the text so far, reasoning included."""
+        return "".join(text for _, text in self.parts)
+
+    @property
+    def has_new_line(self) -> bool:
+        """Whether a line ended."""
+        return any("\n" in text for _, text in self.parts)
+
+    @property
+    def stop_type(self) -> StopType:
+        """Why it ended, in llama-server's words."""
+        return _STOP_TYPES.get(self.finish_reason, "limit") if self.finish_reason else "none"
+
+    @property
+    def stopping_word(self) -> str:
+        """The stop text that ended it; empty if none did."""
+        request = self.stream.request
+        return request.text.stop_text if request is not None and self.finish_reason == "stop" else ""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it ended because the context was full."""
+        return self.finish_reason in ("context", "no_room")
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that need not be read."""
+        request = self.stream.request
+        return 0 if request is None else request.stats.cached_tokens
+
+    def take(self, emission: Emission | None) -> list[Event]:
+        """Return what a round brought."""
+        if emission is None or not self.token_ids:
+            events: list[Event] = list(self._progress(emission))
+        else:
+            events = []
+        if emission is None:
+            return events
+        starts = [0, *emission.segment_ends]
+        for place, token_id in enumerate(emission.token_ids):
+            self._unsent_ids.append(token_id)
+            if emission.logprobs:
+                self._unsent_logprobs.append(emission.logprobs[place])
+            self.token_ids.append(token_id)
+            events += self._said(emission.segments[starts[place] : starts[place + 1]])
+        if emission.finish_reason is not None:
+            events += self._said(emission.segments[starts[-1] :], last=True)
+        if self._asked.most_predict_s is not None:
+            self._check_time(self._asked.most_predict_s)
+        return events
+
+    def end(self, finish_reason: str, stats: RequestStats) -> None:
+        """Take note of the end."""
+        self.finish_reason, self.stats = finish_reason, stats
+
+    def stop(self) -> None:
+        """End the answer where it is, as it takes too long."""
+        self.timed_out = True
+        self.stream.cancel_soon()
+
+    def _said(self, segments: Sequence[TextSegment], *, last: bool = False) -> list[Event]:
+        parts, self._opening = self._opening, []
+        self.written += "".join(segment.text for segment in segments)
+        if self._splitter is None:
+            parts += [("content", segment.text) for segment in segments]
+        else:
+            pieces = self._splitter.push(segments)
+            if last:
+                pieces += self._splitter.finish()
+            parts += [(part.kind, part.segment.text) for part in pieces]
+        if not last:
+            self.num_reasoning += self._splitter is not None and self._splitter.is_inside
+        if not parts and not (last and self._unsent_ids):
+            return []
+        self.parts += parts
+        token_ids, self._unsent_ids = self._unsent_ids, []
+        logprobs, self._unsent_logprobs = self._unsent_logprobs, []
+        self.logprobs += logprobs
+        return [Said(self, parts, token_ids, logprobs, len(self.token_ids))]
+
+    def _progress(self, emission: Emission | None) -> list[Progress]:
+        """Return how far the prompt is read, where somebody wants to know; first of all what needs no reading."""
+        request = self.stream.request
+        if not self._asked.return_progress or request is None:
+            return []
+        found = []
+        time_ms = (time.monotonic() - self._began_s) * 1e3
+        if self._processed is None:
+            self._processed = request.stats.cached_tokens
+            found.append(Progress(self, self._processed, 0.0))
+        read = self.num_prompt if emission is not None else request.cached
+        if read > self._processed:
+            self._processed = read
+            found.append(Progress(self, read, time_ms))
+        return found
+
+    def _check_time(self, most_s: float) -> None:
+        now_s = time.monotonic()
+        if self._first_s is None:
+            self._first_s = now_s
+        elif now_s - self._first_s > most_s and self.has_new_line:
+            self.stop()
+
+
+class Answer:
+    """All answers of a request.
+
+    Args:
+        served: the model.
+        asked: what is asked for.
+        prompts: to answer.
+        namespace: whose the request is: nothing that was read is shared with others.
+        most_s: seconds after which answers end where they are; 0 for no limit.
+
+    Attributes:
+        id: of the answer, for the client.
+        created: when it was asked for, in seconds since 1970.
+        served: the model.
+        asked: what is asked for.
+        choices: in the order of prompts, and of the choices of each.
+    """
+
+    def __init__(
+        self, served: ServedModel, asked: Asked, prompts: Sequence[PreparedPrompt], *, namespace: str, most_s: float
+    ) -> None:
+        self.id = f"chatcmpl-{secrets.token_urlsafe(24)}"
+        self.created = int(time.time())
+        self.served = served
+        self.asked = asked
+        self.choices: list[Choice] = []
+        try:
+            for prompt in prompts:
+                for choice in range(asked.num_choices):
+                    options = {**asked.options, **prompt.options, "choice": choice, "namespace": namespace}
+                    stream = served.model.astream(prompt.token_ids, **options)  # type: ignore[misc]
+                    self.choices.append(Choice(len(self.choices), prompt, stream, asked))
+        except BaseException:
+            self.cancel()
+            raise
+        loop = asyncio.get_running_loop()
+        self._timers = [loop.call_later(most_s, choice.stop) for choice in self.choices if most_s > 0]
+
+    async def admitted(self) -> None:
+        """Wait until all choices were taken by the engine, though they may still wait for their start.
+
+        Raises:
+            PacelineError: one of them was refused; then all are ended.
+        """
+        try:
+            for choice in self.choices:
+                await choice.stream.admitted()
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def rounds(self) -> AsyncIterator[list[Event]]:
+        """Iterate over what rounds of the engine bring to any of the choices, and over the ends of choices.
+
+        Leaving the iteration early ends all of them.
+
+        Raises:
+            PacelineError: an answer ended by an error.
+        """
+        try:
+            if len(self.choices) == 1:
+                async for events in self._rounds_of(self.choices[0]):
+                    yield events
+            else:
+                async with contextlib.aclosing(self._all_rounds()) as rounds:
+                    async for events in rounds:
+                        yield events
+        finally:
+            self.cancel()
+
+    async def result(self) -> None:
+        """Wait until all choices are over. Raises as :meth:`rounds` does."""
+        async for _ in self.rounds():
+            pass
+
+    def cancel(self) -> None:
+        """End what still runs, without waiting."""
+        for timer in getattr(self, "_timers", ()):
+            timer.cancel()
+        for choice in self.choices:
+            choice.stream.cancel_soon()
+
+    async def _rounds_of(self, choice: Choice) -> AsyncIterator[list[Event]]:
+        async for emission in choice.stream.emissions():
+            events = choice.take(emission)
+            if events:
+                yield events
+        generation = await choice.stream.so_far()
+        choice.end(str(generation.finish_reason), generation.stats)
+        yield [Ended(choice)]
+
+    async def _all_rounds(self) -> AsyncIterator[list[Event]]:
+        """Iterate over rounds of all choices, in the order in which they come."""
+        queue: asyncio.Queue[list[Event] | BaseException | None] = asyncio.Queue()
+
+        async def follow(choice: Choice) -> None:
+            try:
+                async for events in self._rounds_of(choice):
+                    queue.put_nowait(events)
+            except Exception as error:
+                queue.put_nowait(error)
+            else:
+                queue.put_nowait(None)
+
+        tasks = [asyncio.create_task(follow(choice)) for choice in self.choices]
+        try:
+            left = len(tasks)
+            while left:
+                events = await queue.get()
+                if isinstance(events, BaseException):
+                    raise events
+                if events is None:
+                    left -= 1
+                else:
+                    yield events
+        finally:
+            for task in tasks:
+                task.cancel()

@@ -1,0 +1,437 @@
+"""The routes of ``paceline serve``.
+
+::
+
+    security (keys, hosts, limits)  ->  a route  ->  bodies, asked  ->  preparing  ->  answering  ->  shapes
+    serving/security                    here         what is asked     prompts       the answer      its JSON
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp
+
+from paceline.serving.answering import Answer, Ended, Event, PreparedPrompt
+from paceline.serving.asked import Api, Asked, read_asked
+from paceline.serving.bodies import (
+    ChatBody,
+    CompletionBody,
+    ControlBody,
+    DetokenizeBody,
+    TemplateBody,
+    TokenizeBody,
+)
+from paceline.serving.detokenize import check_ids, piece_of, text_of
+from paceline.serving.errors import (
+    NotFoundError,
+    NotOfferedError,
+    RefusedError,
+    error_of,
+    handle,
+    response_of,
+)
+from paceline.serving.hosting import ModelHost, ServedModel
+from paceline.serving.metrics import RequestOver, ServerLoad, ServerMetrics
+from paceline.serving.model_facts import models_of, props_of
+from paceline.serving.openapi import ERROR_RESPONSES, document
+from paceline.serving.prompts import encode, read_mixed
+from paceline.serving.preparing import prepare_chat, prepare_completions, with_bias
+from paceline.serving.requests import body_of, documented
+from paceline.serving.security import SecuritySettings, namespace_of, secured
+from paceline.serving.settings import ServerOptions
+from paceline.serving.shapes import ChatShape, CompletionShape, NativeShape, Shape, as_events, to_json
+from paceline.serving.slots import SlotBoard
+
+_SHAPES: dict[Api, Callable[[Answer], Shape]] = {
+    "native": NativeShape,
+    "completions": CompletionShape,
+    "chat": ChatShape,
+}
+
+
+class Server:
+    """Answers requests by the model of a host.
+
+    Args:
+        host: has the model, or will have.
+        options: of the server.
+        verbose: whether answers tell prompt and settings unasked.
+
+    Attributes:
+        host: as it was given.
+        options: as they were given.
+        verbose: as it was given.
+        metrics: what the server did; ``None`` until there is a model.
+    """
+
+    def __init__(self, host: ModelHost, options: ServerOptions, *, verbose: bool = False) -> None:
+        self.host = host
+        self.options = options
+        self.verbose = verbose
+        self.metrics: ServerMetrics | None = None
+        self._board: SlotBoard | None = None
+
+    @property
+    def board(self) -> SlotBoard:
+        """The places of answers.
+
+        Raises:
+            NotReadyError: there is no model.
+        """
+        served = self.host.served
+        if self._board is None:
+            self._board = SlotBoard(served)
+        return self._board
+
+    def ready(self, served: ServedModel) -> None:
+        """Count what the model does from now on."""
+        self.metrics = ServerMetrics(
+            model_name=served.id,
+            context_length=served.context_length,
+            max_running=served.max_running,
+            started_s=self.host.started_s,
+            load=self.load,
+        )
+        served.model.add_observer(self.metrics)
+
+    def end_answers(self) -> None:
+        """End all answers where they are."""
+        if self._board is not None:
+            for answer in self._board.answers:
+                answer.cancel()
+
+    def load(self) -> ServerLoad:
+        """Return what the server is busy with."""
+        board = self._board
+        choices = [choice for answer in board.answers for choice in answer.choices] if board is not None else []
+        requests = [choice.stream.request for choice in choices if not choice.stream.is_over]
+        running = [request for request in requests if request is not None and request.sequence >= 0]
+        tokens = sum(len(request.token_ids) for request in running)
+        served = self.host.served if self.host.state == "ready" else None
+        cells = None if served is None else served.model.target.capabilities.cells
+        return ServerLoad(
+            running=len(running),
+            waiting=len(requests) - len(running),
+            tokens=tokens,
+            cache_share=min(tokens / cells, 1.0) if cells else 0.0,
+        )
+
+    async def answer(self, request: Request, asked: Asked, prompts: Sequence[PreparedPrompt]) -> Response:
+        """Answer prompts, whole or as a stream.
+
+        Raises:
+            PacelineError: the request was refused, or ended by an error before anything was sent.
+        """
+        board = self.board
+        served = self.host.served
+        answer = Answer(
+            served,
+            asked,
+            prompts,
+            namespace=namespace_of(request.scope, asked.cache_salt or None),
+            most_s=self.options.request_s,
+        )
+        board.add(answer)
+        shape = _SHAPES[asked.api](answer)
+        try:
+            await answer.admitted()
+            if not asked.stream:
+                return await self._whole(request, answer, shape)
+        except BaseException:
+            self._over(answer)
+            raise
+        return EventSourceResponse(
+            self._stream(answer, shape),
+            ping=int(asked.ping_s),
+            ping_message_factory=lambda: ServerSentEvent(comment="", sep="\n"),
+            sep="\n",
+            send_timeout=self.options.read_s,
+        )
+
+    async def _whole(self, request: Request, answer: Answer, shape: Shape) -> Response:
+        """Wait for an answer for as long as the client does."""
+        written = asyncio.create_task(self._followed(answer))
+        gone = asyncio.create_task(_disconnected(request))
+        try:
+            await asyncio.wait((written, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not written.done():
+                # Nobody reads this.
+                return Response(status_code=499)
+            await written
+        finally:
+            for task in (written, gone):
+                task.cancel()
+            answer.cancel()
+            self._over(answer)
+        return Response(to_json(shape.whole()), media_type="application/json")
+
+    async def _followed(self, answer: Answer) -> None:
+        async for events in answer.rounds():
+            self._note(answer, events)
+
+    async def _stream(self, answer: Answer, shape: Shape) -> AsyncIterator[bytes]:
+        try:
+            async for events in answer.rounds():
+                self._note(answer, events)
+                chunks = shape.chunks(events)
+                if chunks:
+                    yield as_events(chunks)
+            if self.host.state == "closing" and any(c.finish_reason == "cancelled" for c in answer.choices):
+                yield as_events([error_of(RefusedError(503, "unavailable_error", "the server is ending"))[1]])
+            if shape.ends_with_done:
+                yield b"data: [DONE]\n\n"
+        except Exception as error:
+            yield as_events([error_of(error)[1]])
+        finally:
+            answer.cancel()
+            self._over(answer)
+
+    def _note(self, answer: Answer, events: Sequence[Event]) -> None:
+        """Count what came, and give those that started their places."""
+        for event in events:
+            self.board_of(answer).started(answer, event.choice)
+            if isinstance(event, Ended) and self.metrics is not None:
+                stats = event.choice.stats
+                assert stats is not None
+                self.metrics.request_over(
+                    RequestOver(
+                        stats=stats,
+                        finish_reason=event.choice.finish_reason,  # type: ignore[arg-type]
+                        num_prompt=event.choice.num_prompt,
+                        added_s=stats.added_s,
+                        queue_s=stats.queue_s or 0.0,
+                        over_s=stats.arrivals_s[-1] if stats.arrivals_s else stats.added_s + (stats.queue_s or 0.0),
+                        plain_s=None if stats.plain is None else stats.plain.expected_s,
+                    )
+                )
+
+    def board_of(self, answer: Answer) -> SlotBoard:
+        """Return the places of answers, also while the server ends."""
+        if self._board is None:
+            self._board = SlotBoard(answer.served)
+        return self._board
+
+    def _over(self, answer: Answer) -> None:
+        self.board_of(answer).remove(answer)
+
+
+def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
+    """Return the application, behind everything that a request has to pass.
+
+    Args:
+        server: answers.
+        security: who may ask, and for how much.
+    """
+    app = FastAPI(title="paceline", docs_url=None, redoc_url=None, openapi_url=None)
+    router = APIRouter(prefix=server.options.prefix, responses=ERROR_RESPONSES)
+    _add_health(router, server)
+    _add_generation(router, server)
+    _add_tokens(router, server)
+    _add_facts(router, server)
+
+    @router.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> JSONResponse:
+        return JSONResponse(document(app))
+
+    app.include_router(router)
+    app.add_exception_handler(Exception, _counted(server, handle))
+    app.add_exception_handler(HTTPException, _counted(server, _not_found))
+    return secured(app, security)
+
+
+def _counted(server: Server, handler: Any) -> Any:
+    async def counted(request: Request, error: Exception) -> Response:
+        response: Response = await handler(request, error)
+        if server.metrics is not None:
+            server.metrics.refused(response.status_code, error_of(error)[1]["error"]["type"])
+        return response
+
+    return counted
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    del request, error
+    return response_of(NotFoundError("File Not Found"))
+
+
+async def _disconnected(request: Request) -> None:
+    """Return once the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _add_health(router: APIRouter, server: Server) -> None:
+    @router.get("/health", summary="Whether the model is there")
+    @router.get("/v1/health", include_in_schema=False)
+    async def health() -> dict[str, str]:
+        _ = server.host.served
+        return {"status": "ok"}
+
+    @router.get("/metrics", summary="Counts and times, for Prometheus", response_class=PlainTextResponse)
+    async def metrics(request: Request) -> Response:
+        if not server.options.metrics:
+            raise NotOfferedError("this server offers no metrics: start it with --metrics")
+        _ = server.host.served
+        assert server.metrics is not None
+        accepts = request.headers.get("accept", "")
+        body, kind = server.metrics.render(openmetrics="application/openmetrics-text" in accepts)
+        headers = {"Process-Start-Time-Unix": server.metrics.process_start, "Content-Type": kind}
+        return Response(body, headers=headers)
+
+    if server.options.ui:
+
+        @router.get("/", include_in_schema=False)
+        async def page() -> HTMLResponse:
+            return HTMLResponse(_PAGE)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>paceline</title>
+<h1>paceline</h1>
+<p>This is an endpoint for programs. Clients of OpenAI's API ask at <code>/v1</code>,
+those of llama-server as they are used to. <a href="openapi.json">openapi.json</a> describes every route.</p>
+</html>
+"""
+
+
+def _add_generation(router: APIRouter, server: Server) -> None:
+    async def complete(request: Request, body: CompletionBody, api: Api) -> Response:
+        served = server.host.served
+        asked = read_asked(body, api, defaults=served.options, settings=server.options, verbose=server.verbose)
+        asked = await with_bias(server.host, asked)
+        prompts = await prepare_completions(server.host, body.prompt, most=server.options.max_choices)
+        return await server.answer(request, asked, prompts)
+
+    @router.post("/completion", summary="Go on with a text", openapi_extra=documented(CompletionBody))
+    @router.post("/completions", include_in_schema=False)
+    async def native(
+        request: Request, body: Annotated[CompletionBody, Depends(body_of(CompletionBody))]
+    ) -> Response:
+        return await complete(request, body, "native")
+
+    @router.post("/v1/completions", summary="Go on with a text, as OpenAI", openapi_extra=documented(CompletionBody))
+    async def completions(
+        request: Request, body: Annotated[CompletionBody, Depends(body_of(CompletionBody))]
+    ) -> Response:
+        return await complete(request, body, "completions")
+
+    @router.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=documented(ChatBody))
+    @router.post("/chat/completions", include_in_schema=False)
+    async def chat(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> Response:
+        served = server.host.served
+        asked = read_asked(body, "chat", defaults=served.options, settings=server.options, verbose=server.verbose)
+        asked = await with_bias(server.host, asked)
+        prompt = await prepare_chat(server.host, body, max_tokens=asked.options.get("max_tokens"))
+        return await server.answer(request, asked, [prompt])
+
+    @router.post(
+        "/v1/chat/completions/input_tokens",
+        summary="Count the tokens of a conversation",
+        openapi_extra=documented(ChatBody),
+    )
+    @router.post("/chat/completions/input_tokens", include_in_schema=False)
+    async def input_tokens(body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> dict[str, Any]:
+        prompt = await prepare_chat(server.host, body, max_tokens=None)
+        return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+
+    @router.post(
+        "/v1/chat/completions/control",
+        summary="End the reasoning of an answer that is being written",
+        openapi_extra=documented(ControlBody),
+    )
+    async def control(body: Annotated[ControlBody, Depends(body_of(ControlBody))]) -> dict[str, Any]:
+        answer = server.board.answer(body.id)
+        if answer is None:
+            return {"success": False, "message": "no active completion for this id"}
+        ended = [await choice.stream.end_reasoning() for choice in answer.choices]
+        return {"success": any(ended), "message": "" if any(ended) else "the answer does not reason now"}
+
+
+def _add_tokens(router: APIRouter, server: Server) -> None:
+    @router.post("/tokenize", summary="Turn a text into tokens", openapi_extra=documented(TokenizeBody))
+    async def tokenize(body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))]) -> dict[str, Any]:
+        parts = read_mixed(body.content, "content")
+        vocabulary = server.host.served.model.target.vocabulary
+
+        def encoded() -> tuple[list[int], list[bytes]]:
+            token_ids = encode(
+                parts,
+                vocabulary,
+                add_special=bool(body.add_special),
+                parse_special=body.parse_special is not False,
+            )
+            check_ids(token_ids, vocabulary, "content")
+            return token_ids, [piece_of(token_id, vocabulary) for token_id in token_ids] if body.with_pieces else []
+
+        token_ids, pieces = await server.host.call(encoded)
+        if not body.with_pieces:
+            return {"tokens": token_ids}
+        return {
+            "tokens": [
+                {"id": token_id, "piece": _text_or_bytes(piece)}
+                for token_id, piece in zip(token_ids, pieces, strict=True)
+            ]
+        }
+
+    @router.post("/detokenize", summary="Turn tokens into a text", openapi_extra=documented(DetokenizeBody))
+    async def detokenize(body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))]) -> dict[str, str]:
+        vocabulary = server.host.served.model.target.vocabulary
+        check_ids(body.tokens, vocabulary, "tokens")
+        return {"content": await server.host.call(lambda: text_of(body.tokens, vocabulary))}
+
+    @router.post(
+        "/apply-template", summary="Write a conversation as the model's template has it",
+        openapi_extra=documented(TemplateBody),
+    )  # fmt: skip
+    async def apply_template(body: Annotated[TemplateBody, Depends(body_of(TemplateBody))]) -> dict[str, str]:
+        prompt = await prepare_chat(server.host, body, max_tokens=None, tools=body.tools)
+        return {"prompt": prompt.text}
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _add_facts(router: APIRouter, server: Server) -> None:
+    @router.get("/v1/models", summary="The model")
+    @router.get("/models", include_in_schema=False)
+    async def models() -> dict[str, Any]:
+        return models_of(server.host.served, created=int(server.host.started_s))
+
+    @router.get("/v1/models/{name}", summary="The model, by one of its names")
+    async def model(name: str) -> dict[str, Any]:
+        served = server.host.served
+        if name not in served.names:
+            raise RefusedError(404, "not_found_error", f"there is no model {name!r} here: its names are "
+                               f"{', '.join(served.names)}")  # fmt: skip
+        found: dict[str, Any] = models_of(served, created=int(server.host.started_s))["data"][0]
+        return {**found, "id": name}
+
+    @router.get("/props", summary="How requests are answered that say nothing")
+    async def props() -> dict[str, Any]:
+        served = server.host.served
+        return await server.host.call(lambda: props_of(served, server.options))
+
+    @router.post("/props", include_in_schema=False)
+    async def set_props() -> None:
+        raise NotOfferedError("this server's properties cannot be changed while it runs: start it with other flags")
+
+    @router.get("/slots", summary="What is under way")
+    async def slots(fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
+        if not server.options.slots:
+            raise NotOfferedError("this server does not tell what is under way: start it with --slots")
+        board = server.board
+        if fail_on_no_slot and board.num_busy >= server.host.served.max_running:
+            raise RefusedError(503, "unavailable_error", "no slot available")
+        return board.facts()

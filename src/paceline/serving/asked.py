@@ -1,0 +1,339 @@
+"""What a request asks for: its fields, read into the options of a call and into how its answer is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias, cast
+
+from paceline.api import GenerateOptions
+from paceline.chat.params import ChatParams
+from paceline.core.errors import InputError
+from paceline.core.fields import fields_of
+from paceline.core.numbers import shown
+from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams, draw_seed
+from paceline.options import REQUEST_PARTS
+from paceline.serving.bodies import ChatBody, CompletionBody, Speculative
+from paceline.serving.fields import FieldError, check_known
+from paceline.serving.settings import ServerOptions
+
+Api: TypeAlias = Literal["native", "completions", "chat"]
+"""Whose fields a request has: llama-server's ``/completion``, or OpenAI's completions or chat completions."""
+
+DEFAULT_TOP_LOGPROBS: Final = 20
+"""Likely tokens listed beside each in a chat that asks for log-probabilities without saying how many, as llama-server
+does."""
+
+_LENGTHS: Final = ("n_predict", "max_completion_tokens", "max_tokens")
+"""Names of the most tokens to generate; the first that is given counts, as in llama-server."""
+
+_SAMPLERS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
+    # llama.cpp's name: its letter, ours, and the options that switch the step off
+    "penalties": ("e", "penalties", {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}),
+    "top_k": ("k", "top_k", {"top_k": 0}),
+    "top_p": ("p", "top_p", {"top_p": 1.0}),
+    "min_p": ("m", "min_p", {"min_p": 0.0}),
+    "temperature": ("t", "temperature", {"temperature": 1.0}),
+}
+_OTHER_SAMPLERS: Final[Mapping[str, str]] = {
+    "dry": "d",
+    "typ_p": "y",
+    "typical_p": "",
+    "top_n_sigma": "s",
+    "xtc": "x",
+    "adaptive_p": "a",
+    "temp": "",
+}
+"""Steps that only act with fields that are refused here; a list may name them."""
+
+_DOTTED: Final[Mapping[str, str]] = {
+    "speculative.n_max": "draft_max",
+    "speculative.n_min": "draft_min",
+    "speculative.p_min": "p_min",
+    "speculative.type": "",
+}
+"""llama-server's own names for how a request is sped up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for.
+
+    Attributes:
+        api: whose fields it has.
+        options: of the call, but for what the tokenizer has to read.
+        bias_texts: what is added to the logits of the tokens of texts.
+        num_choices: answers to each prompt.
+        reads_only: whether the prompt is read and nothing is generated.
+        stream: whether the answer is sent while it is written.
+        include_usage: whether a stream ends with counts of tokens.
+        num_logprobs: likely tokens listed beside each; ``None`` for no log-probabilities.
+        post_sampling: whether these are of what is sampled from, not of the model's own distribution.
+        echo: whether the prompt stands before the answer.
+        return_tokens: whether token ids are sent.
+        return_progress: whether a stream says how far the prompt is read.
+        timings_per_token: whether each chunk has timings.
+        verbose: whether prompt and settings are sent.
+        response_fields: fields of a native answer to send; none for all.
+        ping_s: seconds between comments in a silent stream; 0 for none.
+        most_predict_s: seconds after the first token at which the answer ends at the next line; ``None`` for none.
+        cache_salt: with whom what was read is shared, beside the key.
+        warnings: what the client ought to know of its request.
+    """
+
+    api: Api
+    options: GenerateOptions
+    bias_texts: tuple[tuple[str, float], ...] = ()
+    num_choices: int = 1
+    reads_only: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    num_logprobs: int | None = None
+    post_sampling: bool = False
+    echo: bool = False
+    return_tokens: bool = False
+    return_progress: bool = False
+    timings_per_token: bool = False
+    verbose: bool = False
+    response_fields: tuple[str, ...] = ()
+    ping_s: float = 30.0
+    most_predict_s: float | None = None
+    cache_salt: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def read_asked(
+    body: CompletionBody | ChatBody, api: Api, *, defaults: GenerateOptions, settings: ServerOptions, verbose: bool
+) -> Asked:
+    """Return what a request asks for.
+
+    Args:
+        body: as it was sent, each field of its kind.
+        api: whose fields it has.
+        defaults: options of a request that says nothing else.
+        settings: of the server.
+        verbose: whether the server tells prompt and settings unasked.
+
+    Raises:
+        FieldError: a field cannot be used.
+    """
+    given: dict[str, Any] = {
+        name: value for name in type(body).model_fields if (value := getattr(body, name, None)) is not None
+    }
+    extra = dict(body.model_extra or {})
+    options = _options_of(given, defaults)
+    options.update(_speculation_of(given.get("speculative"), extra))
+    biases, bias_texts = _biases_of(given.get("logit_bias"))
+    if biases:
+        options["logit_bias"] = biases
+    reads_only, length = _length_of(given)
+    if length is not None:
+        options["max_tokens"] = length
+    elif api == "chat" or options.get("max_tokens") is None:
+        options.setdefault("max_tokens", MAX_TOKENS)
+    if "stop" in given:
+        options["stop"] = _stops_of(given["stop"], settings.max_stop)
+    if "samplers" in given:
+        options.update(_steps_of(given["samplers"]))
+    num_choices = _num_choices(given, settings.max_choices)
+    num_logprobs = _num_logprobs(given, api)
+    echo = bool(given.get("echo"))
+    if echo and num_logprobs is not None:
+        raise FieldError("echo", "echo with log-probabilities would need those of the prompt: leave out one of them")
+    options.setdefault("seed", None)
+    if options["seed"] is None:
+        # One for all choices, and for the answer to tell.
+        options["seed"] = draw_seed()
+    unknown = check_known(extra, strict=settings.strict_fields)
+    ping_s = given.get("sse_ping_interval", 30)
+    return Asked(
+        api=api,
+        options=options,
+        bias_texts=bias_texts,
+        num_choices=num_choices,
+        reads_only=reads_only,
+        stream=bool(given.get("stream")),
+        include_usage=bool(given.get("stream_options") and given["stream_options"].include_usage),
+        num_logprobs=num_logprobs,
+        post_sampling=bool(given.get("post_sampling_probs")),
+        echo=echo,
+        return_tokens=bool(given.get("return_tokens")),
+        return_progress=bool(given.get("return_progress")),
+        timings_per_token=bool(given.get("timings_per_token")),
+        verbose=verbose or bool(given.get("verbose")),
+        response_fields=tuple(given.get("response_fields", ())),
+        ping_s=max(0.0, float(ping_s)),
+        most_predict_s=_most_predict_s(given),
+        cache_salt=given.get("cache_salt", ""),
+        warnings=tuple(f"unknown field {name!r} was ignored" for name in unknown),
+    )
+
+
+def chat_params_of(body: ChatBody | Any, defaults: ChatParams) -> ChatParams:
+    """Return how a conversation is written.
+
+    Args:
+        body: a request with the fields of conversations.
+        defaults: of a request that says nothing else.
+
+    Raises:
+        FieldError: a field cannot be used.
+    """
+    given: dict[str, Any] = {}
+    variables = dict(getattr(body, "chat_template_kwargs", None) or {})
+    switch = variables.pop("enable_thinking", None)
+    if switch is not None:
+        if not isinstance(switch, bool):
+            raise FieldError("chat_template_kwargs", f"enable_thinking is {shown(switch)}: give true or false")
+        given["reasoning"] = "on" if switch else "off"
+    if variables:
+        given["template_variables"] = {**defaults.template_variables, **variables}
+    for name, field in (
+        ("reasoning_effort", "reasoning_effort"),
+        ("reasoning_format", "reasoning_format"),
+        ("reasoning_budget_tokens", "reasoning_budget"),
+        ("thinking_budget_tokens", "reasoning_budget"),
+        ("add_generation_prompt", "add_generation_prompt"),
+        ("continue_final_message", "continue_final_message"),
+    ):
+        value = getattr(body, name, None)
+        if value is not None:
+            given[field] = value
+    try:
+        return replace(defaults, **given)
+    except InputError as error:
+        raise FieldError(next(iter(given), "messages"), str(error)) from error
+
+
+def _options_of(given: Mapping[str, Any], defaults: GenerateOptions) -> GenerateOptions:
+    """Return the options that fields of the table set."""
+    options: dict[str, Any] = {**defaults}
+    for part in REQUEST_PARTS:
+        if part is SpeculationParams:
+            continue
+        for field in fields_of(part):
+            if field.name in ("logit_bias", "stop", "max_tokens", "logprobs"):
+                continue
+            for name in field.json_names:
+                if name in given:
+                    options[field.name] = given[name]
+                    break
+    if options.get("seed") == -1:
+        options["seed"] = None
+    return cast("GenerateOptions", options)
+
+
+def _speculation_of(speculative: Speculative | None, extra: dict[str, Any]) -> GenerateOptions:
+    """Return the options that say how a request is sped up; takes llama-server's names out of ``extra``."""
+    asked: dict[str, Any] = {}
+    if speculative is not None:
+        asked = {
+            field.name: value
+            for field in fields_of(SpeculationParams)
+            if (value := getattr(speculative, field.name, None)) is not None
+        }
+        if speculative.enabled is False or speculative.off:
+            asked = {"speculate": False}
+        if speculative.model_extra:
+            name = next(iter(speculative.model_extra))
+            raise FieldError(f"speculative.{name}", f"speculative has no {name!r}: see its fields in the documentation")
+    for name, option in _DOTTED.items():
+        value = extra.pop(name, None)
+        if value is None:
+            continue
+        if option:
+            asked.setdefault(option, value)
+        elif value == "none":
+            asked = {"speculate": False}
+        elif value not in ("auto", "default"):
+            raise FieldError(name, f"{name} is {shown(value)}: name drafters in speculative.drafters instead")
+    if asked.get("draft_max") == 0:
+        asked = {"speculate": False}
+    drafters = asked.get("drafters")
+    if isinstance(drafters, str):
+        asked["drafters"] = [name.strip() for name in drafters.split(",") if name.strip()]
+    return cast("GenerateOptions", asked)
+
+
+def _length_of(given: Mapping[str, Any]) -> tuple[bool, int | None]:
+    """Return whether nothing is to be generated, and the most tokens; ``None`` where that is not said."""
+    for name in _LENGTHS:
+        if name in given:
+            length = given[name]
+            if length < -1:
+                raise FieldError(name, f"{name} is {length}: give 1 or more, 0 to read the prompt, or -1 for no limit")
+            return length == 0, 1 if length == 0 else MAX_TOKENS if length == -1 else min(length, MAX_TOKENS)
+    return False, None
+
+
+def _biases_of(given: Any) -> tuple[dict[int, float], tuple[tuple[str, float], ...]]:
+    """Return biases of token ids, and those of texts, which the tokenizer has to read."""
+    pairs = given.items() if isinstance(given, Mapping) else given or ()
+    ids: dict[int, float] = {}
+    texts: list[tuple[str, float]] = []
+    for token, bias in pairs:
+        value = -math.inf if bias is False else float(bias)
+        if isinstance(token, str):
+            if not token.lstrip("-").isdigit():
+                texts.append((token, value))
+                continue
+            token = int(token)
+        ids[token] = value
+    return ids, tuple(texts)
+
+
+def _stops_of(given: str | Sequence[str], most: int) -> tuple[str, ...]:
+    stops = tuple(text for text in ([given] if isinstance(given, str) else given) if text)
+    if len(stops) > most:
+        raise FieldError("stop", f"{len(stops)} stop texts: at most {most} are taken (--max-stop)")
+    return stops
+
+
+def _steps_of(given: str | Sequence[str]) -> GenerateOptions:
+    """Return the options that put sampling steps in an order, and switch off those that are not named."""
+    letters = {letter: name for name, (letter, _, _) in _SAMPLERS.items()}
+    letters |= {letter: name for name, letter in _OTHER_SAMPLERS.items() if letter}
+    names = [letters.get(letter, letter) for letter in given] if isinstance(given, str) else list(given)
+    order: list[str] = []
+    for name in names:
+        if name not in _SAMPLERS and name not in _OTHER_SAMPLERS:
+            there_are = ", ".join((*_SAMPLERS, *_OTHER_SAMPLERS))
+            raise FieldError("samplers", f"unknown sampling step {name!r}: choose from {there_are}")
+        ours = "temperature" if name == "temp" else _SAMPLERS[name][1] if name in _SAMPLERS else None
+        if ours is not None and ours not in order:
+            order.append(ours)
+    options: dict[str, Any] = {}
+    for _, ours, off in _SAMPLERS.values():
+        if ours not in order:
+            options.update(off)
+    rest = [name for name in LLAMA_CPP_ORDER if name not in order]
+    options["order"] = (*(name for name in rest if name == "logit_bias"), *order, *(n for n in rest if n != "logit_bias"))
+    return cast("GenerateOptions", options)
+
+
+def _num_choices(given: Mapping[str, Any], most: int) -> int:
+    name = "n_cmpl" if "n_cmpl" in given else "n"
+    count = given.get(name, 1)
+    if not 1 <= count <= most:
+        raise FieldError(name, f"{name} is {count}: give a number from 1 to {most} (--max-n)")
+    return int(count)
+
+
+def _num_logprobs(given: Mapping[str, Any], api: Api) -> int | None:
+    """Return how many likely tokens to list beside each; ``None`` for no log-probabilities."""
+    asked = given.get("logprobs")
+    if api == "chat":
+        if "top_logprobs" in given and not asked:
+            raise FieldError("top_logprobs", "top_logprobs needs logprobs to be true")
+        if asked:
+            return int(given.get("top_logprobs", DEFAULT_TOP_LOGPROBS if asked is True else asked))
+    elif asked is not None and asked is not False:
+        # 0 asks for the chosen tokens alone in OpenAI's API, and for nothing in llama-server's.
+        return None if api == "native" and asked == 0 else int(asked)
+    return given.get("n_probs") or None
+
+
+def _most_predict_s(given: Mapping[str, Any]) -> float | None:
+    value = given.get("t_max_predict_ms")
+    return value / 1000.0 if value is not None and value > 0 else None

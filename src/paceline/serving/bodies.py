@@ -1,0 +1,178 @@
+"""What requests look like: pydantic models, from which FastAPI checks bodies and writes the OpenAPI document.
+
+Fields of the table of options are not written out: their names, kinds and ranges are those of the table. Ranges are
+checked where the options are made, whose messages say the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+
+from paceline.core.fields import Field as TableField
+from paceline.core.fields import fields_of
+from paceline.core.params import SpeculationParams
+from paceline.options import REQUEST_PARTS
+
+_EXAMPLE_TEXT: Final = "def fibonacci(n):"
+
+
+def _whole(value: Any) -> Any:
+    # Clients written in JavaScript have one kind of number.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""A whole number, also where it is written as 3.0; no text and no truth value."""
+
+Bias = float | Literal[False]
+"""What is added to a token's logit; ``false`` bans it."""
+
+
+class _Body(BaseModel):
+    """Fields that are not declared are kept, and looked at by :mod:`paceline.serving.fields`."""
+
+    model_config = ConfigDict(extra="allow", strict=True, populate_by_name=True)
+
+
+class StreamOptions(_Body):
+    """How an answer is streamed."""
+
+    include_usage: bool | None = Field(None, description="Send a last chunk that counts tokens.")
+
+
+class Speculative(_Body):
+    """How one request is sped up. None of it changes the text."""
+
+    enabled: bool | None = Field(None, description="false decodes plainly.")
+    off: bool | None = Field(None, description="true decodes plainly.")
+    policy: str | None = Field(None, description="auto plans; fixed drafts as the lengths here say.")
+    drafters: list[str] | str | None = Field(None, description="Names of those that may draft.")
+    draft_max: Whole | None = Field(None, description="Most tokens along one path.")
+    draft_min: Whole | None = Field(None, description="Shorter drafts are dropped.")
+    p_min: float | None = Field(None, description="A path ends where the draft's probability is below.")
+    verify: Literal["coupled", "rejection"] | None = Field(None, description="How drafts are judged.")
+
+
+def _kind_of(field: TableField) -> Any:
+    kinds: Mapping[str, Any] = {
+        "whole": Whole,
+        "real": float,
+        "truth": bool,
+        "texts": list[str] | str,
+        "choice": Literal[tuple(field.option.words)] if field.option.words else str,
+    }
+    return kinds.get(field.option.kind, Any)
+
+
+_WRITTEN_OUT: Final = ("logit_bias", "stop", "reasoning_budget", "preserved_ids", "namespace", "order", "choice")
+"""Fields of the table that a request has in another form, or that are not a client's to set."""
+
+
+def _of_the_table() -> dict[str, Any]:
+    """Return pydantic's definitions of the table's fields, by every name that a request may use."""
+    found: dict[str, Any] = {}
+    for part in REQUEST_PARTS:
+        for field in fields_of(part):
+            if field.name in _WRITTEN_OUT or part is SpeculationParams:
+                continue
+            about = field.option
+            limits = {"minimum": about.low, "maximum": about.high}
+            if about.low_excluded:
+                limits = {"exclusiveMinimum": about.low, "maximum": about.high}
+            if about.stand_ins:
+                # -1 stands for something else than itself.
+                limits["minimum"] = -1
+            extra = {name: limit for name, limit in limits.items() if limit is not None}
+            for name in field.json_names:
+                text = about.help or f"See {part.__name__}.{field.name}."
+                found[name] = (_kind_of(field) | None, Field(None, description=text, json_schema_extra=extra))
+    return found
+
+
+class _Generation(_Body):
+    """What all requests for answers have, beside the fields of the table."""
+
+    model: str | None = Field(None, description="Taken for any name: the server has one model.")
+    stream: bool | None = Field(None, description="Send the answer while it is written, as server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="What a stream sends beside the text.")
+    n: Whole | None = Field(None, description="Answers to the prompt.", json_schema_extra={"minimum": 1})
+    n_cmpl: Whole | None = Field(None, description="As n.", json_schema_extra={"minimum": 1})
+    stop: list[str] | str | None = Field(None, description="Texts that end the answer where they begin.")
+    logit_bias: dict[str, Bias] | list[tuple[int | str, Bias]] | None = Field(
+        None, description="Added to the logits of tokens, by id or by text; false bans."
+    )
+    samplers: list[str] | str | None = Field(None, description="The order of the sampling steps, by llama.cpp's names.")
+    return_tokens: bool | None = Field(None, description="Send token ids, too.")
+    return_progress: bool | None = Field(None, description="Send how far the prompt is read, in a stream.")
+    timings_per_token: bool | None = Field(None, description="Send timings with each chunk of a stream.")
+    sse_ping_interval: Whole | None = Field(None, description="Seconds between comments while a stream is silent.")
+    t_max_predict_ms: Whole | None = Field(None, description="The answer ends after so long, at the next line.")
+    response_fields: list[str] | None = Field(None, description="Fields of a native answer to send.")
+    verbose: bool | None = Field(None, description="Send the prompt and the settings, too.")
+    cache_salt: str | None = Field(None, description="Share what was read with requests of the same salt alone.")
+    speculative: Speculative | None = Field(None, description="How this request is sped up.")
+
+
+_Generated = create_model("_Generated", __base__=_Generation, **_of_the_table())
+
+
+class CompletionBody(_Generated):  # type: ignore[misc, valid-type]
+    """A text to go on with."""
+
+    prompt: Any = Field(..., description="A text, token ids, both mixed, or several of these.", examples=[_EXAMPLE_TEXT])
+    echo: bool | None = Field(None, description="Put the prompt before the answer.")
+    logprobs: Whole | bool | None = Field(None, description="How many likely tokens to list beside each.")
+
+
+class ChatBody(_Generated):  # type: ignore[misc, valid-type]
+    """A conversation to answer."""
+
+    messages: list[dict[str, Any]] = Field(
+        ..., description="What was said so far.", examples=[[{"role": "user", "content": "Hello"}]]
+    )
+    logprobs: bool | Whole | None = Field(None, description="Whether to say how likely each token was.")
+    top_logprobs: Whole | None = Field(None, description="How many likely tokens to list beside each.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
+    reasoning_effort: str | None = Field(None, description="How much to reason, in a word that the template knows.")
+    reasoning_format: str | None = Field(None, description="Where reasoning comes back.")
+    reasoning_budget_tokens: Whole | None = Field(None, description="Most tokens of reasoning; -1 for any number.")
+    thinking_budget_tokens: Whole | None = Field(None, description="As reasoning_budget_tokens.")
+    reasoning_control: bool | None = Field(None, description="Taken: reasoning can always be ended from outside.")
+    add_generation_prompt: bool | None = Field(None, description="Whether the prompt opens the answer.")
+    continue_final_message: bool | None = Field(None, description="Whether the answer goes on with the last message.")
+
+
+class TokenizeBody(_Body):
+    """A text to turn into tokens."""
+
+    content: Any = Field("", description="A text, or texts and token ids mixed.", examples=[_EXAMPLE_TEXT])
+    add_special: bool | None = Field(None, description="Put the model's own tokens at the start.")
+    parse_special: bool | None = Field(None, description="Take the spelling of a control token for that token.")
+    with_pieces: bool | None = Field(None, description="Say what each token spells.")
+
+
+class DetokenizeBody(_Body):
+    """Tokens to turn into a text."""
+
+    tokens: list[Whole] = Field([], description="Token ids.")
+
+
+class TemplateBody(_Body):
+    """A conversation to write as the model's template has it."""
+
+    messages: list[dict[str, Any]] = Field(..., description="What was said so far.")
+    tools: list[dict[str, Any]] | None = Field(None, description="Functions that the template may describe.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
+    reasoning_effort: str | None = Field(None, description="How much to reason.")
+    add_generation_prompt: bool | None = Field(None, description="Whether the prompt opens the answer.")
+    continue_final_message: bool | None = Field(None, description="Whether the answer goes on with the last message.")
+
+
+class ControlBody(_Body):
+    """Something to do with an answer that is being written."""
+
+    id: str = Field(..., description="Of the answer.")
+    action: Literal["reasoning_end"] = Field(..., description="reasoning_end: the answer begins now.")

@@ -1,0 +1,167 @@
+"""The fields of a request: which are read, which may only be neutral, which change nothing, and which are to come.
+
+Four kinds, told apart so that no field is parsed and then ignored without a word:
+
+* fields of the table of options, and those of this server's own, are read;
+* a field that would change the answer in a way that is not built is refused, unless it has the value that changes
+  nothing (:data:`NEUTRAL`);
+* a field that changes nothing of the answer is taken (:data:`HARMLESS`);
+* a name that nobody knows is taken, and named in the answer's ``warnings``; ``--strict-fields`` refuses it.
+
+``null`` is the same as leaving a field out, as in llama-server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from paceline.core.errors import InputError
+from paceline.core.numbers import shown
+
+
+class FieldError(InputError):
+    """A field of a request cannot be used.
+
+    Attributes:
+        param: the field's name.
+    """
+
+    def __init__(self, param: str, message: str) -> None:
+        self.param = param
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Neutral:
+    """A field that is known, and that is not built.
+
+    Attributes:
+        is_neutral: tells whether a value changes nothing.
+        way_out: what to send instead.
+    """
+
+    is_neutral: Callable[[Any], bool]
+    way_out: str
+
+
+def _is(*values: object) -> Callable[[Any], bool]:
+    def is_one(value: Any) -> bool:
+        # 0 and False are equal to Python, and a client that sends one means the other.
+        return any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in values)
+
+    return is_one
+
+
+def _number(test: Callable[[float], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and test(value)
+
+
+def _empty(value: Any) -> bool:
+    return value in ("", [], {}) or value is False
+
+
+NEUTRAL: Final[Mapping[str, Neutral]] = {
+    # samplers that are not built
+    "top_n_sigma": Neutral(_number(lambda value: value <= 0), "-1 switches it off"),
+    "typical_p": Neutral(_number(lambda value: value >= 1), "1 switches it off"),
+    "dynatemp_range": Neutral(_is(0), "0 switches it off"),
+    "dry_multiplier": Neutral(_is(0), "0 switches it off"),
+    "xtc_probability": Neutral(_is(0), "0 switches it off"),
+    "mirostat": Neutral(_is(0), "0 switches it off; mirostat keeps a state that drafts would disturb"),
+    "adaptive_target": Neutral(_number(lambda value: value < 0), "-1 switches it off"),
+    "min_keep": Neutral(_is(0, 1), "leave it out"),
+    # of OpenAI's and vLLM's APIs
+    "best_of": Neutral(_is(1), "take n answers and choose among them"),
+    "suffix": Neutral(_empty, "leave it out"),
+    "use_beam_search": Neutral(_is(False), "leave it out"),
+    "length_penalty": Neutral(_is(1), "leave it out"),
+    "min_tokens": Neutral(_is(0), "leave it out"),
+    "stop_token_ids": Neutral(_empty, "give their texts in stop"),
+    "prompt_logprobs": Neutral(_is(0, False), "leave it out"),
+    "skip_special_tokens": Neutral(_is(True), "leave it out"),
+    "spaces_between_special_tokens": Neutral(_is(True), "leave it out"),
+    "include_stop_str_in_output": Neutral(_is(False), "leave it out"),
+    "bad_words": Neutral(_empty, "ban tokens with logit_bias"),
+    "allowed_token_ids": Neutral(_empty, "ban the others with logit_bias"),
+    "modalities": Neutral(_is(["text"]), "this server writes text"),
+    "audio": Neutral(_empty, "this server writes text"),
+    "web_search_options": Neutral(_empty, "this server looks nothing up"),
+    # of llama-server
+    "lora": Neutral(_empty, "load a merged model"),
+    "n_indent": Neutral(_is(0), "leave it out"),
+    "grammar_lazy": Neutral(_is(False), "leave it out"),
+    "grammar_triggers": Neutral(_empty, "leave it out"),
+    "chat_format": Neutral(_is(0), "leave it out"),
+    "chat_parser": Neutral(_empty, "leave it out"),
+    "multimodal_data": Neutral(_empty, "this server reads text"),
+}
+"""Known fields that are not built, and the values of them that change nothing."""
+
+NOT_YET: Final[Mapping[str, Neutral]] = {
+    "response_format": Neutral(lambda value: value == {"type": "text"}, '{"type": "text"} or nothing'),
+    "json_schema": Neutral(_empty, "leave it out"),
+    "grammar": Neutral(_empty, "leave it out"),
+    "guided_json": Neutral(_empty, "leave it out"),
+    "guided_regex": Neutral(_empty, "leave it out"),
+    "guided_choice": Neutral(_empty, "leave it out"),
+    "guided_grammar": Neutral(_empty, "leave it out"),
+    "structured_outputs": Neutral(_empty, "leave it out"),
+    "tools": Neutral(_empty, "describe the tools in the system's message"),
+    "functions": Neutral(_empty, "describe the functions in the system's message"),
+    "tool_choice": Neutral(_is("none", "auto"), "leave it out"),
+    "function_call": Neutral(_is("none", "auto"), "leave it out"),
+}
+"""Fields that a coming version reads."""
+
+HARMLESS: Final[frozenset[str]] = frozenset(
+    {
+        # who asks, and for what purpose
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id"),
+        *("prompt_cache_retention", "prompt_cache_options", "priority", "verbosity"),
+        # how it is computed
+        *("backend_sampling", "id_slot", "n_cache_reuse", "message_delimiters", "parallel_tool_calls"),
+        # of samplers that are switched off
+        *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold"),
+        *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay"),
+        # of a context that is shifted, which this server does not do
+        *("n_keep", "n_discard"),
+        # of parsers of answers
+        *("parse_tool_calls", "preserved_tokens", "prediction"),
+    }
+)
+"""Fields that change nothing of an answer."""
+
+
+def check_known(extra: Mapping[str, Any], *, strict: bool) -> list[str]:
+    """Return the names that nobody knows, of the fields that are not read.
+
+    Args:
+        extra: fields of a request that nothing reads; those that are ``None`` count as left out.
+        strict: refuse names that nobody knows.
+
+    Raises:
+        FieldError: a field would change the answer in a way that is not built; or ``strict``, and a name is unknown.
+    """
+    unknown = []
+    for name, value in extra.items():
+        if value is None or name in HARMLESS:
+            continue
+        if name in NOT_YET:
+            if not NOT_YET[name].is_neutral(value):
+                raise FieldError(
+                    name, f"{name} is not supported yet, and it would change the answer: {NOT_YET[name].way_out}"
+                )
+        elif name in NEUTRAL:
+            if not NEUTRAL[name].is_neutral(value):
+                raise FieldError(
+                    name,
+                    f"{name} is {shown(value)}, which this server cannot do, and it would change the answer: "
+                    f"{NEUTRAL[name].way_out}",
+                )
+        elif strict:
+            raise FieldError(name, f"unknown field {name!r}: leave it out, or start the server without --strict-fields")
+        else:
+            unknown.append(name)
+    return unknown

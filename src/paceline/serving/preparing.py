@@ -1,0 +1,133 @@
+"""Prompts of requests, ready to be answered: read by the tokenizer or the model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from paceline.core.errors import ContextLengthError, InputError
+from paceline.serving.answering import PreparedPrompt
+from paceline.serving.asked import Asked, chat_params_of
+from paceline.serving.bodies import ChatBody, TemplateBody
+from paceline.serving.detokenize import check_ids, text_of
+from paceline.serving.fields import FieldError
+from paceline.serving.hosting import ModelHost
+from paceline.serving.prompts import encode, read_prompts
+
+
+async def prepare_completions(host: ModelHost, prompt: Any, *, most: int) -> list[PreparedPrompt]:
+    """Return the prompts of a completion.
+
+    Control tokens that the text of a prompt spells are control tokens, as in llama-server: whoever completes texts
+    writes templates by hand.
+
+    Args:
+        host: has the model.
+        prompt: as it was sent.
+        most: number of prompts that one request may have.
+
+    Raises:
+        FieldError: it cannot be used.
+        ContextLengthError: it leaves no room for an answer.
+    """
+    prompts = read_prompts(prompt, most=most)
+    served = host.served
+    vocabulary = served.model.target.vocabulary
+
+    def read() -> list[PreparedPrompt]:
+        found = []
+        for parts in prompts:
+            token_ids = encode(parts, vocabulary, add_special=True, parse_special=True)
+            check_ids(token_ids, vocabulary, "prompt")
+            if not token_ids:
+                raise FieldError("prompt", "the prompt is empty: give at least one token to go on from")
+            check_length(len(token_ids), served.context_length)
+            found.append(PreparedPrompt(token_ids, text_of(token_ids, vocabulary)))
+        return found
+
+    return await host.call(read)
+
+
+async def prepare_chat(
+    host: ModelHost,
+    body: ChatBody | TemplateBody,
+    *,
+    max_tokens: int | None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> PreparedPrompt:
+    """Return the prompt of a conversation.
+
+    Args:
+        host: has the model.
+        body: of the request.
+        max_tokens: most tokens that the answer may have.
+        tools: functions that the template may describe.
+
+    Raises:
+        FieldError: the conversation or an option cannot be used.
+        ContextLengthError: it leaves no room for an answer.
+    """
+    served = host.served
+    params = chat_params_of(body, served.chat)
+    try:
+        chat = await served.model.achat_prompt(body.messages, tools=tools, chat=params, max_tokens=max_tokens)
+    except ContextLengthError as error:
+        if error.num_tokens is None:
+            raise
+        raise too_long(error.num_tokens, served.context_length) from None
+    except InputError as error:
+        if type(error) is InputError:
+            raise FieldError("messages", str(error)) from None
+        raise
+    return PreparedPrompt(
+        chat.token_ids, chat.text, options=chat.options, chat=chat, reasoning_format=params.reasoning_format
+    )
+
+
+async def with_bias(host: ModelHost, asked: Asked) -> Asked:
+    """Return what is asked for, with biases of texts as those of their tokens, and end tokens banned if that is asked.
+
+    Args:
+        host: has the model.
+        asked: what a request asks for.
+    """
+    vocabulary = host.served.model.target.vocabulary
+    biases = dict(asked.options.get("logit_bias") or {})
+    if asked.bias_texts:
+
+        def tokens() -> list[tuple[int, float]]:
+            return [
+                (token_id, bias)
+                for text, bias in asked.bias_texts
+                for token_id in vocabulary.tokenize(text, add_special=False)
+            ]
+
+        biases.update(await host.call(tokens))
+    if asked.options.get("ignore_end"):
+        # The model says something else in their place, as under llama-server, instead of going on behind them.
+        biases.update(dict.fromkeys(sorted(vocabulary.end_ids), float("-inf")))
+    unknown = next((token_id for token_id in biases if not 0 <= token_id < vocabulary.size), None)
+    if unknown is not None:
+        raise FieldError("logit_bias", f"token id {unknown} is not in the vocabulary of {vocabulary.size}")
+    if not biases:
+        return asked
+    return replace(asked, options={**asked.options, "logit_bias": biases})
+
+
+def check_length(num_tokens: int, context_length: int) -> None:
+    """Refuse a prompt that leaves no room for an answer.
+
+    Raises:
+        ContextLengthError: it is too long.
+    """
+    if num_tokens >= context_length:
+        raise too_long(num_tokens, context_length)
+
+
+def too_long(num_tokens: int, context_length: int) -> ContextLengthError:
+    """Return the error of a prompt that is too long, in the words that clients of llama-server look for."""
+    return ContextLengthError(
+        f"request ({num_tokens} tokens) exceeds the available context size ({context_length} tokens): shorten it, or "
+        "start the server with a larger context (-c)"
+    ).sized(num_tokens, context_length)

@@ -1,0 +1,82 @@
+"""What a completion may have as ``prompt``, as token ids.
+
+One prompt is a text, token ids, both mixed, or an object with a ``prompt_string``; several are a list of these, which
+is told from one by having no number of its own. So it is in llama-server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from paceline.core.numbers import shown
+from paceline.engines.base import Vocabulary
+from paceline.serving.fields import FieldError
+
+TextOrId: TypeAlias = str | int
+
+
+def read_prompts(prompt: Any, *, most: int) -> list[list[TextOrId]]:
+    """Return the prompts of a request, each as texts and token ids in their order.
+
+    Args:
+        prompt: as it was sent.
+        most: number of prompts that one request may have.
+
+    Raises:
+        FieldError: it is something else, or has too many.
+    """
+    several = isinstance(prompt, list) and bool(prompt) and not any(_is_id(item) for item in prompt)
+    prompts = [_one(item) for item in prompt] if several else [_one(prompt)]
+    if len(prompts) > most:
+        raise FieldError("prompt", f"{len(prompts)} prompts: at most {most} are taken at once (--max-n)")
+    return prompts
+
+
+def encode(parts: Sequence[TextOrId], vocabulary: Vocabulary, *, add_special: bool, parse_special: bool) -> list[int]:
+    """Return the token ids of texts and ids in their order, on the engine's thread.
+
+    Args:
+        parts: texts and token ids.
+        vocabulary: reads the texts.
+        add_special: put the model's own tokens at the start, if a text stands there.
+        parse_special: take the spelling of a control token for that token.
+    """
+    token_ids: list[int] = []
+    for place, part in enumerate(parts):
+        if isinstance(part, str):
+            token_ids += vocabulary.tokenize(part, add_special=add_special and place == 0, parse_special=parse_special)
+        else:
+            token_ids.append(part)
+    return token_ids
+
+
+def read_mixed(content: Any, name: str) -> list[TextOrId]:
+    """Return a text, or texts and token ids mixed, as a list of them.
+
+    Args:
+        content: as it was sent.
+        name: of its field.
+
+    Raises:
+        FieldError: it is something else.
+    """
+    if isinstance(content, str):
+        return [content]
+    if isinstance(content, list) and all(isinstance(item, str) or _is_id(item) for item in content):
+        return list(content)
+    raise FieldError(name, f"{name} is {shown(content)}: give a text, token ids, or both in a list")
+
+
+def _one(prompt: Any) -> list[TextOrId]:
+    if isinstance(prompt, dict):
+        if prompt.get("multimodal_data"):
+            raise FieldError("prompt", "the prompt has multimodal_data, and this model reads text alone: leave it out")
+        if not isinstance(prompt.get("prompt_string"), str):
+            raise FieldError("prompt", "the prompt is an object without a text in prompt_string: give one")
+        return [prompt["prompt_string"]]
+    return read_mixed(prompt, "prompt")
+
+
+def _is_id(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)

@@ -1,0 +1,100 @@
+"""How a request is sampled, under llama-server's names: ``generation_settings``, and the defaults of ``/props``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules
+from paceline.serving.asked import Asked
+from paceline.serving.hosting import ServedModel
+
+_NAMES: Final = {
+    "penalties": "penalties",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "temperature": "temperature",
+}
+
+_SWITCHED_OFF: Final[dict[str, Any]] = {
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "typical_p": 1.0,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": 64,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+    "n_keep": 0,
+    "n_discard": 0,
+    "min_keep": 0,
+    "backend_sampling": False,
+    "lora": [],
+}
+"""Of what is not built: the values by which it is switched off."""
+
+
+def settings_of(params: SamplingParams, rules: StopRules, asked: Asked, served: ServedModel) -> dict[str, Any]:
+    """Return how an answer was sampled.
+
+    Args:
+        params: how.
+        rules: when it ends.
+        asked: the request.
+        served: the model.
+    """
+    return {
+        **short_settings_of(params, rules, asked, served),
+        "dry_sequence_breakers": ["\n", ":", '"', "*"],
+        "stop": list(rules.stop),
+        "logit_bias": [
+            # JSON has no infinity.
+            {"token": token_id, "bias": None if bias == -math.inf else bias}
+            for token_id, bias in params.logit_bias.items()
+        ],
+        "grammar": "",
+        "grammar_lazy": False,
+        "grammar_triggers": [],
+        "preserved_tokens": list(rules.preserved_ids),
+    }
+
+
+def short_settings_of(
+    params: SamplingParams, rules: StopRules, asked: Asked | None, served: ServedModel
+) -> dict[str, Any]:
+    """Return how an answer is sampled, without what may be long or private; as ``/slots`` and ``/props`` have it."""
+    length = -1 if rules.max_tokens == MAX_TOKENS else rules.max_tokens
+    speculative = ",".join(served.drafters) or "none"
+    return {
+        "seed": params.seed,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_last_n": params.penalty_last_n,
+        "repeat_penalty": params.repeat_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        **_SWITCHED_OFF,
+        "max_tokens": length,
+        "n_predict": length,
+        "ignore_eos": rules.ignore_end,
+        "stream": asked is not None and asked.stream,
+        "n_probs": 0 if asked is None else asked.num_logprobs or 0,
+        "chat_format": "Content-only",
+        "reasoning_format": "none" if asked is None or asked.api != "chat" else served.chat.reasoning_format,
+        "reasoning_in_content": False,
+        "generation_prompt": "",
+        "samplers": [_NAMES[step] for step in params.order if step in _NAMES],
+        "speculative.types": speculative,
+        "timings_per_token": asked is not None and asked.timings_per_token,
+        "post_sampling_probs": asked is not None and asked.post_sampling,
+    }

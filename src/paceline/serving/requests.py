@@ -1,0 +1,58 @@
+"""Bodies of requests: read, checked, and told in the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from paceline.core.numbers import shown
+from paceline.serving.fields import FieldError
+from paceline.serving.security import read_json
+
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+def body_of(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
+    """Return a dependency that reads a request's body, whatever type the request says it has.
+
+    FastAPI would read JSON alone, and clients such as ``curl -d`` send it as a form.
+    """
+
+    async def read(request: Request) -> _Body:
+        return checked(model, read_json(await request.body()))
+
+    return read
+
+
+def checked(model: type[_Body], body: dict[str, Any]) -> _Body:
+    """Return a body whose fields are of their kinds.
+
+    Raises:
+        FieldError: a field is missing, or of another kind.
+    """
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _field_error(error) from None
+
+
+def documented(model: type[BaseModel]) -> dict[str, Any]:
+    """Return what a route says of its body in the OpenAPI document."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _field_error(error: ValidationError) -> FieldError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    # What follows the field in the place names the branch of a union that was tried.
+    path = [str(part) for part in first["loc"]]
+    name = path[0] if path else "body"
+    inner = path[1] if len(path) > 1 and path[0] in ("stream_options", "speculative") else ""
+    param = f"{name}.{inner}" if inner else name
+    if first["type"] == "missing":
+        return FieldError(param, f"'{param}' is required")
+    said = first["msg"][0].lower() + first["msg"][1:]
+    return FieldError(param, f"{param} is {shown(first['input'])}: {said.replace('input should', 'it should')}")

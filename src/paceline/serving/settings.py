@@ -1,0 +1,267 @@
+"""What is asked of a server: the part of the table of options that ``paceline serve`` has."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from paceline.core.errors import InputError
+from paceline.core.fields import Option, setting, take_values
+
+_SERVER = functools.partial(Option, panel="Server")
+_ACCESS = functools.partial(Option, panel="Access")
+_LIMIT = functools.partial(Option, panel="Limits")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where a server listens, whom it answers, what it offers and what it bounds.
+
+    Attributes:
+        host: addresses to listen on.
+        port: TCP port; 0 takes a free one.
+        prefix: path that stands before every route, such as ``"/llm"``.
+        alias: names of the model; the first in the alphabet is its id.
+        tags: words about the model, for clients that look for them.
+        slots: whether ``/slots`` says what is under way.
+        metrics: whether ``/metrics`` is offered.
+        ui: whether ``/`` shows a page.
+        api_key: keys, one of which a request has to bring; none asks for none.
+        api_key_file: a file with keys, one a line.
+        cors_origins: origins whose pages may ask; ``"*"`` is any.
+        allowed_hosts: further names under which clients may know this server.
+        ssl_key_file: private key for TLS, in PEM.
+        ssl_cert_file: certificate for TLS, in PEM.
+        strict_fields: refuse requests with fields that nobody knows, instead of naming the fields in a warning.
+        kv_unified: whether each request may have the whole context, and all share its room; else each has its part.
+            ``None`` is yes where the number of requests is not given.
+        max_waiting: most requests that wait for their start; more are told to come again.
+        max_choices: most answers that one request may ask for.
+        max_stop: most stop texts of one request.
+        max_body: most bytes of a request, in MiB.
+        request_s: seconds after which an answer ends where it is, the wait for its start included; 0 for no limit.
+        read_s: seconds in which a request has to arrive, and a reader has to take what was written.
+        grace_s: seconds that running answers have left, once the server is told to stop.
+        prompt_cache_mib: most host memory, in MiB, for what was read and said, so that it need not be read again.
+    """
+
+    host: tuple[str, ...] = setting(
+        ("127.0.0.1",),
+        _SERVER(
+            kind="texts",
+            separator=",",
+            flags=("--host",),
+            help="Addresses to listen on, with commas. [dim]\\[127.0.0.1][/dim]",
+            metavar="HOST[,...]",
+        ),
+    )
+    port: int = setting(
+        8080,
+        _SERVER(
+            kind="whole",
+            low=0,
+            high=65535,
+            way_out="--port, 0 takes a free one",
+            flags=("--port",),
+            help="TCP port; 0 takes a free one.",
+        ),
+    )
+    prefix: str = setting(
+        "",
+        _SERVER(
+            kind="other",
+            variable="API_PREFIX",
+            flags=("--api-prefix",),
+            help="Path that stands before every route.",
+            metavar="PATH",
+        ),
+    )
+    alias: tuple[str, ...] = setting(
+        (),
+        _SERVER(
+            kind="texts",
+            separator=",",
+            flags=("-a", "--alias"),
+            help="Names of the model for clients, with commas. [dim]\\[that of its file][/dim]",
+            metavar="NAME[,...]",
+        ),
+    )
+    tags: tuple[str, ...] = setting(
+        (),
+        _SERVER(
+            kind="texts",
+            separator=",",
+            flags=("--tags",),
+            help="Words about the model for clients, with commas.",
+            metavar="TAG[,...]",
+        ),
+    )
+    slots: bool = setting(True, _SERVER(kind="truth", flags=("--slots/--no-slots",), help="Offer /slots."))
+    metrics: bool = setting(
+        False, _SERVER(kind="truth", flags=("--metrics",), help="Offer /metrics, in Prometheus' format.")
+    )
+    ui: bool = setting(
+        True,
+        _SERVER(kind="truth", flags=("--ui/--no-ui", "--webui/--no-webui"), help="Show a page at /."),
+    )
+    api_key: tuple[str, ...] = setting(
+        (),
+        _ACCESS(
+            kind="texts",
+            separator=",",
+            flags=("--api-key",),
+            help="Keys, one of which a request has to bring, with commas.",
+            metavar="KEY[,...]",
+        ),
+    )
+    api_key_file: str | None = setting(
+        None,
+        _ACCESS(
+            kind="other",
+            optional=True,
+            flags=("--api-key-file",),
+            help="A file with such keys, one a line.",
+            metavar="FILE",
+        ),
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        _ACCESS(
+            kind="texts",
+            separator=",",
+            flags=("--cors-origins",),
+            help="Web origins whose pages may ask, with commas; * is any, localhost is this machine's.",
+            metavar="ORIGIN[,...]",
+        ),
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        _ACCESS(
+            kind="texts",
+            separator=",",
+            flags=("--allowed-hosts",),
+            help="Further names under which clients know this server, with commas.",
+            metavar="NAME[,...]",
+        ),
+    )
+    ssl_key_file: str | None = setting(
+        None,
+        _ACCESS(
+            kind="other",
+            optional=True,
+            flags=("--ssl-key-file",),
+            help="Private key for TLS, in PEM.",
+            metavar="FILE",
+        ),
+    )
+    ssl_cert_file: str | None = setting(
+        None,
+        _ACCESS(
+            kind="other",
+            optional=True,
+            flags=("--ssl-cert-file",),
+            help="Certificate for TLS, in PEM.",
+            metavar="FILE",
+        ),
+    )
+    strict_fields: bool = setting(
+        False,
+        _LIMIT(
+            kind="truth",
+            flags=("--strict-fields",),
+            help="Refuse requests with fields that nobody knows; else the answer's warnings name these.",
+        ),
+    )
+    kv_unified: bool | None = setting(
+        None,
+        _LIMIT(
+            kind="truth",
+            optional=True,
+            flags=("--kv-unified/--no-kv-unified", "-kvu/-no-kvu"),
+            help="Let each request have the whole of -c, in room that all share; else each has its part. "
+            "[dim]\\[on where -np is not given][/dim]",
+        ),
+    )
+    max_waiting: int = setting(
+        256,
+        _LIMIT(
+            kind="whole",
+            low=0,
+            way_out="--max-waiting",
+            flags=("--max-waiting",),
+            help="Requests that may wait for their start.",
+        ),
+    )
+    max_choices: int = setting(
+        16,
+        _LIMIT(
+            kind="whole", low=1, way_out="--max-n", flags=("--max-n",), help="Answers that one request may ask for."
+        ),
+    )
+    max_stop: int = setting(
+        64,
+        _LIMIT(kind="whole", low=0, way_out="--max-stop", flags=("--max-stop",), help="Stop texts of one request."),
+    )
+    max_body: int = setting(
+        16,
+        _LIMIT(
+            kind="whole",
+            low=1,
+            way_out="--max-body",
+            flags=("--max-body",),
+            help="Size of a request, in MiB.",
+        ),
+    )
+    request_s: float = setting(
+        0.0,
+        _LIMIT(
+            kind="real",
+            low=0.0,
+            way_out="--max-seconds, 0 is no limit",
+            flags=("--max-seconds",),
+            help="Seconds after which an answer ends where it is; 0 is no limit.",
+        ),
+    )
+    read_s: float = setting(
+        600.0,
+        _LIMIT(
+            kind="real",
+            low=0.0,
+            low_excluded=True,
+            way_out="--timeout",
+            flags=("-to", "--timeout"),
+            help="Seconds in which a request has to arrive, and a reader has to take what was written.",
+        ),
+    )
+    grace_s: float = setting(
+        10.0,
+        _LIMIT(
+            kind="real",
+            low=0.0,
+            way_out="--grace",
+            flags=("--grace",),
+            help="Seconds that running answers have left once the server is told to stop.",
+        ),
+    )
+    prompt_cache_mib: int = setting(
+        512,
+        _LIMIT(
+            kind="whole",
+            low=0,
+            way_out="--cache-ram, 0 keeps nothing",
+            flags=("--cache-ram", "-cram"),
+            help="Host memory for what was read and said, in MiB; 0 keeps nothing.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        take_values(self)
+        if not self.host:
+            raise InputError("no address to listen on: give one with --host, such as 127.0.0.1")
+        if self.prefix and not self.prefix.startswith("/"):
+            raise InputError(f"--api-prefix {self.prefix!r} is no path: begin it with /")
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether clients speak TLS."""
+        return self.ssl_key_file is not None

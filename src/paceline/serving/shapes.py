@@ -1,0 +1,414 @@
+"""What the answers of one API look like: whole, and chunk by chunk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from paceline.chat.reasoning import message_of
+from paceline.core.logprobs import TokenLogprob
+from paceline.engines.base import Vocabulary
+from paceline.serving.answering import Answer, Choice, Ended, Event, Progress, Said
+from paceline.serving.detokenize import piece_of
+from paceline.serving.hosting import BUILD
+from paceline.serving.request_settings import settings_of
+from paceline.serving.timings import metrics_of, speculation_of, timings_of, usage_of
+
+
+class Shape(Protocol):
+    """Writes answers in the terms of one API.
+
+    Attributes:
+        ends_with_done: whether a stream's last line is ``[DONE]``.
+    """
+
+    ends_with_done: bool
+
+    def whole(self) -> Any:
+        """Return a finished answer."""
+        ...
+
+    def chunks(self, events: Sequence[Event]) -> list[dict[str, Any]]:
+        """Return what a stream says of what a round brought."""
+        ...
+
+
+def as_events(chunks: Sequence[dict[str, Any]]) -> bytes:
+    """Return chunks as server-sent events, to be written at once."""
+    return b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in chunks)
+
+
+def to_json(value: Any) -> bytes:
+    """Return JSON. Characters that UTF-8 cannot write, such as half a pair of surrogates, are escaped."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def probabilities_of(
+    logprobs: Sequence[TokenLogprob], vocabulary: Vocabulary, *, post_sampling: bool
+) -> list[dict[str, Any]]:
+    """Return how likely tokens were, as OpenAI's chats and llama-server have it.
+
+    Args:
+        logprobs: of tokens.
+        vocabulary: spells them.
+        post_sampling: say probabilities of what was sampled from, in place of logarithms.
+    """
+    found = []
+    for each in logprobs:
+        entry = _probability_of(each.token_id, each.logprob, vocabulary, post_sampling=post_sampling)
+        entry["top_probs" if post_sampling else "top_logprobs"] = [
+            _probability_of(token_id, logprob, vocabulary, post_sampling=post_sampling)
+            for token_id, logprob in each.top
+        ]
+        found.append(entry)
+    return found
+
+
+_LOWEST: Final = -3.4028234663852886e38
+"""Stands for the logarithm of 0, which JSON has no word for; llama-server's is the same."""
+
+
+def _probability_of(
+    token_id: int, logprob: float, vocabulary: Vocabulary, *, post_sampling: bool
+) -> dict[str, Any]:
+    spelling = vocabulary.token_bytes(token_id)
+    value = math.exp(logprob) if post_sampling else max(logprob, _LOWEST)
+    return {
+        "id": token_id,
+        "token": spelling.decode("utf-8", "replace"),
+        "bytes": list(spelling),
+        "prob" if post_sampling else "logprob": value,
+    }
+
+
+class _Base:
+    """What all shapes have in common."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.asked = answer.asked
+        self.vocabulary = answer.served.model.target.vocabulary
+
+    def timings(self, choice: Choice) -> dict[str, Any]:
+        """Return the times of an answer that is over, with what speculation gave."""
+        stats = choice.stats
+        assert stats is not None
+        timings = timings_of(stats)
+        if self.asked.reads_only:
+            timings |= {"predicted_n": 0}
+        speculation = speculation_of(stats, choice.stream.speculation, self.answer.served.policy)
+        return {**timings, "speculative": speculation}
+
+    def running_timings(self, choice: Choice) -> dict[str, Any]:
+        """Return the times of an answer so far."""
+        request = choice.stream.request
+        assert request is not None
+        return timings_of(request.stats)
+
+    def beside(self, choice: Choice) -> dict[str, Any]:
+        """Return what stands beside the answer in its last or only part."""
+        stats = choice.stats
+        assert stats is not None
+        found: dict[str, Any] = {"timings": self.timings(choice), "metrics": metrics_of(stats)}
+        if self.asked.warnings:
+            found["warnings"] = list(self.asked.warnings)
+        return found
+
+    def usage(self) -> dict[str, Any]:
+        """Return the counts of tokens of all answers."""
+        return usage_of(self.answer.choices, reads_only=self.asked.reads_only)
+
+    def native(self, choice: Choice, *, in_stream: bool) -> dict[str, Any]:
+        """Return a finished answer as llama-server's ``/completion`` has it.
+
+        Args:
+            choice: the answer.
+            in_stream: whether its text was sent before.
+        """
+        asked = self.asked
+        shows_text = not in_stream and not asked.reads_only
+        found: dict[str, Any] = {
+            "index": choice.number,
+            "content": choice.written if shows_text else "",
+            "tokens": list(choice.token_ids) if shows_text and asked.return_tokens else [],
+            "id_slot": choice.slot,
+            "stop": True,
+            "model": self.answer.served.id,
+            "tokens_predicted": 0 if asked.reads_only else len(choice.token_ids),
+            "tokens_evaluated": choice.num_prompt,
+            "generation_settings": settings_of(choice.stream.params, choice.stream.rules, asked, self.answer.served),
+            "prompt": choice.prompt.text,
+            "has_new_line": choice.has_new_line,
+            "truncated": choice.truncated,
+            "stop_type": choice.stop_type,
+            "stopping_word": choice.stopping_word,
+            "tokens_cached": choice.num_prompt + len(choice.token_ids) - 1,
+            **self.beside(choice),
+        }
+        if shows_text and asked.num_logprobs is not None:
+            found["completion_probabilities"] = self.probabilities(choice.logprobs)
+        return found
+
+    def probabilities(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        """Return how likely tokens were."""
+        return probabilities_of(logprobs, self.vocabulary, post_sampling=self.asked.post_sampling)
+
+    def progress(self, event: Progress) -> dict[str, Any]:
+        """Return how far a prompt is read."""
+        return {
+            "total": event.choice.num_prompt,
+            "cache": event.choice.cached,
+            "processed": event.processed,
+            "time_ms": int(event.time_ms),
+        }
+
+
+class NativeShape(_Base):
+    """llama-server's ``/completion``."""
+
+    ends_with_done = False
+
+    def whole(self) -> Any:
+        """Return the answer; a list where there are several."""
+        found = [self._chosen(self.native(choice, in_stream=False)) for choice in self.answer.choices]
+        return found[0] if len(found) == 1 else found
+
+    def chunks(self, events: Sequence[Event]) -> list[dict[str, Any]]:
+        """Return what a stream says of what a round brought."""
+        found = []
+        for event in events:
+            choice = event.choice
+            if isinstance(event, Ended):
+                found.append(self._chosen(self.native(choice, in_stream=True)))
+                continue
+            said = event if isinstance(event, Said) else None
+            if said is not None and self.asked.reads_only:
+                continue
+            chunk: dict[str, Any] = {
+                "index": choice.number,
+                "content": "" if said is None else said.text,
+                "tokens": [] if said is None else list(said.token_ids),
+                "stop": False,
+                "id_slot": -1,
+                "tokens_predicted": 0 if said is None else said.num_said,
+                "tokens_evaluated": choice.num_prompt,
+            }
+            if self.asked.timings_per_token:
+                chunk["timings"] = self.running_timings(choice)
+            if isinstance(event, Progress):
+                chunk["prompt_progress"] = self.progress(event)
+            if said is not None and said.logprobs:
+                chunk["completion_probabilities"] = self.probabilities(said.logprobs)
+            found.append(chunk)
+        return found
+
+    def _chosen(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return those fields that were asked for; ``a/b`` is ``b`` of ``a``, under that name."""
+        if not self.asked.response_fields:
+            return answer
+        found: dict[str, Any] = {}
+        for path in self.asked.response_fields:
+            value: Any = answer
+            for name in path.split("/"):
+                if not isinstance(value, dict) or name not in value:
+                    break
+                value = value[name]
+            else:
+                found[path] = value
+        return found
+
+
+class _OpenAiBase(_Base):
+    """What OpenAI's two APIs have in common."""
+
+    ends_with_done = True
+    whole_object = ""
+    chunk_object = ""
+
+    def head(self, *, in_stream: bool) -> dict[str, Any]:
+        """Return what every part of the answer has."""
+        return {
+            "id": self.answer.id,
+            "object": self.chunk_object if in_stream else self.whole_object,
+            "created": self.answer.created,
+            "model": self.answer.served.id,
+            "system_fingerprint": BUILD,
+        }
+
+    def finish_reason(self, choice: Choice) -> str:
+        """Return why an answer ended, in OpenAI's words."""
+        return "stop" if choice.stop_type in ("eos", "word") else "length"
+
+    def whole(self) -> Any:
+        """Return the answer."""
+        found = {
+            **self.head(in_stream=False),
+            "choices": [self.choice(choice) for choice in self.answer.choices],
+            "usage": self.usage(),
+            **self.beside(self.answer.choices[0]),
+        }
+        if self.asked.verbose:
+            found["__verbose"] = self.native(self.answer.choices[0], in_stream=False)
+        return found
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """Return one finished answer."""
+        raise NotImplementedError
+
+
+class CompletionShape(_OpenAiBase):
+    """OpenAI's completions. Log-probabilities come in both of the forms that clients read."""
+
+    whole_object = chunk_object = "text_completion"
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer)
+        self._offsets = dict.fromkeys(range(len(answer.choices)), 0)
+        self._echoed: set[int] = set()
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """Return one finished answer."""
+        return {
+            "index": choice.number,
+            "text": (choice.prompt.text if self.asked.echo else "") + ("" if self.asked.reads_only else choice.written),
+            "logprobs": self._logprobs(choice, choice.logprobs),
+            "finish_reason": self.finish_reason(choice),
+        }
+
+    def chunks(self, events: Sequence[Event]) -> list[dict[str, Any]]:
+        """Return what a stream says of what a round brought."""
+        found = []
+        for event in events:
+            choice = event.choice
+            chunk = self.head(in_stream=True)
+            if self.asked.echo and choice.number not in self._echoed:
+                self._echoed.add(choice.number)
+                found.append({**chunk, "choices": [self._delta(choice, choice.prompt.text)]})
+            if isinstance(event, Said):
+                if self.asked.reads_only:
+                    continue
+                chunk["choices"] = [self._delta(choice, event.text, self._logprobs(choice, event.logprobs))]
+                if self.asked.timings_per_token:
+                    chunk["timings"] = self.running_timings(choice)
+            elif isinstance(event, Progress):
+                chunk["choices"] = [self._delta(choice, "")]
+                chunk["prompt_progress"] = self.progress(event)
+            else:
+                chunk["choices"] = [{**self._delta(choice, ""), "finish_reason": self.finish_reason(choice)}]
+                if all(each.stats is not None for each in self.answer.choices):
+                    chunk["usage"] = self.usage()
+                chunk |= self.beside(choice)
+                if self.asked.verbose:
+                    chunk["__verbose"] = self.native(choice, in_stream=True)
+            found.append(chunk)
+        return found
+
+    def _delta(self, choice: Choice, text: str, logprobs: Any = None) -> dict[str, Any]:
+        return {"index": choice.number, "text": text, "logprobs": logprobs, "finish_reason": None}
+
+    def _logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if self.asked.num_logprobs is None or not logprobs:
+            return None
+        spelled = [self._spelled(each.token_id) for each in logprobs]
+        offsets = []
+        for text in spelled:
+            offsets.append(self._offsets[choice.number])
+            self._offsets[choice.number] += len(text)
+        return {
+            "tokens": spelled,
+            "token_logprobs": [max(each.logprob, _LOWEST) for each in logprobs],
+            "top_logprobs": [
+                {self._spelled(token_id): max(logprob, _LOWEST) for token_id, logprob in each.top} for each in logprobs
+            ],
+            "text_offset": offsets,
+            "content": self.probabilities(logprobs),
+        }
+
+    def _spelled(self, token_id: int) -> str:
+        return piece_of(token_id, self.vocabulary).decode("utf-8", "replace")
+
+
+class ChatShape(_OpenAiBase):
+    """OpenAI's chat completions, with reasoning apart as llama-server and DeepSeek have it."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer)
+        self._opened: set[int] = set()
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """Return one finished answer."""
+        chat = choice.prompt.chat
+        assert chat is not None
+        message = message_of(
+            "" if self.asked.reads_only else choice.written,
+            chat.markers,
+            begun=chat.begun,
+            reasoning_format=choice.prompt.reasoning_format,
+        )
+        found: dict[str, Any] = {
+            "index": choice.number,
+            "message": {"role": "assistant", **message},
+            "finish_reason": self.finish_reason(choice),
+        }
+        found["logprobs"] = self._logprobs(choice.logprobs)
+        return found
+
+    def chunks(self, events: Sequence[Event]) -> list[dict[str, Any]]:
+        """Return what a stream says of what a round brought."""
+        found = []
+        for event in events:
+            choice = event.choice
+            chunk = self.head(in_stream=True)
+            if isinstance(event, Progress):
+                self._opened.add(choice.number)
+                chunk["choices"] = [self._delta(choice, {"role": "assistant", "content": None})]
+                chunk["prompt_progress"] = self.progress(event)
+                found.append(chunk)
+                continue
+            if choice.number not in self._opened:
+                self._opened.add(choice.number)
+                opening = self._delta(choice, {"role": "assistant", "content": None})
+                found.append({**self.head(in_stream=True), "choices": [opening]})
+            if isinstance(event, Said):
+                if not self.asked.reads_only:
+                    found += self._said(event)
+                continue
+            chunk["choices"] = [{**self._delta(choice, {}), "finish_reason": self.finish_reason(choice)}]
+            if self.asked.verbose:
+                chunk["__verbose"] = self.native(choice, in_stream=True)
+            found.append(chunk)
+            if self.asked.include_usage and all(each.stats is not None for each in self.answer.choices):
+                found.append({**self.head(in_stream=True), "choices": [], "usage": self.usage(), **self.beside(choice)})
+            elif not self.asked.include_usage:
+                chunk |= self.beside(choice)
+        return found
+
+    def _said(self, said: Said) -> list[dict[str, Any]]:
+        """Return the chunks of one token: one for each kind of text that it ends."""
+        found = []
+        for kind, text in said.parts:
+            name = "content" if kind == "content" else "reasoning_content"
+            found.append({**self.head(in_stream=True), "choices": [self._delta(said.choice, {name: text})]})
+        if not found:
+            return []
+        if said.logprobs:
+            found[-1]["choices"][0]["logprobs"] = self._logprobs(said.logprobs)
+        if self.asked.timings_per_token:
+            found[-1]["timings"] = self.running_timings(said.choice)
+        return found
+
+    def _delta(self, choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": choice.number, "delta": delta, "finish_reason": None}
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if self.asked.num_logprobs is None or not logprobs:
+            return None
+        return {"content": self.probabilities(logprobs), "refusal": None}
