@@ -1,0 +1,93 @@
+"""All layers in their order, and the settings of the socket below them.
+
+::
+
+    socket       uvicorn: TLS, size and time of headers, number of connections
+      Front           no websockets
+      AnswerHeaders   id of the request, nosniff
+      AccessLog       one line for each request, refused ones included
+      Cors            preflights; which pages may read answers and refusals
+      HostCheck       names of this server
+      OriginCheck     no foreign pages
+      KeyCheck        API keys; namespace of the request
+      BodyReader      size and time of the body, which nobody without a key gets read
+    routes
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from paceline.serving.security.access_log import AccessLog
+from paceline.serving.security.answer_headers import AnswerHeaders
+from paceline.serving.security.body_reader import BodyReader
+from paceline.serving.security.cors import Cors
+from paceline.serving.security.header_deadline import protocol_with_deadline
+from paceline.serving.security.host_check import HostCheck
+from paceline.serving.security.key_check import KeyCheck
+from paceline.serving.security.origin_check import OriginCheck
+from paceline.serving.security.settings import SecuritySettings
+
+
+def secured(app: ASGIApp, settings: SecuritySettings) -> ASGIApp:
+    """Return an application behind everything that a request has to pass.
+
+    Args:
+        app: the routes.
+        settings: who may use them.
+    """
+    routes = app
+    app = BodyReader(app, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
+    app = KeyCheck(app, keys=settings.keys, public_paths=settings.public_paths)
+    if not settings.keys:
+        app = OriginCheck(app, cors=settings.cors)
+    if settings.checks_hosts:
+        app = HostCheck(app, allowed_hosts=settings.allowed_hosts)
+    if settings.cors.origins:
+        app = Cors(app, policy=settings.cors)
+    app = AccessLog(app, quiet_paths=settings.quiet_paths)
+    app = AnswerHeaders(app)
+    return Front(app, lifespan=routes)
+
+
+def socket_options(settings: SecuritySettings) -> dict[str, Any]:
+    """Return what :class:`uvicorn.Config` has to be given beside the application and the address."""
+    options: dict[str, Any] = {
+        "http": protocol_with_deadline(settings.header_timeout_s),
+        "ws": "none",
+        "h11_max_incomplete_event_size": settings.max_header_bytes,
+        # uvicorn refuses the connection that makes up this number.
+        "limit_concurrency": settings.max_connections + 1,
+        # uvicorn's own log has query strings, and with them keys.
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+    }
+    if settings.tls is not None:
+        options |= {"ssl_keyfile": str(settings.tls.key), "ssl_certfile": str(settings.tls.certificate)}
+    return options
+
+
+class Front:
+    """Parts what may come: requests, the server's own start and stop, and websockets, which no check below knows."""
+
+    def __init__(self, app: ASGIApp, *, lifespan: ASGIApp) -> None:
+        """Put the front before an application.
+
+        Args:
+            app: takes requests.
+            lifespan: hears of start and stop.
+        """
+        self._app = app
+        self._lifespan = lifespan
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is not a websocket."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "this server has no websockets"})
+        elif scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
