@@ -63,7 +63,8 @@ def read_json(body: bytes) -> dict[str, Any]:
             object_pairs_hook=_read_object,
         )
     except json.JSONDecodeError as error:
-        raise BodyError(f"the body is not JSON: {error.msg}, at {_place(text, error.pos)}") from None
+        reason = error.msg.removesuffix(" at")
+        raise BodyError(f"the body is not JSON: {reason} ({_place(text, error.pos)})") from None
     except _UnfitLiteralError as error:
         literal, reason = error.args
         found = next(found for found in _LITERALS.finditer(text) if found[0] == literal)

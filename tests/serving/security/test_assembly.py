@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles, secured
+from tests.serving.security.asking import Echo, Sent, Socket, ask, body_part, call, feed, http_scope, run, serving
+from tests.serving.security.certificates import CERTIFICATE, KEY
+
+EVERYTHING = SecuritySettings(
+    hosts=("127.0.0.1",), keys=ApiKeys(["k"]), allowed_hosts=("a.example",), cors=CorsPolicy(("*",))
+)
+
+
+def test_a_chunk_passes_before_the_next_is_made() -> None:
+    chunks = [b"one", b"two", b"three"]
+    arrived = {chunk: asyncio.Event() for chunk in chunks}
+    order: list[str] = []
+
+    async def routes(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for chunk in chunks:
+            order.append(f"made {chunk.decode()}")
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await arrived[chunk].wait()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def send(message: Message) -> None:
+        if body := message.get("body"):
+            order.append(f"arrived {body.decode()}")
+            arrived[body].set()
+
+    scope = http_scope(origin="https://a.example", x_api_key="k")
+    run(lambda: secured(routes, EVERYTHING)(scope, feed(body_part(b"{}", more=False)), send))
+    assert order == [f"{what} {chunk.decode()}" for chunk in chunks for what in ("made", "arrived")]
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "size", "status"),
+    [
+        ("evil.example", "wrong", 99, 403),
+        ("a.example", "wrong", 99, 401),
+        ("a.example", "k", 99, 413),
+        ("a.example", "k", 9, 200),
+    ],
+)
+def test_checks_come_in_their_order_and_pages_may_read_each_refusal(
+    host: str, key: str, size: int, status: int
+) -> None:
+    settings = SecuritySettings(
+        keys=ApiKeys(["k"]), allowed_hosts=("a.example",), cors=CorsPolicy(("https://p.example",)), max_body_bytes=10
+    )
+    headers = {"Host": host, "X-Api-Key": key, "Origin": "https://p.example", "X-Request-Id": "mine"}
+    answer = ask(settings, headers=headers, content=b"x" * size)
+    assert answer.status_code == status
+    assert answer.headers["access-control-allow-origin"] == "https://p.example"
+    assert answer.headers["x-request-id"] == "mine"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_nobody_without_a_key_gets_a_body_into_memory() -> None:
+    sent = Sent()
+    reads: list[int] = []
+
+    async def receive() -> Message:
+        reads.append(len(sent))
+        return body_part(b"x", more=len(reads) < 3)
+
+    scope = http_scope(content_length="3")
+    run(lambda: secured(Echo(), EVERYTHING)(scope, receive, sent))
+    assert sent.status == 401
+    # The answer was there before the first byte was read, and dropped.
+    assert reads == [2, 2, 2]
+
+
+def test_a_websocket_is_closed_and_reaches_no_route() -> None:
+    routes = Echo()
+    sent = call(secured(routes, SecuritySettings()), {"type": "websocket", "headers": []})
+    assert sent == [{"type": "websocket.close", "code": 1008, "reason": "this server has no websockets"}]
+    assert not routes.scopes
+
+
+def test_start_and_stop_reach_the_routes() -> None:
+    seen: list[Scope] = []
+
+    async def routes(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+
+    scope = {"type": "lifespan", "state": {}}
+    call(secured(routes, EVERYTHING), scope)
+    assert seen == [scope]
+
+
+# The socket
+
+
+def test_headers_that_stop_halfway_end_the_connection() -> None:
+    with serving(Echo(), SecuritySettings(header_timeout_s=0.1)) as port:
+        with Socket(port) as silent:
+            assert silent.rest() == ""
+        with Socket(port) as halting:
+            halting.send("GET / HTTP/1.1", "host: localhost")
+            assert halting.rest() == ""
+
+
+def test_headers_of_a_further_request_have_their_time_too() -> None:
+    routes = Echo()
+    with serving(routes, SecuritySettings(header_timeout_s=0.1)) as port, Socket(port) as client:
+        client.send("GET / HTTP/1.1", "host: localhost", "")
+        assert client.line() == "HTTP/1.1 200 OK"
+        client.send("GET / HTTP/1.1", "host: local")
+        client.rest()
+    assert len(routes.scopes) == 1
+
+
+def test_a_request_may_take_longer_than_its_headers() -> None:
+    async def routes(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        # Twice the time for headers, by the loop's own clock.
+        done = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.2, done.set)
+        await done.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"late"})
+
+    with serving(routes, SecuritySettings(header_timeout_s=0.1)) as port:
+        assert httpx.get(f"http://127.0.0.1:{port}").text == "late"
+
+
+def test_large_headers_are_refused() -> None:
+    routes = Echo()
+    with serving(routes, SecuritySettings(max_header_bytes=1000)) as port:
+        assert httpx.get(f"http://127.0.0.1:{port}", headers={"x": "y" * 500}).status_code == 200
+        with Socket(port) as client:
+            client.send("GET / HTTP/1.1", "host: localhost", "x: " + "y" * 1000)
+            assert client.line() == "HTTP/1.1 400 Bad Request"
+    assert len(routes.scopes) == 1
+
+
+def test_connections_beyond_the_limit_are_refused() -> None:
+    with serving(Echo(), SecuritySettings(max_connections=2)) as port, Socket(port) as first, Socket(port) as second:
+        for client in (first, second):
+            client.send("GET / HTTP/1.1", "host: localhost", "")
+            assert client.line() == "HTTP/1.1 200 OK"
+        with Socket(port) as third:
+            third.send("GET / HTTP/1.1", "host: localhost", "")
+            assert third.line() == "HTTP/1.1 503 Service Unavailable"
+
+
+def test_an_answer_names_no_software() -> None:
+    with serving(Echo(), SecuritySettings()) as port:
+        assert "server" not in httpx.get(f"http://127.0.0.1:{port}").headers
+
+
+def test_tls(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text(KEY)
+    (tmp_path / "cert.pem").write_text(CERTIFICATE)
+    settings = SecuritySettings(tls=TlsFiles(tmp_path / "key.pem", tmp_path / "cert.pem"))
+    trusting = ssl.create_default_context(cadata=CERTIFICATE)
+    with (
+        serving(Echo(), settings) as port,
+        httpx.Client(verify=trusting, base_url=f"https://localhost:{port}") as client,
+    ):
+        assert client.get("/").status_code == 200

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.errors import InputError
+from paceline.serving.security import BodyError, read_json
+
+TOO_LARGE = "the number is too large; the largest is about 1.8e308"
+TOO_LONG = "an integer has to fit into 64 bits"
+UNPAIRED = "half a surrogate pair is no character; send both halves, or the character itself"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body is empty: send a JSON object, such as {}"),
+        (b" \n", "the body is empty: send a JSON object, such as {}"),
+        (b"{\xff", "the body is not UTF-8: byte 2 of 2 cannot be read"),
+        (b"[]", "the body is a JSON array: send an object, such as {}"),
+        (b"null", "the body is a JSON null: send an object, such as {}"),
+        (b"1.5", "the body is a JSON number: send an object, such as {}"),
+        (b'"{}"', "the body is a JSON string: send an object, such as {}"),
+        (b"true", "the body is a JSON boolean: send an object, such as {}"),
+        (b'{"a":\n 1,}', "the body is not JSON: Illegal trailing comma before end of object (line 2, column 3)"),
+        (b'{"a', "the body is not JSON: Unterminated string starting (line 1, column 2)"),
+        (b'{"a":"\x01"}', "the body is not JSON: Invalid control character (line 1, column 7)"),
+        (b'{"a":NaN}', "the body has NaN at line 1, column 6: JSON has no such number; leave the field out"),
+        (
+            b'{"NaN":"Infinity",\n"a":-Infinity}',
+            "the body has -Infinity at line 2, column 5: JSON has no such number; leave the field out",
+        ),
+        (b'{"a":-1e999-', f"the body has -1e999 at line 1, column 6: {TOO_LARGE}"),
+        (
+            b'{"a":"18446744073709551616","b":18446744073709551616}',
+            f"the body has 18446744073709551616 at line 1, column 33: {TOO_LONG}",
+        ),
+        (b'{"a":-9223372036854775809}', f"the body has -9223372036854775809 at line 1, column 6: {TOO_LONG}"),
+        (b'{"a":{"b":1,"c":2,"b":3}}', 'the body gives the field "b" twice in one object: give it once'),
+        (b'{"\\n":1,"\\n":1}', 'the body gives the field "\\n" twice in one object: give it once'),
+        (b'{"a":"\\\\ud800 \\ud83d\\ude00 \\uDBff"}', f"the body has \\uDBff at line 1, column 28: {UNPAIRED}"),
+        (b'{"\\ude00\\ud83d":1}', f"the body has \\ude00 at line 1, column 3: {UNPAIRED}"),
+    ],
+)  # fmt: skip
+def test_each_refusal_is_one_line(body: bytes, message: str) -> None:
+    with pytest.raises(BodyError) as refused:
+        read_json(body)
+    # Python 3.13 says more of a trailing comma.
+    older = message.replace(
+        "Illegal trailing comma before end of object (line 2, column 3)",
+        "Expecting property name enclosed in double quotes (line 2, column 4)",
+    )
+    assert str(refused.value) in (message, older)
+    assert isinstance(refused.value, InputError)
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"a":' * 100_000, b'{"x":"]]","a":' + b"[{}, " * 70 + b'{"b":[' * 70]
+)
+def test_deep_nesting_is_refused_with_its_place(body: bytes) -> None:
+    with pytest.raises(BodyError, match=r"^the body nests deeper than 128 levels at line 1, column \d+$"):
+        read_json(body)
+
+
+def test_levels_are_counted_one_within_another() -> None:
+    wide = {"a": [[{}], "[" * 1000, '\\"['] * 1000}
+    assert read_json(json.dumps(wide).encode()) == wide
+    deepest = b'{"a":' + b"[" * 127 + b"]" * 127 + b"}"
+    assert read_json(deepest) == json.loads(deepest)
+    with pytest.raises(BodyError, match=r"at line 1, column 133$"):
+        read_json(b'{"a":' + b"[" * 128 + b"]" * 128 + b"}")
+
+
+def test_huge_integers_are_cut_in_the_line() -> None:
+    with pytest.raises(BodyError) as refused:
+        read_json(b'{"a":' + b"9" * 100_000 + b"}")
+    assert str(refused.value) == f"the body has {'9' * 200}... at line 1, column 6: {TOO_LONG}"
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b"\xef\xbb\xbf{}", {}),
+        (b'{"a":18446744073709551615,"b":-9223372036854775808}', {"a": (1 << 64) - 1, "b": -(1 << 63)}),
+        (b'{"a":1e308,"b":-0.0,"c":1e-999}', {"a": 1e308, "b": 0.0, "c": 0.0}),
+        ('{"a":"\\ud83d\\ude00é😀\\u0000"}'.encode(), {"a": "😀é😀\0"}),
+        (b'{"a":{"b":1},"c":{"b":2}}', {"a": {"b": 1}, "c": {"b": 2}}),
+    ],
+)
+def test_what_is_read(body: bytes, value: object) -> None:
+    assert read_json(body) == value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'"' + b'\\"' * 500_000,
+        b"[" * 129 + b'"\\' * 300_000,
+        b'{"a":"' + b"\\ud83d\\ude00" * 80_000 + b'"}',
+        b"{" + b",".join(b'"%d":1' % number for number in range(50_000)) + b',"49999":1}',
+    ],
+    ids=["quotes", "backslashes", "pairs", "fields"],
+)
+def test_no_body_takes_long(body: bytes) -> None:
+    started_s = time.process_time()
+    try:
+        value: object = read_json(body)
+    except BodyError as refused:
+        value = str(refused)
+    # Each takes below 0.1 s. What is looked at again and again takes minutes.
+    assert value
+    assert time.process_time() - started_s < 5.0
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(TEXTS, JSON), st.booleans())
+def test_every_fit_object_is_read_as_it_is(value: dict[str, object], ascii_only: bool) -> None:
+    assert read_json(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
+
+
+@given(st.binary() | st.text(alphabet='{}[]",:\\ud8NaInfity-+0123456789eE. \n').map(str.encode))
+def test_whatever_comes_is_read_or_refused(body: bytes) -> None:
+    try:
+        value: object = read_json(body)
+    except BodyError as refused:
+        value = {"message": str(refused)}
+    assert isinstance(value, dict)
+    assert "\n" not in value.get("message", "")
