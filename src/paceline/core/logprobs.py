@@ -1,0 +1,127 @@
+"""Log-probabilities of emitted tokens, by the target's own rows.
+
+Every emitted token was chosen by one row of the target's logits: that of the token before it, drafted or not. Its
+log-probability is a function of that row, so accepted drafts have theirs like all other tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from paceline.core.arrays import FloatArray
+from paceline.core.fields import Option, setting, take_values
+from paceline.core.processors import Candidates, largest
+from paceline.core.sampling import RowSampler
+
+MAX_LOGPROBS: Final = 1000
+"""Most tokens that can be listed beside each emitted one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobParams:
+    """Which log-probabilities come with an answer. They change nothing of the text.
+
+    Attributes:
+        logprobs: how many of the likeliest tokens are listed beside each emitted one; 0 gives that of the emitted token
+            alone, ``None`` nothing.
+        post_sampling_probs: whether they are those of the distribution that the token is drawn from, after bias,
+            penalties, truncation and temperature. By default they are the model's own, before all of these. Where
+            ``logprobs`` is ``None`` this means nothing.
+    """
+
+    logprobs: int | None = setting(
+        None,
+        Option(
+            kind="whole",
+            optional=True,
+            low=0,
+            high=MAX_LOGPROBS,
+            way_out="0 gives the emitted token's alone, None nothing",
+            variable=None,
+            json=("n_probs",),
+        ),
+    )
+    post_sampling_probs: bool = setting(False, Option(kind="truth", variable=None))
+
+    def __post_init__(self) -> None:
+        take_values(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely an emitted token was, and what else was.
+
+    The value is the same function of the target's row with drafts and without. With drafts, engines compute rows in
+    wider passes, whose logits differ by rounding (``logit_tolerance`` of an engine's capabilities). The model's own
+    log-probability then differs by at most twice as much. After processors, a token at the border of a truncation may
+    be listed with drafts and not without them, or the other way round.
+
+    Attributes:
+        token_id: the emitted token.
+        logprob: natural logarithm of its probability; ``-inf`` where that is 0, as of a token that a reasoning budget
+            forces and the model bans.
+        top: id and log-probability of the likeliest tokens, largest first, the lowest id first among equals. The
+            emitted token may be one of them. A token whose probability is 0 in float64 is never listed.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def logprob_of(
+    token_id: int, logits: FloatArray, history: Sequence[int], sampler: RowSampler, params: LogprobParams
+) -> TokenLogprob:
+    """Return the log-probability of an emitted token, computed in float64.
+
+    Args:
+        token_id: the token.
+        logits: ``[vocab]`` the row that it was chosen by; not changed.
+        history: all tokens before it, drafted ancestors included (may be empty if ``sampler.reads_history`` is false).
+        sampler: the request's own; asked only for probabilities after all processors. Greedy decoding and a reasoning
+            budget that forces a token leave one token, of probability 1.
+        params: which log-probabilities; ``logprobs`` must not be ``None``.
+    """
+    assert params.logprobs is not None
+    candidates = Candidates(None, logits, owned=False)
+    if params.post_sampling_probs:
+        candidates = sampler.candidates(logits, history)
+        if sampler.params.greedy:
+            candidates = candidates.keep(np.array([candidates.logits.argmax()]))
+    logits = candidates.logits
+    top = float(logits.max())
+    log_total = _log_total(logits, top)
+    # In this order: next to a large logit the logarithm of a sum would vanish.
+    logprob = _logit_of(candidates, token_id) - top - log_total
+    count = min(params.logprobs, len(logits))
+    if count == 0:
+        return TokenLogprob(token_id, logprob, ())
+    # Ascending indices are ascending ids, and a stable sort leaves equal ones in that order.
+    found = largest(logits, count)
+    found = found[np.argsort(-logits[found], kind="stable")[:count]]
+    ids = found if candidates.ids is None else candidates.ids[found]
+    logprobs = logits[found].astype(np.float64) - top - log_total
+    likeliest = zip(ids.tolist(), logprobs.tolist(), strict=True)
+    return TokenLogprob(token_id, logprob, tuple((one, value) for one, value in likeliest if math.exp(value) > 0.0))
+
+
+def _log_total(logits: FloatArray, top: float) -> float:
+    """Return the logarithm of the summed exponentials of what logits have above ``top``."""
+    weights = logits.astype(np.float64)
+    weights -= top
+    np.exp(weights, out=weights)
+    return math.log(float(weights.sum()))
+
+
+def _logit_of(candidates: Candidates, token_id: int) -> float:
+    """Return a token's logit; ``-inf`` of one that is no candidate."""
+    if candidates.ids is None:
+        return float(candidates.logits[token_id])
+    index = int(np.searchsorted(candidates.ids, token_id))
+    is_there = index < len(candidates.ids) and candidates.ids[index] == token_id
+    return float(candidates.logits[index]) if is_there else -math.inf
