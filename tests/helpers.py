@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.arrays import Float64Array
+from paceline.core.logprobs import LogprobParams, TokenLogprob
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.core.request import Emission, FinishReason, Request
 from paceline.core.text import TextStream
@@ -25,6 +26,8 @@ from paceline.runtime.loop import DecodingLoop
 
 PLAIN_PARAMS = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 """The model's own distribution: every filter off."""
+
+NO_LOGPROBS = LogprobParams()
 
 
 class CountingPool(SequencePool):
@@ -86,6 +89,7 @@ class Answer:
     request: Request
     token_ids: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
 
@@ -96,13 +100,19 @@ class Answer:
     def take(self, emission: Emission) -> None:
         assert emission.request is self.request
         assert len(emission.sources) == len(emission.token_ids)
+        if self.request.logprob_params.logprobs is None:
+            assert emission.logprobs == ()
+        else:
+            assert [one.token_id for one in emission.logprobs] == emission.token_ids
         assert self.finish_reason is None, "an emission after the last one"
         self.token_ids += emission.token_ids
         self.sources += emission.sources
+        self.logprobs += emission.logprobs
         self.text += "".join(segment.text for segment in emission.segments)
         self.finish_reason = emission.finish_reason
         assert emission.finish_reason == self.request.finish_reason
         assert self.token_ids == self.request.output_ids
+        assert self.logprobs == self.request.logprobs
 
 
 def decode(
@@ -114,10 +124,12 @@ def decode(
     drafters: Sequence[Drafter] = (),
     policy: Policy = NO_SPECULATION,
     verifier: VerifierName = "coupled",
+    logprobs: LogprobParams = NO_LOGPROBS,
 ) -> Answer:
     """Decode one request in a loop of its own; by default plainly."""
     loop = DecodingLoop(engine, drafters, policy, clock=engine.clock)
-    answer = Answer(loop.add(prompt_ids, params, rules or StopRules(), SpeculationParams(verify=verifier)))
+    speculation = SpeculationParams(verify=verifier)
+    answer = Answer(loop.add(prompt_ids, params, rules or StopRules(), speculation, logprobs=logprobs))
     while answer.finish_reason is None:
         for emission in loop.step():
             answer.take(emission)

@@ -181,6 +181,54 @@ def test_leaving_a_stream_early_frees_its_place() -> None:
         assert model.generate([1], max_tokens=3, ignore_end=True).finish_reason == "length"
 
 
+@pytest.mark.parametrize("post_sampling", [False, True])
+def test_logprobs_are_the_targets_with_drafts_and_without(post_sampling: bool) -> None:
+    asked = paceline.GenerateOptions(
+        max_tokens=24, temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=3, logprobs=3, ignore_end=True
+    )
+    asked["post_sampling_probs"] = post_sampling
+    with paceline.load(draft=embedded_draft(), policy=paceline.FixedPolicy(4, siblings=2)) as model:
+        drafted = model.generate("def f(x):", **asked)
+        asked["speculate"] = False
+        plain = model.generate("def f(x):", **asked)
+        # A probability of the tempered distribution changes faster than its logits do.
+        tolerance = 2 * model.target.capabilities.logit_tolerance / 0.8
+    assert drafted.token_ids == plain.token_ids == [one.token_id for one in drafted.logprobs]
+    assert {"draft", "target"} <= set(drafted.sources)
+    assert len({one.logprob for one in drafted.logprobs}) > 10
+    for one, other in zip(drafted.logprobs, plain.logprobs, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=tolerance)
+        assert [value for _, value in one.top] == pytest.approx([value for _, value in other.top], abs=tolerance)
+        assert len(one.top) == 3
+        assert max(one.logprob, one.top[1][1]) <= one.top[0][1] <= 0.0
+
+
+def test_each_of_several_choices_has_its_own_logprobs() -> None:
+    with scripted_model() as model:
+        asked = paceline.GenerateOptions(max_tokens=12, temperature=1.5, seed=5, logprobs=2)
+        choices = model.choices([1, 2], 3, **asked)
+        assert len({choice.logprobs for choice in choices}) == 3
+        for index, choice in enumerate(choices):
+            assert [one.token_id for one in choice.logprobs] == choice.token_ids
+            asked["choice"] = index
+            assert choice.logprobs == model.generate([1, 2], **asked).logprobs
+        assert model.generate([1, 2], max_tokens=2).logprobs == ()
+
+
+def test_logprobs_of_an_answer_that_is_left_early_and_of_one_in_an_event_loop() -> None:
+    with scripted_model() as model:
+        asked = paceline.GenerateOptions(max_tokens=ENDLESS, temperature=0.9, seed=2, ignore_end=True, logprobs=1)
+        with model.stream([1], **asked) as stream:
+            next(iter(stream))
+            assert stream.so_far().logprobs
+        left = stream.result()
+        assert [one.token_id for one in left.logprobs] == left.token_ids
+        asked["max_tokens"] = 9
+        others = asyncio.run(model.agenerate([1], **asked)).logprobs
+        num_common = min(9, len(left.logprobs))
+        assert (len(others), others[:num_common]) == (9, left.logprobs[:num_common])
+
+
 def test_use_after_close_is_a_clear_error() -> None:
     model = scripted_model()
     stream = model.stream([1], max_tokens=ENDLESS, ignore_end=True)

@@ -15,6 +15,7 @@ from paceline.api import GenerateOptions
 from paceline.chat.params import ChatParams
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
+from paceline.core.logprobs import LogprobParams
 from paceline.core.params import (
     MAX_TOKENS,
     TRANSFORMERS_ORDER,
@@ -43,14 +44,15 @@ from paceline.options import (
 def test_every_option_may_be_left_out_or_none() -> None:
     nothing = dict.fromkeys(GenerateOptions.__annotations__)
     for options in ({}, nothing):
-        params, rules, speculation, cache = read_options(options)
+        params, rules, speculation, cache, logprobs = read_options(options)
         assert params == SamplingParams(seed=params.seed)
         assert (rules, speculation, cache) == (StopRules(), SpeculationParams(), CacheParams())
+        assert logprobs == LogprobParams(None, False)
     assert len({read_options({}).params.seed for _ in range(5)}) > 1
 
 
 def test_options_reach_the_part_they_belong_to() -> None:
-    params, rules, speculation, cache = read_options(
+    params, rules, speculation, cache, logprobs = read_options(
         {
             "temperature": np.float64(0.5),
             "seed": 3,
@@ -59,11 +61,14 @@ def test_options_reach_the_part_they_belong_to() -> None:
             "speculate": False,
             "cache_prompt": False,
             "namespace": "a tenant",
+            "logprobs": np.int64(5),
+            "post_sampling_probs": np.True_,
             "preserved_ids": np.array([7, 8]),
             "reasoning_budget": ReasoningBudget(5, (7,), (8,)),
         }
     )
     assert cache == CacheParams(False, "a tenant")
+    assert logprobs == LogprobParams(5, True)
     budget = ReasoningBudget(5, (7,), (8,))
     assert params == SamplingParams(temperature=0.5, seed=3, reasoning_budget=budget)
     assert rules == StopRules(9, ("a",), preserved_ids=(7, 8))
@@ -114,6 +119,10 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
         ({"preserved_ids": "[THINK]"}, "preserved_ids is '.THINK.': give a sequence of token ids"),
         ({"preserved_ids": [3, -1]}, "preserved_ids has token id -1: give ids of 0 or more"),
         ({"reasoning_budget": 5}, "the reasoning budget is 5: give a ReasoningBudget, or None"),
+        ({"logprobs": 1001}, r"logprobs 1001 is out of range: give a value from 0 to 1000 \(0 gives"),
+        ({"logprobs": -1}, "logprobs -1 is out of range"),
+        ({"logprobs": True}, "logprobs is True, which is not a whole number"),
+        ({"post_sampling_probs": 1}, "post_sampling_probs is 1; give True or False"),
         ({"verify": "trust"}, "unknown verifier 'trust': choose from coupled, rejection"),
     ],
 )
@@ -178,7 +187,9 @@ def test_the_environment_may_name_models_of_the_hub() -> None:
 
 
 def test_what_a_request_asks_for_can_be_asked_for_again() -> None:
-    request = read_options({"temperature": 0.5, "stop": "a", "drafters": ["suffix"], "logit_bias": {3: 1.0}})
+    request = read_options(
+        {"temperature": 0.5, "stop": "a", "drafters": ["suffix"], "logit_bias": {3: 1.0}, "logprobs": 2}
+    )
     assert read_options(as_options(*request)) == request
     assert as_options(*request, only={"temperature", "stop"}) == {"temperature": 0.5, "stop": ("a",)}
     assert as_options(request.rules) == {"max_tokens": 256, "stop": ("a",), "ignore_end": False, "preserved_ids": ()}

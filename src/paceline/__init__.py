@@ -44,6 +44,7 @@ __all__ = [
     "GenerateOptions",
     "Generation",
     "InputError",
+    "LogprobParams",
     "Model",
     "ModelFileError",
     "ModelOptions",
@@ -70,6 +71,7 @@ __all__ = [
     "Stream",
     "TargetRows",
     "TextSegment",
+    "TokenLogprob",
     "Vocabulary",
     "VocabularyMismatchError",
     "from_environment",
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
         SamplingError,
         VocabularyMismatchError,
     )
+    from paceline.core.logprobs import LogprobParams, TokenLogprob
     from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
     from paceline.core.reasoning import ReasoningBudget
     from paceline.core.request import Emission, FinishReason, Request
@@ -146,6 +149,7 @@ else:
             "SamplingError",
             "VocabularyMismatchError",
         ),
+        "paceline.core.logprobs": ("LogprobParams", "TokenLogprob"),
         "paceline.core.params": ("CacheParams", "SamplingParams", "SpeculationParams", "StopRules"),
         "paceline.core.reasoning": ("ReasoningBudget",),
         "paceline.core.request": ("Emission", "FinishReason", "Request"),

@@ -70,9 +70,10 @@ PROMPT_CACHE_MIB = 512
 class GenerateOptions(TypedDict, total=False):
     """What a call may set.
 
-    Meanings and defaults are those of :class:`SamplingParams`, :class:`StopRules`, :class:`SpeculationParams` and
-    :class:`CacheParams`. The default of ``verify`` is the model's, and :attr:`Model.defaults` go before those of
-    :class:`SamplingParams`. ``None`` is the default, as if the option were left out. Numbers may be numpy's.
+    Meanings and defaults are those of :class:`SamplingParams`, :class:`StopRules`, :class:`SpeculationParams`,
+    :class:`CacheParams` and :class:`LogprobParams`. The default of ``verify`` is the model's. :attr:`Model.defaults` go
+    before those of :class:`SamplingParams`. ``None`` is the default, as if the option were left out. Numbers may be
+    numpy's.
     """
 
     max_tokens: int | None
@@ -98,6 +99,8 @@ class GenerateOptions(TypedDict, total=False):
     verify: VerifierName | None
     cache_prompt: bool | None
     namespace: str | None
+    logprobs: int | None
+    post_sampling_probs: bool | None
 
 
 class Model:
@@ -383,7 +386,7 @@ class Model:
             raise ClosedError(CLOSED)
         names = [drafter.name for drafter in self.drafters]
         model_defaults = self.defaults.left_open(options)
-        params, rules, speculation, cache = read_options(
+        params, rules, speculation, cache, logprobs = read_options(
             {**options, **model_defaults}, verify=self.verify, drafters=names
         )
 
@@ -396,7 +399,9 @@ class Model:
             if wrap is not None:
                 verifier = wrap(make_verifier(speculation.verify, params, len(prompt_ids)), prompt_ids)
             was_read = None if read is None else read(prompt_ids)
-            return self.loop.add(prompt_ids, params, rules, speculation, cache, verifier=verifier, read=was_read)
+            return self.loop.add(
+                prompt_ids, params, rules, speculation, cache, logprobs=logprobs, verifier=verifier, read=was_read
+            )
 
         return self._drive, Ask(params, rules, speculation, add, model_defaults)
 

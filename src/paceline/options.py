@@ -2,10 +2,10 @@
 
 The table is the fields of the dataclasses themselves (:mod:`paceline.core.fields`)::
 
-    SamplingParams, StopRules, SpeculationParams, CacheParams     of a request
-    ModelOptions, DraftOptions, HubOptions                        of the models
-    ChatParams                                                    of conversations
-    ServerOptions                                                 of a server
+    SamplingParams, StopRules, SpeculationParams, CacheParams, LogprobParams     of a request
+    ModelOptions, DraftOptions, HubOptions                                       of the models
+    ChatParams                                                                   of conversations
+    ServerOptions                                                                of a server
 
 :class:`~paceline.api.GenerateOptions` spells those of a request out for type checkers, and a test holds it to them.
 
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 from paceline.chat.params import ChatParams
 from paceline.core.errors import InputError
 from paceline.core.fields import Field, fields_of, read_text
+from paceline.core.logprobs import LogprobParams
 from paceline.core.numbers import shown
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName, draw_seed
 from paceline.engines.loading import DraftOptions, ModelOptions, own_context
@@ -49,9 +50,10 @@ class RequestOptions(NamedTuple):
     rules: StopRules
     speculation: SpeculationParams
     cache: CacheParams
+    logprobs: LogprobParams
 
 
-REQUEST_PARTS: tuple[type, ...] = (SamplingParams, StopRules, SpeculationParams, CacheParams)
+REQUEST_PARTS: tuple[type, ...] = (SamplingParams, StopRules, SpeculationParams, CacheParams, LogprobParams)
 """The dataclasses whose fields a request may set."""
 
 
@@ -82,11 +84,18 @@ def read_options(
             if name not in drafters:
                 there_are = f"choose from {', '.join(drafters)}" if drafters else "none is loaded"
                 raise InputError(f"unknown drafter {name!r}: {there_are}, or leave it out")
-    return RequestOptions(_made(SamplingParams, given), _made(StopRules, given), speculation, _made(CacheParams, given))
+    return RequestOptions(
+        _made(SamplingParams, given),
+        _made(StopRules, given),
+        speculation,
+        _made(CacheParams, given),
+        _made(LogprobParams, given),
+    )
 
 
 def as_options(
-    *parts: SamplingParams | StopRules | SpeculationParams | CacheParams, only: Collection[str] | None = None
+    *parts: SamplingParams | StopRules | SpeculationParams | CacheParams | LogprobParams,
+    only: Collection[str] | None = None,
 ) -> GenerateOptions:
     """Return what these parts of a request ask for as the options of a call.
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from paceline.core.errors import ClosedError
+from paceline.core.logprobs import TokenLogprob
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission, FinishReason, Request
 from paceline.core.stats import RequestStats
@@ -32,6 +33,7 @@ class Generation:
         stats: counts and times.
         model_defaults: what the model's own defaults set of how it was sampled, by the fields of
             :class:`SamplingParams`.
+        logprobs: for each token its log-probability; empty where none are asked for.
     """
 
     text: str
@@ -41,6 +43,7 @@ class Generation:
     seed: int
     stats: RequestStats
     model_defaults: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: Sequence[TokenLogprob] = ()
 
     @classmethod
     def of(cls, rounds: Sequence[Emission | None], ending: Ending | None, stats: RequestStats, ask: Ask) -> Generation:
@@ -54,6 +57,7 @@ class Generation:
             seed=ask.params.seed,
             stats=stats,
             model_defaults=ask.model_defaults,
+            logprobs=tuple(logprob for emission in emissions for logprob in emission.logprobs),
         )
 
 

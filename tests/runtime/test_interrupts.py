@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.arrays import Float64Array
+from paceline.core.logprobs import LogprobParams
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.reasoning import BudgetKeeper, ReasoningBudget
 from paceline.core.request import Request
@@ -122,7 +123,12 @@ def decode_several(tracer: LineTracer, *, cancel_after: int = 4) -> list[Request
     rules = (StopRules(5), StopRules(9, stop=("zz", "q")), StopRules(50), StopRules(6))
     prompts = ([1, 2, 3, 4] * 3, [1, 2, 3, 4, 9, 9], [1, 2, 3, 4, 8, 8], [*[1, 2, 3, 4] * 3, 5])
     requests = [
-        loop.add(prompt, SamplingParams(temperature=0.9, seed=at), rule)
+        loop.add(
+            prompt,
+            SamplingParams(temperature=0.9, seed=at),
+            rule,
+            logprobs=LogprobParams(at, post_sampling_probs=at == 1),
+        )
         for at, (prompt, rule) in enumerate(zip(prompts, rules, strict=True))
     ]
     rounds = 0
@@ -157,8 +163,10 @@ def test_an_interrupt_at_any_line_of_a_round_changes_no_answer_and_leaves_nothin
                 continue
             assert request.output_ids == expected.output_ids, f"interrupted before line {at}"
             assert text_of(request) == text_of(expected)
+            assert request.logprobs == expected.logprobs
             assert request.finish_reason == expected.finish_reason
         assert cancelled.output_ids == undisturbed[2].output_ids[: cancelled.num_output]
+        assert cancelled.logprobs == undisturbed[2].logprobs[: cancelled.num_output]
         assert cancelled.finish_reason == "cancelled"
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
+from paceline.core.logprobs import LogprobParams, TokenLogprob
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment, TextStream
@@ -22,6 +23,8 @@ not be sampled, and ``request.error`` says why.
 SOURCE_TARGET = "target"
 """Source of recovered and bonus tokens; drafted tokens carry their drafter's name."""
 
+_NO_LOGPROBS: Final = LogprobParams()
+
 
 class Request:
     """A prompt, its growing answer, and everything decided about it. The loop owns it; others only read.
@@ -35,8 +38,10 @@ class Request:
         speculation: how it is sped up.
         verifier: judges its trees; holds its randomness.
         cache: what it may start from, and who may start from what it reads.
+        logprob_params: which log-probabilities come with its answer.
         sequence: its handle at the target engine.
         sources: for each token of the answer the drafter it came from, or :data:`SOURCE_TARGET`.
+        logprobs: for each token of the answer its log-probability; empty where none are asked for.
         segments: the answer's text, as far as it is final.
         error: why it ended, if by an error.
         cached: how many tokens the target's cache holds; ``len(token_ids) - 1`` once the prompt is done.
@@ -50,6 +55,8 @@ class Request:
         "error",
         "finish_reason",
         "id",
+        "logprob_params",
+        "logprobs",
         "num_prompt",
         "params",
         "rules",
@@ -72,6 +79,7 @@ class Request:
         speculation: SpeculationParams,
         verifier: Verifier,
         cache: CacheParams,
+        logprob_params: LogprobParams = _NO_LOGPROBS,
     ) -> None:
         self.id = request_id
         self.token_ids = list(prompt_ids)
@@ -81,9 +89,11 @@ class Request:
         self.verifier = verifier
         self.speculation = speculation
         self.cache = cache
+        self.logprob_params = logprob_params
         self.sequence = -1
         self.text = TextStream(rules.stop)
         self.sources: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
         self.segments: list[TextSegment] = []
         self.error: Exception | None = None
         self.cached = 0
@@ -121,6 +131,7 @@ class Emission:
         sources: for each, the drafter it came from, or :data:`SOURCE_TARGET`.
         segments: text that is final now; withheld while it may be the start of a stop text or of a character.
         finish_reason: set in a request's last emission.
+        logprobs: for each token its log-probability; empty where none are asked for.
     """
 
     request: Request
@@ -128,3 +139,4 @@ class Emission:
     sources: Sequence[str]
     segments: Sequence[TextSegment]
     finish_reason: FinishReason | None
+    logprobs: Sequence[TokenLogprob] = ()

@@ -26,6 +26,7 @@ from typing import Final
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import BusyError, ContextLengthError, InputError, NoRoomError
+from paceline.core.logprobs import LogprobParams
 from paceline.core.numbers import whole_number
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission, Request
@@ -44,6 +45,7 @@ from paceline.runtime.settle import Settled, Settling
 
 _DEFAULT_SPECULATION: Final = SpeculationParams()
 _DEFAULT_CACHE: Final = CacheParams()
+_NO_LOGPROBS: Final = LogprobParams()
 _IDS: Final = itertools.count()
 
 
@@ -118,6 +120,7 @@ class DecodingLoop:
         speculation: SpeculationParams = _DEFAULT_SPECULATION,
         cache: CacheParams = _DEFAULT_CACHE,
         *,
+        logprobs: LogprobParams = _NO_LOGPROBS,
         verifier: Verifier | None = None,
         read: ReadPrompt | None = None,
     ) -> Request:
@@ -129,6 +132,7 @@ class DecodingLoop:
             rules: when it ends.
             speculation: how it is sped up.
             cache: what it may start from, and who may start from what it reads.
+            logprobs: which log-probabilities come with its answer.
             verifier: judges its drafts, in place of the one that ``speculation`` names.
             read: where its prompt was read before; the loop closes that sequence with the request, or refused.
 
@@ -140,7 +144,7 @@ class DecodingLoop:
         try:
             self._check(prompt_ids, params, rules)
             verifier = verifier or make_verifier(speculation.verify, params, len(prompt_ids))
-            request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache)
+            request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache, logprobs)
             self._policy.check(request)
             self._roster.add(request, read)
         except BaseException:

@@ -279,6 +279,7 @@ class Roster:
             [source for emission in kept for source in emission.sources],
             [segment for emission in (*kept, last) for segment in emission.segments],
             "cancelled",
+            tuple(logprob for emission in kept for logprob in emission.logprobs),
         )
 
     def _fail(self, request: Request, error: Exception) -> None:

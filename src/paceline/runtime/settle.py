@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.core.logprobs import logprob_of
 from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, Request
 from paceline.core.tree import ROOT
 from paceline.core.verify import Walk
@@ -68,7 +69,7 @@ class Settling:
             self._commit(part, [])
             return None
         else:
-            reason = self._write(part, walk)
+            reason = self._write(part, walk, rows)
             if reason is not None:
                 # What it read and said is there for those who begin alike.
                 self._commit(part, walk.path[: request.num_output - first_token - 1])
@@ -81,12 +82,20 @@ class Settling:
             sources=request.sources[first_token:],
             segments=request.segments[first_segment:],
             finish_reason=request.finish_reason,
+            logprobs=tuple(request.logprobs[first_token:]),
         )
 
-    def _write(self, part: Part, walk: Walk) -> FinishReason | None:
+    def _write(self, part: Part, walk: Walk, rows: TargetRows) -> FinishReason | None:
         """Add what was emitted to the request, up to where it ends, and return why it ends, if it does."""
         request, sources, path = part.request, part.tree.sources, walk.path
+        wants_logprobs = request.logprob_params.logprobs is not None
         for depth, token_id in enumerate(walk.token_ids):
+            if wants_logprobs:
+                # Here, as a token that the answer does not come to has none; the rows are valid until the next pass.
+                row = rows.logits(path[depth - 1] if depth else ROOT)
+                request.logprobs.append(
+                    logprob_of(token_id, row, request.token_ids, request.verifier.sampler, request.logprob_params)
+                )
             request.token_ids.append(token_id)
             request.sources.append(sources[path[depth]] if depth < len(path) else SOURCE_TARGET)
             reason = self._judge_end(request, token_id)

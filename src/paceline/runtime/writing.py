@@ -22,6 +22,7 @@ def take_back(request: Request, num_tokens: int, vocabulary: Vocabulary) -> None
     """Go back to where a request stood when it had ``num_tokens`` tokens, and ran; its text is written again."""
     del request.token_ids[num_tokens:]
     del request.sources[request.num_output :]
+    del request.logprobs[request.num_output :]
     request.text = TextStream(request.rules.stop)
     request.segments = []
     for token_id, source in zip(request.output_ids, request.sources, strict=True):
