@@ -46,15 +46,11 @@ taken, and named.[/dim]
 """
 
 
-@with_options(
-    together=(("order", "model_defaults", "seed"),), variables=lambda: with_llama_variables(os.environ)
-)
+@with_options(together=(("order", "model_defaults", "seed"),), variables=lambda: with_llama_variables(os.environ))
 def serve(
     context: typer.Context,
     *,
-    models: Annotated[
-        ModelChoice, ModelFlags(also=("override_tensors", "max_sequences", "model_defaults", "verbose"))
-    ],
+    models: Annotated[ModelChoice, ModelFlags(also=("override_tensors", "max_sequences", "model_defaults", "verbose"))],
     options: ServerOptions,
     conversation: ChatParams,
     rules: StopRules,
@@ -73,9 +69,7 @@ def serve(
     try:
         import fastapi  # noqa: F401
     except ImportError:
-        raise CapabilityError(
-            "a server needs packages that are not installed: pip install 'paceline[serve]'"
-        ) from None
+        raise CapabilityError("a server needs packages that are not installed: pip install 'paceline[serve]'") from None
     from paceline.serving.app import Server, create_app
     from paceline.serving.hosting import ModelHost, ServedModel
     from paceline.serving.listening import bind, url_of
@@ -149,9 +143,7 @@ def _served(
     path = Path(found.target.path)
     replaced_by = None if chat.template_file is None else Path(chat.template_file)
     try:
-        template = model.worker.call(
-            lambda: find_template(path, model.target.vocabulary, replaced_by=replaced_by)
-        )
+        template = model.worker.call(lambda: find_template(path, model.target.vocabulary, replaced_by=replaced_by))
     except (ModelFileError, InputError) as error:
         error_console().print(f"warning: no chats: {error}", style="yellow", markup=False)
         template = None
@@ -172,9 +164,7 @@ def _name_of(setup: Setup) -> str:
     return "fixed" if not isinstance(setup.policy, str) and setup.policy.speculates else "plain"
 
 
-def _sized(
-    context: typer.Context, found: FoundModels, models: ModelChoice, options: ServerOptions
-) -> FoundModels:
+def _sized(context: typer.Context, found: FoundModels, models: ModelChoice, options: ServerOptions) -> FoundModels:
     """Return the models with the room that requests have, as llama-server deals it out.
 
     ``-c`` is the room of all requests together. Each has an equal part of it, or with ``--kv-unified`` whatever the

@@ -43,6 +43,7 @@ class Request:
         sources: for each token of the answer the drafter it came from, or :data:`SOURCE_TARGET`.
         logprobs: for each token of the answer its log-probability; empty where none are asked for.
         segments: the answer's text, as far as it is final.
+        segment_ends: for each token of the answer, how many segments there were once it was added.
         error: why it ended, if by an error.
         cached: how many tokens the target's cache holds; ``len(token_ids) - 1`` once the prompt is done.
         finish_reason: ``None`` while it runs.
@@ -60,6 +61,7 @@ class Request:
         "num_prompt",
         "params",
         "rules",
+        "segment_ends",
         "segments",
         "sequence",
         "sources",
@@ -95,6 +97,7 @@ class Request:
         self.sources: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.segments: list[TextSegment] = []
+        self.segment_ends: list[int] = []
         self.error: Exception | None = None
         self.cached = 0
         self.finish_reason: FinishReason | None = None
@@ -131,6 +134,8 @@ class Emission:
         sources: for each, the drafter it came from, or :data:`SOURCE_TARGET`.
         segments: text that is final now; withheld while it may be the start of a stop text or of a character.
         finish_reason: set in a request's last emission.
+        segment_ends: for each token, how many of the segments became final with it or before it. Those that are left
+            became final with the end of the answer.
         logprobs: for each token its log-probability; empty where none are asked for.
     """
 
@@ -139,4 +144,5 @@ class Emission:
     sources: Sequence[str]
     segments: Sequence[TextSegment]
     finish_reason: FinishReason | None
+    segment_ends: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()

@@ -59,6 +59,8 @@ class TextStream:
         self._last_source = ""
         self.stopped = False
         """Whether a stop text has come up; nothing is added after."""
+        self.stop_text = ""
+        """The stop text that has come up; of several that begin at one place, the first that was given."""
 
     def push(self, token_bytes: bytes, source: str) -> list[TextSegment]:
         """Add a token's bytes and return the text that became final."""
@@ -89,11 +91,12 @@ class TextStream:
             return [TextSegment(text, source)] if shown else []
         pieces = [*self._withheld, _Piece(text, source, shown)]
         joined = "".join(piece.text for piece in pieces)
-        starts = [start for start in (joined.find(stop) for stop in self._stop) if start >= 0]
-        if starts:
+        found = [(start, stop) for stop in self._stop if (start := joined.find(stop)) >= 0]
+        if found:
+            start, self.stop_text = min(found, key=lambda place: place[0])
             self.stopped = True
             self._withheld = []
-            return _shown(_split(pieces, min(starts))[0])
+            return _shown(_split(pieces, start)[0])
         # Anything that no suffix of the text so far can extend to a stop text is final.
         final, self._withheld = _split(pieces, len(joined) - self._longest_partial_stop(joined))
         return _shown(final)

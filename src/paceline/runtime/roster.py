@@ -18,6 +18,7 @@ stepped back waits, as if preempted.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -271,6 +272,7 @@ class Roster:
         self._open_round = [_before(request)]
         last = self.end(request, "cancelled")
         kept = [emission for emission in self._emissions if emission.request is request]
+        before = list(itertools.accumulate((len(emission.segments) for emission in kept), initial=0))
         self._open_round, self._emissions = [], [e for e in self._emissions if e.request is not request]
         self.tell_ended()
         return Emission(
@@ -279,6 +281,7 @@ class Roster:
             [source for emission in kept for source in emission.sources],
             [segment for emission in (*kept, last) for segment in emission.segments],
             "cancelled",
+            [start + end for start, emission in zip(before, kept, strict=False) for end in emission.segment_ends],
             tuple(logprob for emission in kept for logprob in emission.logprobs),
         )
 

@@ -82,6 +82,7 @@ class Settling:
             sources=request.sources[first_token:],
             segments=request.segments[first_segment:],
             finish_reason=request.finish_reason,
+            segment_ends=[end - first_segment for end in request.segment_ends[first_token:]],
             logprobs=tuple(request.logprobs[first_token:]),
         )
 
@@ -99,6 +100,7 @@ class Settling:
             request.token_ids.append(token_id)
             request.sources.append(sources[path[depth]] if depth < len(path) else SOURCE_TARGET)
             reason = self._judge_end(request, token_id)
+            request.segment_ends.append(len(request.segments))
             if reason is not None:
                 return reason
         return None

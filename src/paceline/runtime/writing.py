@@ -23,6 +23,7 @@ def take_back(request: Request, num_tokens: int, vocabulary: Vocabulary) -> None
     del request.token_ids[num_tokens:]
     del request.sources[request.num_output :]
     del request.logprobs[request.num_output :]
+    del request.segment_ends[request.num_output :]
     request.text = TextStream(request.rules.stop)
     request.segments = []
     for token_id, source in zip(request.output_ids, request.sources, strict=True):

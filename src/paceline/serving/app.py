@@ -42,8 +42,8 @@ from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.metrics import RequestOver, ServerLoad, ServerMetrics
 from paceline.serving.model_facts import models_of, props_of
 from paceline.serving.openapi import ERROR_RESPONSES, document
-from paceline.serving.prompts import encode, read_mixed
 from paceline.serving.preparing import prepare_chat, prepare_completions, with_bias
+from paceline.serving.prompts import encode, read_mixed
 from paceline.serving.requests import body_of, documented
 from paceline.serving.security import SecuritySettings, namespace_of, secured
 from paceline.serving.settings import ServerOptions
@@ -312,9 +312,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
 
     @router.post("/completion", summary="Go on with a text", openapi_extra=documented(CompletionBody))
     @router.post("/completions", include_in_schema=False)
-    async def native(
-        request: Request, body: Annotated[CompletionBody, Depends(body_of(CompletionBody))]
-    ) -> Response:
+    async def native(request: Request, body: Annotated[CompletionBody, Depends(body_of(CompletionBody))]) -> Response:
         return await complete(request, body, "native")
 
     @router.post("/v1/completions", summary="Go on with a text, as OpenAI", openapi_extra=documented(CompletionBody))

@@ -308,7 +308,11 @@ def _steps_of(given: str | Sequence[str]) -> GenerateOptions:
         if ours not in order:
             options.update(off)
     rest = [name for name in LLAMA_CPP_ORDER if name not in order]
-    options["order"] = (*(name for name in rest if name == "logit_bias"), *order, *(n for n in rest if n != "logit_bias"))
+    options["order"] = (
+        *(name for name in rest if name == "logit_bias"),
+        *order,
+        *(n for n in rest if n != "logit_bias"),
+    )
     return cast("GenerateOptions", options)
 
 

@@ -122,7 +122,9 @@ _Generated = create_model("_Generated", __base__=_Generation, **_of_the_table())
 class CompletionBody(_Generated):  # type: ignore[misc, valid-type]
     """A text to go on with."""
 
-    prompt: Any = Field(..., description="A text, token ids, both mixed, or several of these.", examples=[_EXAMPLE_TEXT])
+    prompt: Any = Field(
+        ..., description="A text, token ids, both mixed, or several of these.", examples=[_EXAMPLE_TEXT]
+    )
     echo: bool | None = Field(None, description="Put the prompt before the answer.")
     logprobs: Whole | bool | None = Field(None, description="How many likely tokens to list beside each.")
 

@@ -73,9 +73,7 @@ _LOWEST: Final = -3.4028234663852886e38
 """Stands for the logarithm of 0, which JSON has no word for; llama-server's is the same."""
 
 
-def _probability_of(
-    token_id: int, logprob: float, vocabulary: Vocabulary, *, post_sampling: bool
-) -> dict[str, Any]:
+def _probability_of(token_id: int, logprob: float, vocabulary: Vocabulary, *, post_sampling: bool) -> dict[str, Any]:
     spelling = vocabulary.token_bytes(token_id)
     value = math.exp(logprob) if post_sampling else max(logprob, _LOWEST)
     return {
