@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -19,8 +19,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
+from paceline.core.errors import InputError, PacelineError
 from paceline.serving.answering import Answer, Ended, Event, PreparedPrompt
-from paceline.serving.asked import Api, Asked, read_asked
+from paceline.serving.asked import Api, Asked, at_fault, read_asked
 from paceline.serving.bodies import (
     ChatBody,
     CompletionBody,
@@ -35,7 +36,7 @@ from paceline.serving.errors import (
     NotOfferedError,
     RefusedError,
     error_of,
-    handle,
+    kind_of,
     response_of,
 )
 from paceline.serving.hosting import ModelHost, ServedModel
@@ -132,13 +133,11 @@ class Server:
         """
         board = self.board
         served = self.host.served
-        answer = Answer(
-            served,
-            asked,
-            prompts,
-            namespace=namespace_of(request.scope, asked.cache_salt or None),
-            most_s=self.options.request_s,
-        )
+        namespace = namespace_of(request.scope, asked.cache_salt or None)
+        try:
+            answer = Answer(served, asked, prompts, namespace=namespace, most_s=self.options.request_s)
+        except InputError as error:
+            raise at_fault(asked.options, error) from None
         board.add(answer)
         shape = _SHAPES[asked.api](answer)
         try:
@@ -242,24 +241,25 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
         return JSONResponse(document(app))
 
     app.include_router(router)
-    app.add_exception_handler(Exception, _counted(server, handle))
-    app.add_exception_handler(HTTPException, _counted(server, _not_found))
+    for kind in (PacelineError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answered(server))
     return secured(app, security)
 
 
-def _counted(server: Server, handler: Any) -> Any:
-    async def counted(request: Request, error: Exception) -> Response:
-        response: Response = await handler(request, error)
+def _answered(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Return what answers requests that ended by an error, and counts them."""
+
+    async def answered(request: Request, error: Exception) -> Response:
+        del request
+        if isinstance(error, HTTPException):
+            # Of Starlette's own there are a path and a method that nobody offers, which llama-server does not part.
+            error = NotFoundError("File Not Found")
+        response = response_of(error)
         if server.metrics is not None:
-            server.metrics.refused(response.status_code, error_of(error)[1]["error"]["type"])
+            server.metrics.refused(response.status_code, kind_of(error))
         return response
 
-    return counted
-
-
-async def _not_found(request: Request, error: Exception) -> Response:
-    del request, error
-    return response_of(NotFoundError("File Not Found"))
+    return answered
 
 
 async def _disconnected(request: Request) -> None:

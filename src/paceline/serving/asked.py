@@ -13,7 +13,7 @@ from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
 from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams, draw_seed
-from paceline.options import REQUEST_PARTS
+from paceline.options import REQUEST_PARTS, read_options
 from paceline.serving.bodies import ChatBody, CompletionBody, Speculative
 from paceline.serving.fields import FieldError, check_known
 from paceline.serving.settings import ServerOptions
@@ -138,6 +138,9 @@ def read_asked(
         options.update(_steps_of(given["samplers"]))
     num_choices = _num_choices(given, settings.max_choices)
     num_logprobs = _num_logprobs(given, api)
+    if num_logprobs is not None:
+        options["logprobs"] = num_logprobs
+        options["post_sampling_probs"] = bool(given.get("post_sampling_probs"))
     echo = bool(given.get("echo"))
     if echo and num_logprobs is not None:
         raise FieldError("echo", "echo with log-probabilities would need those of the prompt: leave out one of them")
@@ -168,6 +171,21 @@ def read_asked(
         cache_salt=given.get("cache_salt", ""),
         warnings=tuple(f"unknown field {name!r} was ignored" for name in unknown),
     )
+
+
+def at_fault(options: GenerateOptions, error: InputError) -> InputError:
+    """Return the error of options with the name of the one that is at fault, if one alone is.
+
+    Args:
+        options: of a call that was refused.
+        error: what it was refused by.
+    """
+    for name, value in options.items():
+        try:
+            read_options({name: value})
+        except InputError:
+            return FieldError(name, str(error))
+    return error
 
 
 def chat_params_of(body: ChatBody | Any, defaults: ChatParams) -> ChatParams:
@@ -213,7 +231,7 @@ def _options_of(given: Mapping[str, Any], defaults: GenerateOptions) -> Generate
         if part is SpeculationParams:
             continue
         for field in fields_of(part):
-            if field.name in ("logit_bias", "stop", "max_tokens", "logprobs"):
+            if field.name in ("logit_bias", "stop", "max_tokens", "logprobs", "post_sampling_probs"):
                 continue
             for name in field.json_names:
                 if name in given:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paceline.core.errors import (
-    CapabilityError,
     ClosedError,
     ContextLengthError,
     InputError,
@@ -48,38 +46,37 @@ class RefusedError(PacelineError):
         super().__init__(message)
 
 
+_KINDS: Final[tuple[tuple[type[PacelineError], int, str], ...]] = (
+    (NotReadyError, 503, "unavailable_error"),
+    (ClosedError, 503, "unavailable_error"),
+    (QueueFullError, 429, "rate_limit_error"),
+    (NotFoundError, 404, "not_found_error"),
+    (NotOfferedError, 501, "not_supported_error"),
+    (ContextLengthError, 400, "exceed_context_size_error"),
+    (InputError, 400, "invalid_request_error"),
+)
+"""Status and type of each error, the first that fits; all others are the server's own, and tell nothing."""
+
+
 def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
     """Return the status and the body of the answer to a request that ended by an error."""
     message = str(error)
     if isinstance(error, RefusedError):
         return error.status, error_body(error.status, message, error.kind)
-    if isinstance(error, NotReadyError):
-        return 503, error_body(503, message, "unavailable_error")
+    status, kind = next(((status, kind) for known, status, kind in _KINDS if isinstance(error, known)), (500, ""))
+    if status == 500:
+        _log.error("a request ended by an error", exc_info=error)
+        return 500, error_body(500, "the server failed; its log says why", "server_error")
     if isinstance(error, ClosedError):
-        return 503, error_body(503, "the server is ending: send the request later", "unavailable_error")
-    if isinstance(error, QueueFullError):
-        return 429, error_body(429, message, "rate_limit_error")
-    if isinstance(error, NotFoundError):
-        return 404, error_body(404, message, "not_found_error")
-    if isinstance(error, NotOfferedError):
-        return 501, error_body(501, message, "not_supported_error")
-    if isinstance(error, ContextLengthError):
-        body = error_body(400, message, "exceed_context_size_error")
-        if error.num_tokens is not None:
-            body["error"] |= {"n_prompt_tokens": error.num_tokens, "n_ctx": error.context_length}
-        return 400, body
-    if isinstance(error, FieldError):
-        return 400, error_body(400, message, "invalid_request_error", error.param)
+        message = "the server is ending: send the request later"
     if isinstance(error, ModelFileError):
         # Its message names a file of this machine.
         _log.error("a request ended by an error of the model's file: %s", error)
-        return 400, error_body(
-            400, "the model's chat template cannot be used; the server's log says why", "invalid_request_error"
-        )
-    if isinstance(error, CapabilityError | InputError):
-        return 400, error_body(400, message, "invalid_request_error")
-    _log.error("a request ended by an error", exc_info=error)
-    return 500, error_body(500, "the server failed; its log says why", "server_error")
+        message = "the model's chat template cannot be used; the server's log says why"
+    body = error_body(status, message, kind, error.param if isinstance(error, FieldError) else None)
+    if isinstance(error, ContextLengthError) and error.num_tokens is not None:
+        body["error"] |= {"n_prompt_tokens": error.num_tokens, "n_ctx": error.context_length}
+    return status, body
 
 
 def response_of(error: BaseException) -> Response:
@@ -89,7 +86,8 @@ def response_of(error: BaseException) -> Response:
     return JSONResponse(body, status, headers)
 
 
-async def handle(request: Request, error: Exception) -> Response:
-    """Answer a request that ended by an error; the form that Starlette wants."""
-    del request
-    return response_of(error)
+def kind_of(error: BaseException) -> str:
+    """Return the type that clients tell an error by; nothing is logged."""
+    if isinstance(error, RefusedError):
+        return error.kind
+    return next((kind for known, _, kind in _KINDS if isinstance(error, known)), "server_error")

@@ -90,6 +90,7 @@ class _Base:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.asked = answer.asked
+        self._num_ended = 0
         self.vocabulary = answer.served.model.target.vocabulary
 
     def timings(self, choice: Choice) -> dict[str, Any]:
@@ -116,6 +117,12 @@ class _Base:
         if self.asked.warnings:
             found["warnings"] = list(self.asked.warnings)
         return found
+
+    def is_last(self, event: Ended) -> bool:
+        """Return whether an end is that of the last choice; asked once for each end."""
+        del event
+        self._num_ended += 1
+        return self._num_ended == len(self.answer.choices)
 
     def usage(self) -> dict[str, Any]:
         """Return the counts of tokens of all answers."""
@@ -298,7 +305,7 @@ class CompletionShape(_OpenAiBase):
                 chunk["prompt_progress"] = self.progress(event)
             else:
                 chunk["choices"] = [{**self._delta(choice, ""), "finish_reason": self.finish_reason(choice)}]
-                if all(each.stats is not None for each in self.answer.choices):
+                if self.is_last(event):
                     chunk["usage"] = self.usage()
                 chunk |= self.beside(choice)
                 if self.asked.verbose:
@@ -383,10 +390,11 @@ class ChatShape(_OpenAiBase):
             if self.asked.verbose:
                 chunk["__verbose"] = self.native(choice, in_stream=True)
             found.append(chunk)
-            if self.asked.include_usage and all(each.stats is not None for each in self.answer.choices):
-                found.append({**self.head(in_stream=True), "choices": [], "usage": self.usage(), **self.beside(choice)})
-            elif not self.asked.include_usage:
+            is_last = self.is_last(event)
+            if not self.asked.include_usage:
                 chunk |= self.beside(choice)
+            elif is_last:
+                found.append({**self.head(in_stream=True), "choices": [], "usage": self.usage(), **self.beside(choice)})
         return found
 
     def _said(self, said: Said) -> list[dict[str, Any]]:
