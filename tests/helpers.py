@@ -14,6 +14,7 @@ from paceline.core.arrays import Float64Array
 from paceline.core.logprobs import LogprobParams, TokenLogprob
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.core.request import Emission, FinishReason, Request
+from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.text import TextStream
 from paceline.core.tree import ROOT, DraftTree, Evidence
 from paceline.core.verify import make_verifier
@@ -315,6 +316,12 @@ class WatchingPolicy(PolicyBase):
                 self.partial[request.id] += 1
         self._num_output = Counter()
         self._inner.observe(record)
+
+    def plain_round(self, record: RoundRecord) -> PlainTimes | None:
+        return self._inner.plain_round(record)
+
+    def off_reason(self, request: Request) -> OffReason:
+        return self._inner.off_reason(request)
 
     def end(self, request: Request) -> None:
         assert request.finish_reason is not None

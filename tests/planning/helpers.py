@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.request import Request
+from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
@@ -110,6 +111,12 @@ class AroundAuto(PolicyBase):
 
     def observe(self, record: RoundRecord) -> None:
         self.auto.observe(record)
+
+    def plain_round(self, record: RoundRecord) -> PlainTimes | None:
+        return self.auto.plain_round(record)
+
+    def off_reason(self, request: Request) -> OffReason:
+        return self.auto.off_reason(request)
 
     def end(self, request: Request) -> None:
         self.auto.end(request)

@@ -17,7 +17,7 @@ from paceline.chat.replies import Reply
 from paceline.cli.chat_options import begun_conversation
 from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.interrupts import interrupts_held, keys_unseen
-from paceline.cli.report import generation_json, one_line_report, time_spent
+from paceline.cli.report import generation_json, one_line_report
 from paceline.core.errors import InputError, PacelineError
 from paceline.output import check_parent, whole_file
 from paceline.terminal_text import json_text, printable_line
@@ -132,7 +132,6 @@ class ChatSession:
         assert writer is not None, "a session is begun before it takes a line"
         options = self._options.copy()
         options["choice"] = self._choice
-        before = time_spent(self._model)
         with (
             keys_unseen(),
             interrupts_held() as interrupted,
@@ -150,7 +149,7 @@ class ChatSession:
                 raise
             writer.finish(line=True)
             reply = stream.so_far()
-        self._report(reply, before)
+        self._report(reply)
         if reply.generation.finish_reason == "cancelled" and not reply.text and not reply.reasoning:
             self._tell("nothing was answered yet: the message is left out")
             return
@@ -159,11 +158,11 @@ class ChatSession:
         self._left_out += messages[first:last]
         self._messages = [*messages[:first], *messages[last:], reply.message]
 
-    def _report(self, reply: Reply, before: tuple[float, float] | None) -> None:
+    def _report(self, reply: Reply) -> None:
         if self._as_json:
             print_json({"message": reply.message, **generation_json(self._model, reply.generation)})
             return
-        self._tell(one_line_report(self._model, reply.generation, before, time_spent(self._model)))
+        self._tell(one_line_report(self._model, reply.generation))
         if sys.stdout.isatty():
             print()
 

@@ -11,7 +11,7 @@ from paceline.api import Model
 from paceline.comparison import Comparison
 from paceline.core.fields import fields_of
 from paceline.core.params import SamplingParams
-from paceline.core.stats import RequestStats, percentile
+from paceline.core.stats import OFF_REASONS, RequestStats, percentile
 from paceline.planning.auto.policy import PlannerReport
 from paceline.streams import Generation
 
@@ -73,40 +73,19 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
     console.print("\n".join(lines), markup=False)
 
 
-def time_spent(model: Model) -> tuple[float, float] | None:
-    """Return the seconds that decoding has taken so far, and those that plain decoding would have taken.
-
-    ``None`` where the policy keeps no count. Between answers, as it counts while they are written.
-    """
-    planned = model.policy.report()
-    return None if planned is None else (planned.plain_s + planned.debt_s, planned.plain_s)
-
-
-def one_line_report(
-    model: Model,
-    generation: Generation,
-    before: tuple[float, float] | None,
-    after: tuple[float, float] | None,
-) -> str:
-    """Return what an answer of a chat took, and what speculation gained, as one line.
-
-    Args:
-        model: wrote it.
-        generation: the answer.
-        before: what :func:`time_spent` returned before it.
-        after: what it returned after it.
-    """
+def one_line_report(model: Model, generation: Generation) -> str:
+    """Return what an answer of a chat took, and what speculation gained, as one line."""
     stats = generation.stats
     parts = [f"{stats.predicted_tokens} tokens"]
     if stats.predicted_per_second is not None:
         parts.append(f"{stats.predicted_per_second:.1f} t/s")
     if model.drafters and stats.predicted_tokens and not stats.num_drafted:
-        parts.append("nothing was drafted")
+        reason = stats.off_reason
+        parts.append("nothing was drafted" if reason is None else f"nothing was drafted: {OFF_REASONS[reason]}")
     if stats.num_drafted:
         parts.append(f"{stats.num_accepted} of {stats.num_drafted} drafts accepted")
-        if before is not None and after is not None and after[0] > before[0]:
-            gain = (after[1] - before[1]) / (after[0] - before[0])
-            parts.append(f"about {gain:.2f} times plain")
+        if stats.gain is not None:
+            parts.append(f"about {stats.gain:.2f} times plain")
     first = f"{'first' if stats.predicted_tokens else 'ended'} after {stats.prompt_s:.1f} s"
     if stats.cached_tokens:
         first += f", {stats.cached_tokens} of {stats.cached_tokens + stats.prompt_tokens} prompt tokens reused"
@@ -132,6 +111,7 @@ def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
         "drafters": [drafter.name for drafter in model.drafters],
         "planner": None if planned is None else planner_json(planned),
         "stats": {
+            "queue_ms": None if stats.queue_s is None else stats.queue_s * 1e3,
             "prompt_n": stats.prompt_tokens,
             "prompt_ms": stats.prompt_s * 1e3,
             "prompt_per_second": stats.prompt_per_second,
@@ -146,7 +126,12 @@ def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
             "acceptance_length": stats.acceptance_length,
             "drafted_by_source": dict(stats.drafted_by_source),
             "accepted_by_source": dict(stats.accepted_by_source),
+            "gain": stats.gain,
+            "gain_low": stats.gain_low,
+            "gain_high": stats.gain_high,
+            "off_reason": stats.off_reason,
             "draft_ms": stats.phases.draft_s * 1e3,
+            "draft_ms_by_source": {name: seconds * 1e3 for name, seconds in stats.draft_s_by_source.items()},
             "verify_ms": stats.phases.verify_s * 1e3,
             "sampling_ms": stats.phases.sampling_s * 1e3,
             "rest_ms": stats.phases.rest_s * 1e3,

@@ -13,8 +13,48 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+OffReason: TypeAlias = Literal[
+    "asked",
+    "no_drafters",
+    "prompts",
+    "measuring",
+    "no_gain",
+    "losing",
+    "short",
+    "no_match",
+    "draft_min",
+    "no_room",
+]
+"""Why a round drafted nothing for a request; :data:`OFF_REASONS` says it in words.
+
+``asked``: the request asked for plain decoding, or the policy is one that never drafts. ``no_drafters``: the model has
+no drafter, or none of those that the request names. ``prompts``: prompts were read in the same pass, and such rounds
+draft nothing, so that they stay short. ``measuring``: the policy made a plain round for all, to learn what plain rounds
+take. ``no_gain``: the policy held that no draft was worth its time: it asked for none, or verified none of what was
+drafted. ``losing``: speculation is behind plain decoding by what it may lose, so that no draft was risked. ``short``:
+fewer than two tokens were left to say, or the answer may be so short that the little it may lose pays for no draft.
+``no_match``: every drafter of the request was asked, and none proposed anything. ``draft_min``: what was drafted was
+shorter than the policy's least length. ``no_room``: the pass had no row for a draft beside its other requests, the
+cache had no cell for one, or the engine cannot step back.
+"""
+
+OFF_REASONS: Final[Mapping[OffReason, str]] = {
+    "asked": "plain decoding was asked for",
+    "no_drafters": "there is no drafter for this request",
+    "prompts": "prompts were read beside it",
+    "measuring": "plain rounds were measured",
+    "no_gain": "no draft would have paid",
+    "losing": "speculation had lost as much as it may",
+    "short": "the answer was too short",
+    "no_match": "the drafters had no proposal",
+    "draft_min": "the drafts were shorter than draft-min",
+    "no_room": "the engine had no room for drafts",
+}
+"""Every :data:`OffReason` in words, to follow "nothing was drafted:"."""
 
 
 @dataclass(slots=True)
@@ -40,12 +80,54 @@ class PhaseTimes:
 
 
 @dataclass(slots=True)
+class PlainTimes:
+    """Seconds that plain decoding takes, or would have taken: of one round, or of all rounds of a request.
+
+    A request's are summed over the rounds of its ``decode_s``. ``T`` is what a round took less its drafting, ``n`` the
+    tokens that it added to the request, and ``p`` what the policy says that a plain round of the same requests takes:
+
+    * The round drafted, and read nothing: ``n * p``, with the bounds of ``p``.
+    * The round drafted nothing: the policy's ``p``, which is ``T`` unless the rounds before made ``T`` longer. Without
+      a policy that knows ``p`` it is ``T``.
+    * The round drafted nothing, and read prompts in the same pass: ``T``. Plain decoding reads them as well.
+    * The round drafted, and read prompts too, which it does only where rounds beside prompts are not bounded: its first
+      token counts as the share of ``T`` that the rows without drafts are of all rows, but at least ``p``. The bounds
+      are ``low_s`` of ``p`` and ``T``. The other ``n - 1`` tokens count ``p`` each.
+    * The request was read again, after it had lost its place: what the round took.
+
+    ``auto`` says ``p = T`` of plain rounds that follow others like them. Else ``p = d * m``, where ``m`` is what the
+    profile says and ``d`` the drift. With ``r`` the times over ``m`` of the latest five plain rounds, the low bound is
+    ``min(r) * m`` and the high one ``max(r) * m``. At first ``r`` is 1 / 1.1 and 1.1, which the fourth and the fifth
+    plain round displace: a profile alone may be off by a tenth. So the bounds say how much plain rounds differ. A
+    machine that becomes another between two plain rounds is seen at the second of them only.
+
+    Attributes:
+        expected_s: the estimate.
+        low_s: if all plain rounds were as fast as the fastest of late.
+        high_s: if all were as slow as the slowest of late.
+    """
+
+    expected_s: float = 0.0
+    low_s: float = 0.0
+    high_s: float = 0.0
+
+    def add(self, expected_s: float, low_s: float, high_s: float) -> None:
+        """Add what a round counts."""
+        self.expected_s += expected_s
+        self.low_s += low_s
+        self.high_s += high_s
+
+
+@dataclass(slots=True)
 class RequestStats:
     """Counts and times of one request.
 
     Several requests share a round's time: each is charged the whole round, since each waits for the whole of it.
+    The same holds for every part of a round, such as the seconds of each drafter.
 
     Attributes:
+        added_s: clock time at which the loop took the request; its first token arrived at ``arrivals_s[0]``.
+        queue_s: seconds from then to its first start, or to its end if it never started; ``None`` while it waits.
         prompt_tokens: tokens fed to the target as prompt.
         prompt_s: seconds of the rounds that fed them; the last of these emits the first token.
         cached_tokens: tokens of the prompt that an engine held already, and that were not fed.
@@ -59,11 +141,17 @@ class RequestStats:
         accepted_by_source: draft tokens kept, by drafter.
         drafted_by_source: draft tokens verified, by drafter.
         phases: where ``decode_s`` went.
+        draft_s_by_source: seconds of each drafter that was asked in those rounds, for whichever request it was.
+        plain: what plain decoding would have taken in place of ``decode_s``; ``None`` where the policy cannot say it of
+            some round.
+        off_rounds: decoding rounds that verified no draft of this request, by the reason.
         arrivals_s: clock time at which each token reached the reader; tokens of one round arrive together.
         tested_by_depth: ``tested_by_depth[d]`` rounds whose walk judged a draft at depth ``d + 1``.
         accepted_by_depth: how many of those were accepted.
     """
 
+    added_s: float = 0.0
+    queue_s: float | None = None
     prompt_tokens: int = 0
     prompt_s: float = 0.0
     cached_tokens: int = 0
@@ -77,6 +165,9 @@ class RequestStats:
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     phases: PhaseTimes = field(default_factory=PhaseTimes)
+    draft_s_by_source: dict[str, float] = field(default_factory=dict)
+    plain: PlainTimes | None = field(default_factory=PlainTimes)
+    off_rounds: Counter[OffReason] = field(default_factory=Counter)
     arrivals_s: list[float] = field(default_factory=list)
     tested_by_depth: Counter[int] = field(default_factory=Counter)
     accepted_by_depth: Counter[int] = field(default_factory=Counter)
@@ -105,6 +196,36 @@ class RequestStats:
     def predicted_per_second(self) -> float | None:
         """Emitted tokens per second of decoding; the first token belongs to the prompt's time."""
         return (self.predicted_tokens - 1) / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def gain(self) -> float | None:
+        """Times as fast as plain decoding: the estimate of plain decoding's time over ``decode_s``.
+
+        Where every round was plain it is 1, less the share that deciding not to draft took. It is below 1 where drafts
+        cost more than they brought, those of other requests in the same rounds included. ``None`` before the first
+        decoding round, and where plain decoding's time is not known.
+        """
+        return self.plain.expected_s / self.decode_s if self.plain is not None and self.decode_s > 0 else None
+
+    @property
+    def gain_low(self) -> float | None:
+        """The gain by the lower bound of plain decoding's time; see :class:`PlainTimes`."""
+        return self.plain.low_s / self.decode_s if self.plain is not None and self.decode_s > 0 else None
+
+    @property
+    def gain_high(self) -> float | None:
+        """The gain by the upper bound of plain decoding's time; see :class:`PlainTimes`."""
+        return self.plain.high_s / self.decode_s if self.plain is not None and self.decode_s > 0 else None
+
+    @property
+    def off_reason(self) -> OffReason | None:
+        """Why nothing was drafted: the reason of most rounds, the first of them if several are of as many.
+
+        ``None`` where something was drafted, and before the first decoding round.
+        """
+        if self.num_drafted or not self.off_rounds:
+            return None
+        return self.off_rounds.most_common(1)[0][0]
 
     def inter_token_s(self) -> list[float]:
         """Return the gap before each token but the first, as a reader of the stream sees it, in seconds."""

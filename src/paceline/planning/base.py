@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.request import Request
+from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 
@@ -157,6 +158,21 @@ class Policy(Observer, Protocol):
         """Drop from the grown trees what is not worth verifying."""
         ...
 
+    def plain_round(self, record: RoundRecord) -> PlainTimes | None:
+        """Return what a plain round of the requests of ``record`` takes; ``None`` if the policy cannot say.
+
+        Asked once after :meth:`observe`, with the record of the same round. Prompts that were read in the pass are left
+        out.
+        """
+        ...
+
+    def off_reason(self, request: Request) -> OffReason:
+        """Return why the policy has nothing drafted, or nothing verified, for a request in this round.
+
+        Asked after the other questions of the round, where the reason lies with the policy.
+        """
+        ...
+
     def end(self, request: Request) -> None:
         """Forget a request that is over; its last round has been observed."""
         ...
@@ -165,7 +181,7 @@ class Policy(Observer, Protocol):
 class PolicyBase:
     """What a policy says of itself where it says nothing else: it drafts, learns for its own use, and reports nothing.
 
-    A policy need not inherit from it; one that does has only the loop's questions left to answer.
+    A policy need not inherit from it; one that does has only the loop's questions about drafts left to answer.
     """
 
     __slots__ = ()
@@ -196,3 +212,11 @@ class PolicyBase:
     def learned(self) -> Learned | None:
         """Keep nothing."""
         return None
+
+    def plain_round(self, record: RoundRecord) -> PlainTimes | None:
+        """Know no costs."""
+        return None
+
+    def off_reason(self, request: Request) -> OffReason:
+        """Have drafted what is worth it."""
+        return "no_gain"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.request import Request
+from paceline.core.stats import PlainTimes
 from paceline.planning.base import RoundRecord
 from paceline.runtime.drafting import Drafts
 from paceline.runtime.settle import Settled
@@ -47,14 +48,20 @@ class RoundTimes:
         return self.ended_s - self.started_s + self.learning_s
 
 
-def count(settled: Sequence[Settled], times: RoundTimes) -> None:
+def count(settled: Sequence[Settled], drafts: Drafts, times: RoundTimes) -> None:
     """Add a round to the statistics of its requests."""
     for each in settled:
         request, stats = each.part.request, each.part.request.stats
-        stats.rounds += each.part.decodes
-        if each.part.decodes or (request.num_output and not each.part.emits):
+        if each.part.decodes:
+            stats.rounds += 1
+            if each.part.num_rows == 1:
+                # What was drafted for it and is not in the pass found no room there.
+                stats.off_rounds[drafts.off.get(request.id, "no_room")] += 1
+        if each.part.decodes or _is_read_again(each):
             # What is read again after a preemption makes a reader wait for the next token, as rounds do.
             stats.decode_s += times.round_s
+            for source, seconds in drafts.seconds.items():
+                stats.draft_s_by_source[source] = stats.draft_s_by_source.get(source, 0.0) + seconds
             stats.phases.add(times.draft_s, times.verify_s, times.sampled_s - times.verified_s, times.round_s)
         else:
             fed = stats.prompt_tokens + len(each.part.step.token_ids)
@@ -86,6 +93,58 @@ def _count_tokens(settled: Settled, ended_s: float) -> None:
         stats.accepted_by_depth[depth] += 1
     if turned_down:
         stats.tested_by_depth[accepted] += 1
+
+
+def count_plain(settled: Sequence[Settled], record: RoundRecord, plain: PlainTimes | None) -> None:
+    """Add to the statistics of a round's requests what plain decoding would have taken; see :class:`PlainTimes`.
+
+    Args:
+        settled: what became of the requests.
+        record: the round.
+        plain: what a plain round of those that decode takes by the policy; ``None`` if it cannot say.
+    """
+    first = _first_token(settled, record, plain)
+    for each in settled:
+        stats = each.part.request.stats
+        if stats.plain is None:
+            continue
+        if _is_read_again(each):
+            stats.plain.add(record.round_s, record.round_s, record.round_s)
+        elif each.part.decodes:
+            num_emitted = len(each.emission.token_ids) if each.emission is not None else 0
+            if first is None:
+                stats.plain = None
+            elif num_emitted == 1 or plain is None:
+                stats.plain.add(first.expected_s, first.low_s, first.high_s)
+            elif num_emitted:
+                more = num_emitted - 1
+                stats.plain.add(
+                    first.expected_s + more * plain.expected_s,
+                    first.low_s + more * plain.low_s,
+                    first.high_s + more * plain.high_s,
+                )
+
+
+def _first_token(settled: Sequence[Settled], record: RoundRecord, plain: PlainTimes | None) -> PlainTimes | None:
+    """Return what plain decoding would have taken for the first token of each request; ``None`` if unknown."""
+    if plain is not None and not record.prefill_rows:
+        return plain
+    taken_s = record.round_s - record.draft_s
+    own_rows = sum(each.part.num_rows for each in settled if each.part.decodes)
+    count = sum(each.part.decodes for each in settled)
+    if own_rows == count:
+        return PlainTimes(taken_s, taken_s, taken_s)
+    if plain is None:
+        return None
+    undrafted_share = (count + record.prefill_rows) / (own_rows + record.prefill_rows)
+    expected_s = max(taken_s * undrafted_share, plain.expected_s)
+    return PlainTimes(expected_s, min(plain.low_s, expected_s), max(taken_s, expected_s))
+
+
+def _is_read_again(settled: Settled) -> bool:
+    """Return whether a request's rows were read that were in the cache once."""
+    part = settled.part
+    return not part.decodes and not part.emits and part.request.num_output > 0
 
 
 def record(settled: Sequence[Settled], drafts: Drafts, times: RoundTimes, prefill_context: int) -> RoundRecord:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.clock import Clock
 from paceline.core.request import Request
+from paceline.core.stats import OffReason
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.base import EngineCapabilities
@@ -22,16 +23,18 @@ class Drafts:
         requests: those that decode.
         trees: one for each of them.
         seconds: what each drafter that was asked took.
+        off: by id of those for which nothing was drafted, why.
     """
 
     requests: Sequence[Request]
     trees: Sequence[DraftTree]
     seconds: dict[str, float] = field(default_factory=dict)
+    off: dict[int, OffReason] = field(default_factory=dict)
 
     def of(self, requests: Sequence[Request]) -> Drafts:
         """Return the drafts of some of the requests."""
         trees = {request.id: tree for request, tree in zip(self.requests, self.trees, strict=True)}
-        return Drafts(requests, [trees[request.id] for request in requests], self.seconds)
+        return Drafts(requests, [trees[request.id] for request in requests], self.seconds, self.off)
 
 
 class Drafting:
@@ -64,22 +67,35 @@ class Drafting:
         """
         trees = [self._unjudged.get(request.id) or DraftTree(request.token_ids[-1]) for request in requests]
         drafts = Drafts(requests, trees)
-        if plainly or not requests or not self._drafters:
-            return drafts
+        if not plainly and requests and self._drafters:
+            self._draft(drafts, num_running)
+        for request, tree in zip(requests, trees, strict=True):
+            if not tree.num_drafted:
+                drafts.off[request.id] = self._why_off(request, drafts.off.get(request.id), plainly=plainly)
+        return drafts
+
+    def _draft(self, drafts: Drafts, num_running: int) -> None:
+        """Let the drafters grow the trees, as far as the policy allows."""
+        requests, trees = drafts.requests, drafts.trees
         budgets = self._policy.budgets(requests)
         if not any(budgets):
-            return drafts
+            return
         jobs = []
         for request, tree, budget in zip(requests, trees, budgets, strict=True):
             if budget is not None and request.speculation.speculate and not tree.num_drafted:
                 limited = self._limit(request, budget, num_running)
                 if limited.max_depth > 0:
                     jobs.append(DraftJob(request, tree, limited))
+                elif budget.max_depth > 0:
+                    drafts.off[request.id] = self._why_short(request)
+        passed_over: set[int] = set()
         for drafter in self._drafters:
-            self._ask(drafter, jobs, drafts.seconds)
+            self._ask(drafter, jobs, drafts.seconds, passed_over)
+        for job in jobs:
+            if not job.tree.num_drafted and job.request.id not in passed_over:
+                drafts.off[job.request.id] = "no_match"
         if jobs:
             self._policy.select(requests, trees)
-        return drafts
 
     def drafters_of(self, request: Request) -> Sequence[Drafter]:
         """Return the drafters that may draft for a request; the others hear nothing of it."""
@@ -98,17 +114,52 @@ class Drafting:
         """Drop what was kept of a request's tree."""
         self._unjudged.pop(request.id, None)
 
-    def _ask(self, drafter: Drafter, jobs: Sequence[DraftJob], seconds: dict[str, float]) -> None:
-        """Let one drafter grow the trees, for as long as the policy finds it worth its time."""
+    def _why_off(self, request: Request, found: OffReason | None, *, plainly: bool) -> OffReason:
+        """Return why nothing was drafted for a request.
+
+        Args:
+            request: whose tree is its root alone.
+            found: what stood in the way after the policy had allowed drafts.
+            plainly: whether nobody may draft in this round.
+        """
+        if not request.speculation.speculate or not self._policy.speculates:
+            return "asked"
+        if not self.drafters_of(request):
+            return "no_drafters"
+        return "prompts" if plainly else found or self._policy.off_reason(request)
+
+    def _why_short(self, request: Request) -> OffReason:
+        """Return which limit leaves no token to draft."""
+        left = min(request.num_left, self._capabilities.context_length - len(request.token_ids))
+        return "short" if left <= 1 else "no_room"
+
+    def _ask(
+        self, drafter: Drafter, jobs: Sequence[DraftJob], seconds: dict[str, float], passed_over: set[int]
+    ) -> None:
+        """Let one drafter grow the trees, for as long as the policy finds it worth its time.
+
+        Args:
+            drafter: who.
+            jobs: the trees.
+            seconds: to which is added what it took.
+            passed_over: to which are added the requests for which it could be asked and was not.
+        """
         name = drafter.name
         growing = [job for job in jobs if _may_draft(name, job.request)]
         if not self._capabilities.trees:
             growing = [job for job in growing if job.tree.num_drafted == 0]
-        while growing and (growing := self._policy.choose(drafter, growing)):
+        if growing:
+            asked = self._policy.choose(drafter, growing)
+            if len(asked) < len(growing):
+                passed_over.update({job.request.id for job in growing} - {job.request.id for job in asked})
+            growing = asked
+        while growing:
             started_s = self._clock.now_s()
             more = drafter.grow(growing)
             seconds[name] = seconds.get(name, 0.0) + self._clock.now_s() - started_s
             growing = [job for job, can_grow in zip(growing, more, strict=True) if can_grow]
+            if growing:
+                growing = self._policy.choose(drafter, growing)
 
     def _limit(self, request: Request, budget: DraftBudget, num_running: int) -> DraftBudget:
         """Cut a budget to what was asked for, what the engine can take and the request can still use."""

@@ -97,6 +97,7 @@ class DecodingLoop:
             pool or SequencePool(engine, max_idle=0, max_saved_bytes=0),
             policy,
             self._drafting,
+            self._clock,
             max_running=_count_of("max_running", max_running, 1) or capabilities.max_sequences,
             max_waiting=_count_of("max_waiting", max_waiting, 0),
             growth=growth,
@@ -237,9 +238,10 @@ class DecodingLoop:
 
     def _tell(self, settled: Sequence[Settled], drafts: Drafts, times: RoundTimes, read_before: int) -> None:
         """Count the round, and let the policy and other observers hear of it."""
-        accounts.count(settled, times)
+        accounts.count(settled, drafts, times)
         record = accounts.record(settled, drafts, times, read_before)
         self._policy.observe(record)
+        accounts.count_plain(settled, record, self._policy.plain_round(record))
         self._roster.tell_ended()
         # Nobody waits for what the last request taught.
         self._learning_s = self._clock.now_s() - times.ended_s if self._roster.num_running else 0.0

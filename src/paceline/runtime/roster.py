@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, PacelineError, QueueFullError
 from paceline.core.request import Emission, FinishReason, Request
 from paceline.engines.base import Engine
@@ -71,6 +72,7 @@ class Roster:
         pool: gives out the target's sequences.
         policy: told of requests that start and end.
         drafting: holds trees of theirs, and knows which drafters are told of requests that start and end.
+        clock: by which it is told how long they wait.
         max_running: most requests that run at once.
         max_waiting: most requests that wait; ``None`` for any number.
         growth: tokens that every request that runs must be able to say before the cache is full, for one to start.
@@ -82,6 +84,7 @@ class Roster:
         pool: SequencePool,
         policy: Policy,
         drafting: Drafting,
+        clock: Clock,
         *,
         max_running: int,
         max_waiting: int | None,
@@ -93,6 +96,7 @@ class Roster:
         self._pool = pool
         self._policy = policy
         self._drafting = drafting
+        self._clock = clock
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._growth = growth
@@ -154,6 +158,7 @@ class Roster:
             )
         if read is not None:
             self._read[request.id] = read
+        request.stats.added_s = self._clock.now_s()
         self._waiting.append(request)
 
     # --- starting -----------------------------------------------------------------------------------------------------
@@ -212,6 +217,7 @@ class Roster:
                 self._met.add(request.id)
             self._running[request.id] = request
             self._waiting.remove(request)
+            self._end_wait(request)
         except BaseException:
             self._running.pop(request.id, None)
             self._let_go(request)
@@ -257,9 +263,15 @@ class Roster:
         elif (read := self._read.pop(request.id, None)) is not None:
             self._engine.close_sequence(read.sequence)
         self._ended.append(request)
+        self._end_wait(request)
         request.finish_reason = reason
         if self._running.pop(request.id, None) is None:
             self._waiting.remove(request)
+
+    def _end_wait(self, request: Request) -> None:
+        """Count how long a request waited for its first start."""
+        if request.stats.queue_s is None:
+            request.stats.queue_s = self._clock.now_s() - request.stats.added_s
 
     def end(self, request: Request, reason: FinishReason) -> Emission:
         """End a request between tokens, and return its last emission: what text was still withheld."""

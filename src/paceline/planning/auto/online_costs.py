@@ -13,6 +13,11 @@ from paceline.planning.costs.profile import DriftTracker
 AS_MEASURED: Final = 0.1
 """Share by which plain rounds may take more or less than on a machine that is as it was."""
 
+_PLAIN_WINDOW: Final = 5
+"""Latest plain rounds by which it is judged how fast the machine is."""
+_UNPROVEN: Final = 1.0 + AS_MEASURED
+"""Factor by which plain rounds may differ from a single measurement."""
+
 _ENTRY_SHARE: Final = 0.5
 """Of what a change of width costs, in the price of a round with drafts after a plain one: others will follow it."""
 
@@ -57,8 +62,11 @@ class OnlineCosts:
 
     def __init__(self, measured: RoundCosts) -> None:
         self._measured = measured
-        self._drift = DriftTracker(window=5)
+        self._drift = DriftTracker(window=_PLAIN_WINDOW)
         self._factor = 1.0
+        # The latest plain rounds' times over what was measured, for bounds; at first what one measurement leaves open.
+        self._plain_ratios: deque[float] = deque((1.0 / _UNPROVEN, _UNPROVEN), maxlen=_PLAIN_WINDOW)
+        self._plain_low, self._plain_high = 1.0 / _UNPROVEN, _UNPROVEN
         # Rows and requests of the latest round, ``None`` after a pass that read a prompt; and rounds that were like it.
         self._previous: tuple[int, int] | None = None
         self._alike = 0
@@ -85,6 +93,16 @@ class OnlineCosts:
     def drift(self) -> float:
         """How many times as long plain rounds take now as when they were measured."""
         return self._factor
+
+    @property
+    def plain_bounds(self) -> tuple[float, float]:
+        """Factors from what a plain round should take to what it takes at least, and at most.
+
+        They are those of the fastest and the slowest of the latest plain rounds. While these are few, what was measured
+        counts as one that was :data:`AS_MEASURED` faster and one that was as much slower; so does the first round that
+        told of another machine.
+        """
+        return self._plain_low / self._factor, self._plain_high / self._factor
 
     @property
     def as_measured(self) -> bool:
@@ -227,6 +245,12 @@ class OnlineCosts:
         self._doubts.resolve(is_confirmed)
         self._latest.append(ratio)
         self._factor = self._drift.factor
+        ratios = self._plain_ratios
+        if is_confirmed:
+            ratios.clear()
+            ratios.extend((ratio / _UNPROVEN, ratio * _UNPROVEN))
+        ratios.append(ratio)
+        self._plain_low, self._plain_high = min(ratios), max(ratios)
         if is_confirmed or abs(self._factor / self._learned_at - 1.0) > AS_MEASURED:
             self._learned_at = self._factor
             self._rows_factor = _RowsFactor()

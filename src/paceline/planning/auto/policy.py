@@ -27,6 +27,7 @@ from typing import Final
 
 from paceline.core.errors import InputError
 from paceline.core.request import Request
+from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.loading import DEFAULT_BRANCHES
@@ -131,6 +132,10 @@ class AutoPolicy:
         self._decided_s: float | None = None
         # By how much the cheapest round with drafts was longer than a plain one when it was last looked up.
         self._cheapest_s = 0.0
+        # What a plain round in place of the latest one takes.
+        self._plain: PlainTimes | None = None
+        # Why a request drafts nothing in this round, where nothing else is known of it.
+        self._off: OffReason = "no_gain"
 
     def check(self, request: Request) -> None:
         """Lossless everywhere: under rejection nothing is decided by what was drawn."""
@@ -169,6 +174,7 @@ class AutoPolicy:
         is_certain = self._plain_rounds >= CERTAIN_AFTER or known.costs.as_measured
         longest = PLAIN_EVERY if is_certain else FIRST_PLAIN_EVERY
         if self._rounds <= FIRST_PLAIN_ROUNDS or self._since_plain > longest or known.costs.is_doubtful:
+            self._off = "measuring"
             return [None] * count
         # What all have won by now is no reason to let those of this round lose it.
         own_s = 0.0
@@ -186,6 +192,7 @@ class AutoPolicy:
             state.rounds += 1
             state.looks.save(plain_s / count, most_s=plain_s)
         blocked = headroom_s < self._cheapest_s
+        self._off = self._why_risky(requests, self._cheapest_s) if blocked else "no_gain"
         wanted = [
             request.speculation.speculate
             and (
@@ -201,8 +208,10 @@ class AutoPolicy:
         widest = min(self.draft_max * count, _WIDEST)
         self._cheapest_s = min(planned.staircase(widest)[1 : widest + 1]) - plain_s
         if not planned.is_hopeful(widest):
+            self._off = "no_gain"
             return [None] * count
         planned.limit(widest)
+        self._off = self._why_risky(requests, self._cheapest_s) if planned.blocked else "no_gain"
         blind_requests = [request for request in requests if _is_blind(request)]
         blind_depths = iter(self._asking.blind_depths(blind_requests, planned) if blind_requests else ())
         budgets: list[DraftBudget | None] = []
@@ -247,6 +256,10 @@ class AutoPolicy:
         self._known.credit(planned, wanted.value)
         if wanted.kept and not affordable.kept and planned.requests == 1:
             self._trade_on_paper(planned, wanted.kept)
+        if affordable is not wanted:
+            cost_s = planned.seconds(len(wanted.kept)) - planned.plain_s + planned.draft_s
+            why = self._why_risky(requests, cost_s)
+            planned.off = {request_id: why for _, request_id, _ in wanted.kept}
         kept: dict[int, list[int]] = {request_id: [] for request_id in owners}
         for _, request_id, node in affordable.kept:
             kept[request_id].append(node)
@@ -258,6 +271,7 @@ class AutoPolicy:
         """Learn what was accepted and what it cost, and enter it in the ledgers."""
         planned, self._round = self._round, None
         count, known = len(record.requests), self._known
+        self._plain = None
         if self._decided_s is not None:
             known.decided(self._decided_s + record.learning_s)
             self._decided_s = None
@@ -266,6 +280,7 @@ class AutoPolicy:
             known.costs.observe_prompt(record.prefill_rows, record.prefill_context, verify_s)
             return
         if self._rest is not None:
+            self._plain = PlainTimes(verify_s, verify_s, verify_s)
             self._rest.add(record)
             if self._rest.over:
                 # One of them says what passes take now as well as all would; a mean would take in what disturbed any.
@@ -278,6 +293,15 @@ class AutoPolicy:
             known.learn(planned, record)
             self._decided_s = record.draft_s - record.learning_s - sum(record.draft_seconds.values())
         is_plain, is_shared = rows == count, record.prefill_rows > 0
+        # A plain round is what plain decoding takes, whatever was measured before, unless rounds before it made it
+        # longer; deciding came on top.
+        if is_plain and not is_shared and known.costs.is_settled(count, count):
+            plain_s = verify_s
+            self._plain = PlainTimes(plain_s, plain_s, plain_s)
+        else:
+            plain_s = known.costs.round_s(count, context, count)
+            low, high = known.costs.plain_bounds
+            self._plain = PlainTimes(plain_s, low * plain_s, high * plain_s)
         if not any(request.speculation.speculate for request in record.requests):
             # Whoever asked for plain decoding wins nothing and owes nothing; what its rounds take is worth knowing.
             if is_shared:
@@ -287,12 +311,6 @@ class AutoPolicy:
             return
         if is_plain:
             self._since_plain = 0
-        # A plain round is what plain decoding takes, whatever was measured before, unless rounds before it made it
-        # longer; deciding came on top.
-        if is_plain and not is_shared and known.costs.is_settled(count, count):
-            plain_s = verify_s
-        else:
-            plain_s = known.costs.round_s(count, context, count)
         if is_shared:
             # Where prompts share a pass its time says nothing about drafts.
             known.costs.interrupt()
@@ -309,6 +327,15 @@ class AutoPolicy:
                 known.requests[request.id].ledger.book(own, own_s, own / count * plain_s)
         for request, own in zip(record.requests, record.emitted, strict=True):
             self._follow_on_paper(request, own, plain_s)
+
+    def plain_round(self, record: RoundRecord) -> PlainTimes | None:
+        """Return what the ledgers were booked with, and its bounds."""
+        return self._plain
+
+    def off_reason(self, request: Request) -> OffReason:
+        """Return what was decided for the request, or for all."""
+        planned = self._round
+        return self._off if planned is None else planned.off.get(request.id, self._off)
 
     @property
     def speculates(self) -> bool:
@@ -351,6 +378,16 @@ class AutoPolicy:
         if self._late_actual_s <= 0:
             return 1.0
         return max(self._late_plain_s / self._late_actual_s, 1.0)
+
+    def _why_risky(self, requests: Sequence[Request], cost_s: float) -> OffReason:
+        """Return why drafts that may lose ``cost_s`` against a plain round are not risked."""
+        speculating = [request for request in requests if request.speculation.speculate]
+        own_s = sum(self._known.requests[request.id].ledger.allowance_s for request in speculating)
+        if RISKED_SHARE * min(self._known.ledger.allowance_s, own_s) >= cost_s:
+            # Without debts they would be.
+            return "losing"
+        is_short = any(START_SHARE * request.rules.max_tokens < START_ROUNDS for request in speculating)
+        return "short" if is_short else "no_gain"
 
     def _lie_down(self, request: Request, state: RequestState, plain_s: float) -> None:
         """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a look."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from paceline.core.request import Request
+from paceline.core.stats import OffReason
 from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftJob
 from paceline.planning.auto.online_costs import OnlineCosts
@@ -112,6 +113,7 @@ class RoundPlan:
         asked: by drafter, the requests it was asked for.
         reading: by drafter that is asked for the first time for some of the requests, tokens of theirs that it reads.
         value_before: by drafter, what the round was worth before it was asked.
+        off: by request with drafts worth their rows that could not be afforded, why not.
     """
 
     costs: OnlineCosts
@@ -131,6 +133,7 @@ class RoundPlan:
     asked: dict[str, list[int]] = field(default_factory=dict)
     reading: dict[str, int] = field(default_factory=dict)
     value_before: dict[str, float] = field(default_factory=dict)
+    off: dict[int, OffReason] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
     _standing: Cut | None = None
     _num_standing: int = -1

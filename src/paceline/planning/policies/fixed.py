@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline.core.errors import InputError, SamplingError
 from paceline.core.fields import Option, setting, take_values
 from paceline.core.request import Request
+from paceline.core.stats import OffReason
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import PolicyBase, RoundRecord
@@ -141,6 +142,10 @@ class FixedPolicy(PolicyBase):
                     keep.update((node, tree.parents[node]))
             if len(keep | {0}) < len(tree):
                 tree.keep(keep)
+
+    def off_reason(self, request: Request) -> OffReason:
+        """Drop drafts for one reason alone."""
+        return "draft_min"
 
     def observe(self, record: RoundRecord) -> None:
         """Learn nothing."""
