@@ -330,6 +330,39 @@ def test_a_numpy_prompt_and_a_path_as_text_are_taken() -> None:
         assert len(model.generate(prompt, max_tokens=3, ignore_end=True).token_ids) == 3
 
 
+def test_a_request_may_bring_lengths_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_drafts(monkeypatch)
+    options = paceline.ModelOptions(embedded_target(), max_sequences=3, context_length=256)
+    asked = paceline.GenerateOptions(max_tokens=40, temperature=0.8, seed=1, ignore_end=True)
+    fixed = paceline.GenerateOptions(policy="fixed", draft_max=8, **asked)
+    with paceline.load(options, draft=embedded_draft()) as model:
+        plain = model.generate("def f(x):", speculate=False, **asked)
+        streams = [
+            model.stream("def f(x):", **fixed),
+            model.stream("def f(x):", p_min=0.5, **fixed),
+            model.stream("def f(x):", policy="auto", **asked),
+        ]
+        own, sure, auto = [stream.result() for stream in streams]
+        for answer in (own, sure, auto):
+            assert (answer.token_ids, answer.text) == (plain.token_ids, plain.text)
+        assert own.stats.drafted_by_source == {"draft": own.stats.num_drafted}
+        assert own.stats.num_drafted > 4 * own.stats.rounds, "but for rounds that read prompts, and the last ones"
+        assert own.stats.num_drafted > sure.stats.num_drafted > 0
+        assert len(model.drafters) == 3
+        with pytest.raises(paceline.SamplingError, match=r"draft-min 2 with rejection at temperature 0\.8 would"):
+            model.generate("def f(x):", verify="rejection", draft_min=2, **asked)
+        with pytest.raises(paceline.InputError, match="draft-max 500 is out of range"):
+            model.stream("def f(x):", policy="fixed", draft_max=500)
+    with paceline.load(options, draft=embedded_draft(), policy=paceline.FixedPolicy(2)) as model:
+        answer = model.generate("def f(x):", **fixed)
+        assert answer.text == plain.text
+        assert answer.stats.num_drafted > 6 * answer.stats.rounds
+        with pytest.raises(paceline.InputError, match=r"policy 'auto' cannot be had of .* 'fixed', without costs"):
+            model.generate("def f(x):", policy="auto")
+    with scripted_model() as model, pytest.raises(paceline.InputError, match="'fixed' has nothing to draft with"):
+        model.generate([1], policy="fixed")
+
+
 def learned_files(folder: Path) -> list[Path]:
     return sorted((folder / "learned").glob("*"))
 

@@ -82,6 +82,8 @@ def test_how_a_request_is_sped_up_is_its_own_to_say() -> None:
     options = {"drafters": ["draft"], "draft_max": np.int64(3), "verify": "coupled"}
     speculation = read_options(options, verify="rejection", drafters=there_are).speculation
     assert speculation == SpeculationParams(drafters=("draft",), draft_max=3, verify="coupled")
+    of_its_own = read_options({"policy": "fixed", "draft_min": np.int8(2), "p_min": np.float32(0.5)}).speculation
+    assert of_its_own == SpeculationParams(draft_min=2, p_min=0.5, policy="fixed")
     assert read_options({"verify": None}, verify="rejection").speculation.verify == "rejection"
     with pytest.raises(InputError, match="unknown drafter 'lookup': choose from suffix, draft, or leave it out"):
         read_options({"drafters": ["lookup"]}, drafters=there_are)
@@ -116,6 +118,10 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
         ({"order": 5}, "order is 5"),
         ({"drafters": []}, "no drafter is named"),
         ({"draft_max": 0}, "draft-max 0: the least is 1"),
+        ({"draft_min": -1}, "draft-min -1: the least is 0"),
+        ({"draft_max": 3, "draft_min": 4}, "draft-min 4 is out of range: give 0 to draft-max, 3"),
+        ({"p_min": 1.5}, "draft-p-min 1.5 is out of range: give a value from 0.0 to 1.0 .0 keeps all drafts"),
+        ({"policy": "fast"}, "unknown policy 'fast': choose from auto, fixed, accept-ratio, profile-ev, heuristic"),
         ({"preserved_ids": "[THINK]"}, "preserved_ids is '.THINK.': give a sequence of token ids"),
         ({"preserved_ids": [3, -1]}, "preserved_ids has token id -1: give ids of 0 or more"),
         ({"reasoning_budget": 5}, "the reasoning budget is 5: give a ReasoningBudget, or None"),

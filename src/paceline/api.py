@@ -21,7 +21,7 @@ from paceline.chat.params import ChatParams
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, ClosedError, InputError
 from paceline.core.numbers import token_ids, whole_number
-from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, StopRules, VerifierName, draw_seed
+from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, PolicyName, StopRules, VerifierName, draw_seed
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Request
 from paceline.core.verify import Verifier, make_verifier
@@ -41,7 +41,7 @@ from paceline.planning.costs.attention import like_target, open_model
 from paceline.planning.costs.meter import FIRST_LOAD, Report
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.keeping import PairKey
-from paceline.planning.registry import COST_POLICIES, build_policy, check_policy_name
+from paceline.planning.registry import COST_POLICIES, build_policy, check_asked, check_policy_name
 from paceline.prompts import Prompt, read_prompt
 from paceline.runtime.driving import Drive
 from paceline.runtime.loop import DecodingLoop
@@ -97,6 +97,9 @@ class GenerateOptions(TypedDict, total=False):
     drafters: Sequence[str] | None
     draft_max: int | None
     verify: VerifierName | None
+    draft_min: int | None
+    p_min: float | None
+    policy: PolicyName | None
     cache_prompt: bool | None
     namespace: str | None
     logprobs: int | None
@@ -389,6 +392,7 @@ class Model:
         params, rules, speculation, cache, logprobs = read_options(
             {**options, **model_defaults}, verify=self.verify, drafters=names
         )
+        check_asked(speculation, self.policy, names)
 
         def add() -> Request:
             if self._closed:

@@ -15,6 +15,7 @@ from paceline.core.params import CacheParams, SamplingParams, SpeculationParams,
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import SOURCE_TARGET, Emission, Request
 from paceline.drafters.base import Drafter, DraftJob
+from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, table_model
 from paceline.engines.sequence_pool import SequencePool
@@ -544,6 +545,28 @@ class TestWhatARequestAsksOfSpeculation:
         request, rows = self.drafted(SpeculationParams(drafters=("right",), draft_max=2))
         assert rows == [3]
         assert max(request.stats.tested_by_depth) == 1
+
+    def test_no_drafts_that_would_be_too_short(self) -> None:
+        request, rows = self.drafted(SpeculationParams(drafters=("right",), draft_max=2, draft_min=2))
+        assert rows == [3]
+        # One token comes with the prompt, and three with each of two rounds: the two that are left have room for one
+        # draft, which would be too short.
+        assert request.stats.num_drafted == 4
+        request, rows = self.drafted(SpeculationParams(drafters=("wrong",), draft_min=2))
+        assert (request.stats.num_drafted, rows) == (0, [1])
+
+    @pytest.mark.parametrize(("p_min", "rows"), [(0.2, 3), (0.31, 1)])
+    def test_no_drafts_that_are_less_likely(self, p_min: float, rows: int) -> None:
+        """The draft's likeliest token has e / (e + 9) everywhere, which is 0.23."""
+        engine = counting_engine()
+        draft = ScriptedEngine(COUNTING, ScriptedVocabulary.of_size(10), clock=engine.clock)
+        loop = counting_loop(engine, [DraftModelDrafter(draft, target_vocab_size=10)], FixedPolicy(2))
+        request = loop.add([0], GREEDY, StopRules(9), SpeculationParams(p_min=p_min))
+        other = loop.add([0], GREEDY, StopRules(9))
+        drain(loop)
+        assert [len(step.token_ids) for step in engine.passes[1]] == [rows, 3]
+        assert other.stats.num_drafted > 0
+        assert request.output_ids == other.output_ids
 
     def test_plain_and_speculating_requests_share_passes(self) -> None:
         engine = counting_engine()

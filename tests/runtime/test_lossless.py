@@ -59,6 +59,7 @@ CALM = (True,) * by_tier(4, quick=1) + (False,) * by_tier(1, quick=2)
 """Whether a scene is calm: few scenes show every way to end only if most of them are cramped."""
 LEAST_PARTIAL_CASES = by_tier(5000, quick=500)
 LEAST_PREEMPTIONS = by_tier(1000, quick=100)
+LEAST_OWN_POLICIES = by_tier(400, quick=50)
 MOST_STEPS = 1000
 HEAD_SIZE = 128
 
@@ -124,6 +125,7 @@ class Tally:
         self.reused_tokens = 0
         self.preemptions = 0
         self.plain = 0
+        self.own_policy = 0
 
 
 @pytest.fixture(scope="module")
@@ -210,11 +212,17 @@ def build_model(scene: Scene, rng: random.Random) -> LogitFunction:
 
 def build_speculation(setup: Setup, rng: random.Random) -> SpeculationParams:
     """Return what one of several requests asks of speculation, mostly nothing in particular."""
-    if rng.random() < 0.75:
+    if rng.random() < 0.65:
         return SpeculationParams()
     drafters = tuple(rng.sample(setup.drafters, rng.randint(1, len(setup.drafters))))
+    draft_max = rng.choice((None, 1, 3, 6))
     return SpeculationParams(
-        rng.random() < 0.6, drafters=rng.choice((None, drafters)), draft_max=rng.choice((None, 1, 3))
+        rng.random() < 0.7,
+        drafters=rng.choice((None, drafters)),
+        draft_max=draft_max,
+        draft_min=rng.choice((0, rng.randint(0, draft_max or 5))),
+        p_min=rng.choice((0.0, 0.0, 0.3)),
+        policy=rng.choice((None, "fixed")),
     )
 
 
@@ -430,6 +438,8 @@ def assert_equals_plain(
     for index, answer in answers.items():
         expected = plain[index]
         tally.preemptions += answer.request.stats.preemptions
+        own = answer.request.speculation.speculate and answer.request.speculation.policy == "fixed"
+        tally.own_policy += own and answer.request.stats.num_accepted > 0
         if answer.finish_reason == "cancelled":
             assert index in cancels
             assert answer.token_ids == expected.token_ids[: len(answer.token_ids)]
@@ -487,8 +497,8 @@ def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.F
     line = (
         f"lossless: {tally.finished} requests equal to plain decoding, {tally.partial} of them with partial rejection, "
         f"ended by {dict(tally.reasons)}; cut short {dict(tally.cut_short)}; {tally.num_refused_passes} passes "
-        f"refused, {tally.preemptions} requests preempted, {tally.plain} plain beside others; drafts did not read "
-        f"{tally.reused_tokens} tokens again"
+        f"refused, {tally.preemptions} requests preempted, {tally.plain} plain beside others, {tally.own_policy} that "
+        f"accepted drafts by a policy of their own; drafts did not read {tally.reused_tokens} tokens again"
     )
     request.config.stash[SUMMARY_LINES].append(line)
     assert tally.partial >= LEAST_PARTIAL_CASES, line
@@ -496,5 +506,6 @@ def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.F
     assert tally.reused_tokens > 0
     assert tally.preemptions >= LEAST_PREEMPTIONS
     assert tally.plain > 0
+    assert tally.own_policy >= LEAST_OWN_POLICIES
     assert set(tally.cut_short) == {"cancelled"}
     assert {"stop", "end", "length", "context"} <= set(tally.reasons)

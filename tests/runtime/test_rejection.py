@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -36,6 +37,8 @@ from tests.tiers import some_long
 
 Distribution: TypeAlias = dict[tuple[int, ...], float]
 MakeDrafters: TypeAlias = Callable[[], Sequence[Drafter]]
+
+REJECTION = SpeculationParams(verify="rejection")
 
 EXACT = 1e-12
 """Largest total variation that rounding explains."""
@@ -123,6 +126,7 @@ def text_distribution(
     prompt: Sequence[int] = (0,),
     end_ids: Sequence[int] = (),
     num_requests: int = 1,
+    speculation: SpeculationParams = REJECTION,
     **engine_limits: Any,
 ) -> Distribution:
     """Return the exact distribution of the text of the first of ``num_requests`` requests, through the whole loop.
@@ -135,8 +139,8 @@ def text_distribution(
         loop = DecodingLoop(engine, make_drafters(), policy, clock=engine.clock)
         rules = StopRules(num_tokens, ignore_end=True)
         others = [loop.add(prompt, SamplingParams(0.0), rules) for _ in range(num_requests - 1)]
-        rejection, verifier = SpeculationParams(verify="rejection"), EnumeratedVerifier(params, len(prompt), chooser)
-        request = loop.add(prompt, params, rules, rejection, verifier=verifier)
+        verifier = EnumeratedVerifier(params, len(prompt), chooser)
+        request = loop.add(prompt, params, rules, speculation, verifier=verifier)
         while request.finish_reason is None:
             loop.step()
         assert request.finish_reason == "length"
@@ -208,6 +212,29 @@ def test_stopping_below_p_min_is_exact() -> None:
         table_model(TARGET_3), 3, lambda: [draft_of(DRAFT_3)], FixedPolicy(2, p_min=p_min, siblings=2)
     )
     assert total_variation(spoken, markov_text(TARGET_3, 4)) < EXACT
+
+
+@pytest.mark.parametrize("asked", [{}, {"policy": "fixed", "draft_max": 2}], ids=["loaded", "fixed"])
+@pytest.mark.parametrize("name", ["draft", "suffix before draft", "draft before lookup"])
+def test_what_a_request_asks_for_is_exact(name: str, asked: dict[str, Any]) -> None:
+    """A p-min of its own, by the policy of the model and by one of its own, alone and beside requests of the other."""
+    make_drafters = {"draft": lambda: [draft_of(DRAFT_3)], **MERGES}[name]
+    largest = np.apply_along_axis(softmax, 1, DRAFT_3).max(axis=1)
+    p_min = float(np.sort(largest)[1])
+    assert largest.min() < p_min, "some positions have to be drafted and others not"
+    drafters = tuple(drafter.name for drafter in make_drafters())
+    for num_requests in (1, 2):
+        spoken = text_distribution(
+            table_model(TARGET_3),
+            3,
+            make_drafters,
+            FixedPolicy(2),
+            prompt=(0, 1, 0, 1),
+            num_tokens=3,
+            num_requests=num_requests,
+            speculation=replace(REJECTION, drafters=drafters, p_min=p_min, draft_min=1, **asked),
+        )
+        assert total_variation(spoken, markov_text(TARGET_3, 3, last=1)) < EXACT
 
 
 @pytest.mark.parametrize("draft_size", [2, 5])
@@ -401,6 +428,26 @@ class TestTheEnumerationCanFail:
         assert total_variation(spoken, markov_text(TARGET_3, 4)) > 0.01
         with pytest.raises(SamplingError, match="draft-min 2"):
             text_distribution(table_model(TARGET_3), 3, make_drafters, FixedPolicy(2, 2))
+
+    @pytest.mark.parametrize("asked", [{}, {"policy": "fixed", "draft_max": 2}], ids=["loaded", "fixed"])
+    def test_a_draft_min_of_a_request(self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a draft ends with decides how long it is, so that it would decide whether it is verified."""
+
+        def make_drafters() -> list[Drafter]:
+            engine = ScriptedEngine(table_model(DRAFT_3), ScriptedVocabulary.of_size(3, end_ids=[2]))
+            return [DraftModelDrafter(engine, target_vocab_size=3)]
+
+        def spoken() -> Distribution:
+            speculation = replace(REJECTION, draft_min=2, **asked)
+            policy = FixedPolicy(2)
+            return text_distribution(
+                table_model(TARGET_3), 3, make_drafters, policy, end_ids=[2], speculation=speculation
+            )
+
+        with pytest.raises(SamplingError, match="draft-min 2 with rejection at temperature 1 would bias"):
+            spoken()
+        monkeypatch.setattr("paceline.planning.policies.by_request.check_unbiased", lambda request, draft_min: None)
+        assert total_variation(spoken(), markov_text(TARGET_3, 4)) > 0.01
 
 
 NUM_SEEDS = 4000

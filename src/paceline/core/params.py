@@ -28,6 +28,9 @@ MAX_TOKENS: Final = 2**31 - 1
 VerifierName: TypeAlias = Literal["coupled", "rejection"]
 VERIFIER_NAMES: tuple[VerifierName, ...] = get_args(VerifierName)
 
+PolicyName: TypeAlias = Literal["auto", "fixed", "accept-ratio", "profile-ev", "heuristic"]
+"""What decides how much is drafted; :mod:`paceline.planning.registry` makes them."""
+
 _LARGEST: Final = 2**31 - 1
 
 
@@ -307,6 +310,14 @@ class SpeculationParams:
         drafters: names of those that may draft for it; ``None`` is all that the model has.
         draft_max: most tokens drafted along one path, at least 1; ``None`` leaves it to the policy.
         verify: how drafts are judged.
+        draft_min: paths shorter than this are not verified. Above 1 it is refused under ``rejection``, but for greedy
+            requests.
+        p_min: drafting stops where the drafter's likeliest token is less likely than this, at the first token too; see
+            :attr:`~paceline.drafters.base.DraftBudget.min_probability`. 0 never stops it.
+        policy: what decides how much is drafted: the policy that the model was loaded with, which is also ``None``; or
+            ``fixed``, which drafts a chain of ``draft_max`` tokens every round, whatever that costs. Without
+            ``draft_max`` these are :class:`~paceline.planning.policies.fixed.FixedPolicy`'s. Without ``drafters`` the
+            draft model drafts them, if there is one. Of several drafters the first that proposes anything does.
     """
 
     speculate: bool = setting(
@@ -353,6 +364,18 @@ class SpeculationParams:
             panel="Speculation",
         ),
     )
+    draft_min: int = setting(
+        0,
+        Option(kind="whole", called="draft-min", low=0, way_out="0 keeps drafts of any length", variable=None),
+    )
+    p_min: float = setting(
+        0.0,
+        Option(kind="real", called="draft-p-min", low=0.0, high=1.0, way_out="0 keeps all drafts", variable=None),
+    )
+    policy: PolicyName | None = setting(
+        None,
+        Option(kind="choice", optional=True, words={name: name for name in get_args(PolicyName)}, variable=None),
+    )
 
     def __post_init__(self) -> None:
         take_values(self)
@@ -360,6 +383,13 @@ class SpeculationParams:
             raise InputError(
                 "no drafter is named: name one, or decode without speculation (speculate=False, --no-speculation)"
             )
+        if self.draft_max is not None:
+            check_draft_min(self.draft_min, self.draft_max)
+
+    @property
+    def follows_policy(self) -> bool:
+        """Whether the policy that the model was loaded with decides how much is drafted."""
+        return self.speculate and self.policy != "fixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +411,16 @@ class CacheParams:
         take_values(self)
         if not isinstance(self.namespace, str):
             raise InputError(f"the namespace is {shown(self.namespace)}: give a text")
+
+
+def check_draft_min(draft_min: int, draft_max: int) -> None:
+    """Raise unless drafts can be as long as they have to be.
+
+    Raises:
+        InputError: with both lengths.
+    """
+    if not 0 <= draft_min <= draft_max:
+        raise InputError(f"draft-min {draft_min} is out of range: give 0 to draft-max, {draft_max}")
 
 
 def _taken_biases(given: object) -> dict[int, float]:

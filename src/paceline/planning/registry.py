@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Mapping, Sequence
+from typing import Final, get_args
 
 from paceline.core.errors import InputError
+from paceline.core.params import PolicyName, SpeculationParams
 from paceline.engines.loading import DEFAULT_BRANCHES
 from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy, RoundCosts
 from paceline.planning.policies.accept_ratio import AcceptRatioPolicy
+from paceline.planning.policies.by_request import fixed_of
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.policies.heuristic import HeuristicPolicy
 from paceline.planning.policies.profile_ev import ProfileEvPolicy
 
-PolicyName: TypeAlias = Literal["auto", "fixed", "accept-ratio", "profile-ev", "heuristic"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 ADAPTIVE_POLICIES: tuple[PolicyName, ...] = tuple(name for name in POLICY_NAMES if name != "fixed")
 """Those that find draft lengths by themselves."""
 COST_POLICIES: tuple[PolicyName, ...] = ("auto", "profile-ev")
 """Those that plan by what passes cost."""
+
+_CLASSES: Final[Mapping[PolicyName, type]] = {
+    "auto": AutoPolicy,
+    "fixed": FixedPolicy,
+    "accept-ratio": AcceptRatioPolicy,
+    "profile-ev": ProfileEvPolicy,
+    "heuristic": HeuristicPolicy,
+}
 
 
 def check_policy_name(name: str) -> None:
@@ -64,3 +74,35 @@ def build_policy(
     if costs is None:
         raise InputError(f"policy {name!r} needs to know what passes cost: measure it with paceline profile")
     return AutoPolicy(costs, branches=branches, learned=learned) if name == "auto" else ProfileEvPolicy(costs)
+
+
+def check_asked(speculation: SpeculationParams, loaded: Policy, drafters: Sequence[str]) -> None:
+    """Raise unless a model offers the policy that a request asks for.
+
+    Args:
+        speculation: what the request asks for.
+        loaded: the model's policy.
+        drafters: the model's.
+
+    Raises:
+        InputError: with the policy, the model's own and the way out, or with a length that ``fixed`` does not take.
+    """
+    asked = speculation.policy
+    if asked is None:
+        return
+    if asked == "fixed":
+        if not drafters:
+            raise InputError(
+                "policy 'fixed' has nothing to draft with, as the model was loaded without drafters: leave policy out, "
+                "or load the model with speculation"
+            )
+        fixed_of(speculation)
+        return
+    name = next((name for name, kind in _CLASSES.items() if isinstance(loaded, kind)), None)
+    if asked != name:
+        is_costless = asked in COST_POLICIES and name not in COST_POLICIES
+        raise InputError(
+            f"policy {asked!r} cannot be had of a model that was loaded with policy {name or type(loaded).__name__!r}"
+            f"{', without costs to plan by' if is_costless else ''}: leave policy out, give 'fixed', or load the model "
+            f"with policy {asked!r} (--policy {asked})"
+        )

@@ -13,6 +13,7 @@ from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.base import EngineCapabilities
 from paceline.planning.base import Policy
+from paceline.planning.policies.fixed import drop_short_paths
 
 
 @dataclass(slots=True)
@@ -96,6 +97,11 @@ class Drafting:
                 drafts.off[job.request.id] = "no_match"
         if jobs:
             self._policy.select(requests, trees)
+            for job in jobs:
+                had_drafts = job.tree.num_drafted > 0
+                drop_short_paths(job.tree, job.request.speculation.draft_min)
+                if had_drafts and not job.tree.num_drafted:
+                    drafts.off[job.request.id] = "draft_min"
 
     def drafters_of(self, request: Request) -> Sequence[Drafter]:
         """Return the drafters that may draft for a request; the others hear nothing of it."""
@@ -170,14 +176,18 @@ class Drafting:
             self._capabilities.context_length - len(request.token_ids) - 1,
             self._capabilities.max_outputs // max(1, num_running) - 1,
         )
-        if request.speculation.draft_max is not None:
-            depth = min(depth, request.speculation.draft_max)
+        asked = request.speculation
+        if asked.draft_max is not None:
+            depth = min(depth, asked.draft_max)
         if self._capabilities.max_rollback is not None:
             depth = min(depth, self._capabilities.max_rollback)
+        if depth < asked.draft_min:
+            depth = 0
         siblings = budget.siblings if self._capabilities.trees else 1
-        if depth == budget.max_depth and siblings == budget.siblings:
+        p_min = max(budget.min_probability, asked.p_min)
+        if depth == budget.max_depth and siblings == budget.siblings and p_min == budget.min_probability:
             return budget
-        return dataclasses.replace(budget, max_depth=max(depth, 0), siblings=siblings)
+        return dataclasses.replace(budget, max_depth=max(depth, 0), siblings=siblings, min_probability=p_min)
 
 
 def _may_draft(name: str, request: Request) -> bool:

@@ -35,6 +35,7 @@ from paceline.drafters.base import Drafter
 from paceline.engines.base import Engine, ForwardOutput
 from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.base import Observer, Policy, RoundCosts
+from paceline.planning.policies.by_request import RoutingPolicy
 from paceline.runtime import accounts
 from paceline.runtime.accounts import RoundTimes
 from paceline.runtime.drafting import Drafting, Drafts
@@ -58,7 +59,7 @@ class DecodingLoop:
     Args:
         engine: the target. The loop opens and closes sequences on it but does not close it.
         drafters: asked in this order; the first to propose a token owns it. Not closed by the loop.
-        policy: decides what is drafted and verified.
+        policy: decides what is drafted and verified, but for requests that ask for a policy of their own.
         pool: gives out the target's sequences; by default one that keeps none whose request is over.
         clock: where times come from.
         observers: told of every round, after the policy.
@@ -88,7 +89,7 @@ class DecodingLoop:
         capabilities = engine.capabilities
         pace = self._pace = PromptPace(prompt_rounds, costs)
         self._engine = engine
-        self._policy = policy
+        self._policy = policy = RoutingPolicy(policy, drafters)
         self._clock = clock or WallClock()
         self._observers: Sequence[Observer] = (pace, *observers)
         self._drafting = Drafting(drafters, policy, capabilities, self._clock)

@@ -158,7 +158,7 @@ class AutoPolicy:
             if len(requests) == 1 and requests[0] is self._resting:
                 return [None]
             self._wake()
-        if not any(request.speculation.speculate for request in requests):
+        if not any(request.speculation.follows_policy for request in requests):
             self._round = None
             return [None] * len(requests)
         count, known = len(requests), self._known
@@ -180,7 +180,7 @@ class AutoPolicy:
         own_s = 0.0
         for request, state in zip(requests, states, strict=True):
             # Whoever wants plain decoding lets nobody gamble for it.
-            if request.speculation.speculate:
+            if request.speculation.follows_policy:
                 own_s += state.ledger.headroom_s
         headroom_s = min(known.ledger.headroom_s, own_s)
         # All of it at once would be one gamble where several smaller ones tell more.
@@ -194,7 +194,7 @@ class AutoPolicy:
         blocked = headroom_s < self._cheapest_s
         self._off = self._why_risky(requests, self._cheapest_s) if blocked else "no_gain"
         wanted = [
-            request.speculation.speculate
+            request.speculation.follows_policy
             and (
                 _is_blind(request) or self._asking.is_worthwhile(request, state, pace, plain_s / count, blocked=blocked)
             )
@@ -302,7 +302,7 @@ class AutoPolicy:
             plain_s = known.costs.round_s(count, context, count)
             low, high = known.costs.plain_bounds
             self._plain = PlainTimes(plain_s, low * plain_s, high * plain_s)
-        if not any(request.speculation.speculate for request in record.requests):
+        if not any(request.speculation.follows_policy for request in record.requests):
             # Whoever asked for plain decoding wins nothing and owes nothing; what its rounds take is worth knowing.
             if is_shared:
                 known.costs.interrupt()
@@ -381,7 +381,7 @@ class AutoPolicy:
 
     def _why_risky(self, requests: Sequence[Request], cost_s: float) -> OffReason:
         """Return why drafts that may lose ``cost_s`` against a plain round are not risked."""
-        speculating = [request for request in requests if request.speculation.speculate]
+        speculating = [request for request in requests if request.speculation.follows_policy]
         own_s = sum(self._known.requests[request.id].ledger.allowance_s for request in speculating)
         if RISKED_SHARE * min(self._known.ledger.allowance_s, own_s) >= cost_s:
             # Without debts they would be.

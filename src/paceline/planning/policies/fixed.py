@@ -6,18 +6,20 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.core.errors import InputError, SamplingError
+from paceline.core.errors import SamplingError
 from paceline.core.fields import Option, setting, take_values
+from paceline.core.params import check_draft_min
 from paceline.core.request import Request
 from paceline.core.stats import OffReason
-from paceline.core.tree import DraftTree
+from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import PolicyBase, RoundRecord
 
 MAX_DRAFT = 128
 MAX_SIBLINGS = 16
 
-# A policy is chosen when a model is loaded, by the command line or by code: the environment and requests have no say.
+# A policy is chosen when a model is loaded, by the command line or by code: the environment has no say, and what a
+# request may set is in its SpeculationParams.
 _OPTION = functools.partial(Option, panel="Speculation", variable=None)
 
 
@@ -83,21 +85,11 @@ class FixedPolicy(PolicyBase):
 
     def __post_init__(self) -> None:
         take_values(self)
-        if not 0 <= self.draft_min <= self.draft_max:
-            raise InputError(f"draft-min {self.draft_min} is out of range: give 0 to draft-max, {self.draft_max}")
+        check_draft_min(self.draft_min, self.draft_max)
 
     def check(self, request: Request) -> None:
-        """Refuse to drop short drafts under rejection, where that would bias the text.
-
-        How long a drawn draft gets depends on the tokens drawn, so dropping it for its length would make whether a
-        token is verified depend on that token.
-        """
-        verifier = request.verifier
-        if verifier.name == "rejection" and not verifier.sampler.params.greedy and self.draft_min > 1:
-            raise SamplingError(
-                f"draft-min {self.draft_min} with rejection at temperature {verifier.sampler.params.temperature:g} "
-                "would bias the text: use --verify coupled, or a draft-min of 0 or 1"
-            )
+        """Refuse to drop short drafts where that would bias the text."""
+        check_unbiased(request, self.draft_min)
 
     def begin(self, request: Request) -> None:
         """All requests are alike."""
@@ -133,15 +125,8 @@ class FixedPolicy(PolicyBase):
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         """Drop paths shorter than ``draft_min``."""
-        if self.draft_min <= 1:
-            return
         for tree in trees:
-            keep: set[int] = set()
-            for node in range(len(tree) - 1, 0, -1):
-                if tree.depths[node] >= self.draft_min or node in keep:
-                    keep.update((node, tree.parents[node]))
-            if len(keep | {0}) < len(tree):
-                tree.keep(keep)
+            drop_short_paths(tree, self.draft_min)
 
     def off_reason(self, request: Request) -> OffReason:
         """Drop drafts for one reason alone."""
@@ -152,6 +137,35 @@ class FixedPolicy(PolicyBase):
 
     def end(self, request: Request) -> None:
         """Nothing is kept."""
+
+
+def check_unbiased(request: Request, draft_min: int) -> None:
+    """Refuse to drop short drafts under rejection, where that would bias the text.
+
+    How long a drawn draft gets depends on the tokens drawn, so dropping it for its length would make whether a token is
+    verified depend on that token.
+
+    Raises:
+        SamplingError: with the length and the way out.
+    """
+    verifier = request.verifier
+    if verifier.name == "rejection" and not verifier.sampler.params.greedy and draft_min > 1:
+        raise SamplingError(
+            f"draft-min {draft_min} with rejection at temperature {verifier.sampler.params.temperature:g} "
+            "would bias the text: use --verify coupled, or a draft-min of 0 or 1"
+        )
+
+
+def drop_short_paths(tree: DraftTree, draft_min: int) -> None:
+    """Drop the paths of a tree that are shorter than ``draft_min``."""
+    if draft_min <= 1:
+        return
+    keep: set[int] = set()
+    for node in range(len(tree) - 1, ROOT, -1):
+        if tree.depths[node] >= draft_min or node in keep:
+            keep.update((node, tree.parents[node]))
+    if len(keep | {ROOT}) < len(tree):
+        tree.keep(keep)
 
 
 NO_SPECULATION = FixedPolicy(draft_max=0)
