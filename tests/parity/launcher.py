@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""What llama.cpp's server tests start in place of llama-server: the server under test, with a model that is here.
+
+The tests name models by their repository on the hub. The launcher puts a local file in their place and becomes the
+server; every other flag goes on as it came. It needs nothing but Python, as the tests start it by its path.
+
+Environment:
+    PARITY_SERVER: the path of a llama-server, or ``paceline``.
+    PARITY_MODEL: the GGUF that stands for every text model.
+    PARITY_PYTHON: the interpreter that has paceline; the launcher's own if not given.
+    PARITY_RECORD: a file that gets one line of JSON with the flags of each start, if given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+# Repositories whose models are small text models: one text model can stand for another.
+TEXT_MODELS = (
+    "ggml-org/test-model-stories260K",
+    "ggml-org/test-model-stories260K-infill",
+    "ggml-org/stories15M_MOE",
+)
+# What no text model can stand for.
+OTHER_KINDS = ("--embedding", "--reranking", "--mmproj-url")
+
+
+class _HealthOnly(BaseHTTPRequestHandler):
+    """Say that a server is there, and that there is nothing to ask of this one."""
+
+    def do_GET(self) -> None:
+        self._answer(200, {"status": "ok"}) if self.path == "/health" else self._refuse()
+
+    def do_POST(self) -> None:
+        self._refuse()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
+        """Stay silent: the tests ask for /health a hundred times a second."""
+
+    def _refuse(self) -> None:
+        message = "This launcher has no model for the preset, and answers /health alone"
+        self._answer(501, {"error": {"code": 501, "message": message, "type": "not_supported_error"}})
+
+    def _answer(self, status: int, body: object) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def with_local_model(flags: list[str], model: str) -> list[str] | None:
+    """Return ``flags`` with ``model`` in place of a model of the hub.
+
+    Returns:
+        The flags; None for a server that no text model can stand for.
+    """
+    kept: list[str] = []
+    repository, local = None, False
+    given = iter(flags)
+    for flag in given:
+        if flag == "--hf-repo":
+            repository = next(given)
+        elif flag == "--hf-file":
+            next(given)
+        elif flag != "--offline":
+            local = local or flag == "--model"
+            kept.append(flag)
+    if any(flag in flags for flag in OTHER_KINDS):
+        return None
+    if repository is None:
+        # llama-server without a model is a router. Tests of allowed origins start one only to ask for headers.
+        wanted = not local and "--cors-origins" in flags
+        return [*kept, "--model", model] if wanted else kept if local else None
+    return [*kept, "--model", model] if repository in TEXT_MODELS else None
+
+
+def command(flags: list[str], environment: dict[str, str]) -> list[str]:
+    """Return what to execute, its path first."""
+    server = environment["PARITY_SERVER"]
+    if server != "paceline":
+        return [server, *flags]
+    return [environment.get("PARITY_PYTHON", sys.executable), "-m", "paceline", "serve", *flags]
+
+
+def main() -> None:
+    """Become the server, or answer /health in its place."""
+    flags = with_local_model(sys.argv[1:], os.environ["PARITY_MODEL"])
+    if flags is None:
+        port = int(sys.argv[sys.argv.index("--port") + 1])
+        HTTPServer(("127.0.0.1", port), _HealthOnly).serve_forever()
+        return
+    if "PARITY_RECORD" in os.environ:
+        with Path(os.environ["PARITY_RECORD"]).open("a") as record:
+            record.write(json.dumps({"flags": flags}) + "\n")
+    words = command(flags, dict(os.environ))
+    os.execv(words[0], words)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Pairs: the same request to two servers, and whether the answers are alike in all but their text."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tests.parity.servers import Server
+
+ANSWER_TIMEOUT_S = 120
+
+# Fields whose values say nothing of what the model wrote: they must be equal.
+EQUAL = frozenset(
+    {
+        "object",
+        "role",
+        "code",
+        "type",
+        "model",
+        "prompt",
+        "n_ctx",
+        "total_slots",
+        "seed",
+        "n_probs",
+        "n_predict",
+        "total",
+    }
+    | {"prompt_tokens", "tokens_evaluated", "n_prompt_tokens", "input_tokens"}
+)
+# Lists as long as the text is, or as many as there are words that can come next.
+AS_LONG_AS_THE_TEXT = frozenset({"tokens", "bytes", "content", "completion_probabilities", "top_probs"})
+
+
+@dataclass(frozen=True)
+class Start:
+    """A server that a case started, and what was asked of it.
+
+    Attributes:
+        case: the case's name.
+        flags: the server's flags, as the launcher made them.
+        requests: for each request its method, path, headers and body, the body in Base64.
+    """
+
+    case: str
+    flags: list[str]
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered.
+
+    Attributes:
+        status: the HTTP status.
+        kind: the content type, without parameters.
+        body: the JSON or the text; for a stream the list of its events.
+    """
+
+    status: int
+    kind: str
+    body: Any
+
+
+def read(record: Path) -> list[Start]:
+    """Return what was recorded, without servers of which nothing was asked."""
+    starts: list[Start] = []
+    case = ""
+    for line in map(json.loads, record.read_text().splitlines()):
+        if "case" in line:
+            case = line["case"]
+        elif "flags" in line:
+            starts.append(Start(case, line["flags"]))
+        else:
+            starts[-1].requests.append(line)
+    return [start for start in starts if start.requests]
+
+
+def compare(starts: Sequence[Start], servers: Sequence[Server], model: Path, folder: Path) -> list[dict[str, Any]]:
+    """Ask every server what was recorded, and compare the answers of each with those of the first.
+
+    Args:
+        starts: what was recorded.
+        servers: the first is the reference.
+        model: the GGUF that stands for every text model.
+        folder: where the servers run: paths in flags are relative to it.
+
+    Returns:
+        For each request and each server but the first: ``case``, ``server``, ``request`` and ``differences``.
+    """
+    results = []
+    for start in starts:
+        with ExitStack() as stack:
+            ports = [stack.enter_context(server.running(start.flags, model, folder)) for server in servers]
+            for request in start.requests:
+                first, *others = [_ask(port, request) for port in ports]
+                results += [
+                    {
+                        "case": start.case,
+                        "server": server.name,
+                        "request": f"{request['method']} {request['path']}",
+                        "differences": differences(first, answer),
+                    }
+                    for server, answer in zip(servers[1:], others, strict=True)
+                ]
+    return results
+
+
+def summary(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return lines of text: how many pairs are alike, and where others differ."""
+    lines = [f"pairs: {len(results)}, alike: {sum(not result['differences'] for result in results)}"]
+    for result in results:
+        lines += [f"  {result['case']} {result['request']}: {text}" for text in result["differences"]]
+    return "\n".join(lines)
+
+
+def differences(reference: Answer, other: Answer) -> list[str]:
+    """Return where ``other`` is not like ``reference``, in words, each with the path of the field.
+
+    Fields that only ``other`` has are allowed: a client of the reference does not look for them.
+    """
+    if reference.status != other.status:
+        return [f"status: {reference.status} became {other.status}"]
+    found = [] if reference.kind == other.kind else [f"content type: {reference.kind} became {other.kind}"]
+    if reference.kind == other.kind == "text/event-stream":
+        return found + _stream_differences(reference.body, other.body)
+    if isinstance(reference.body, str) and reference.body.startswith("# HELP"):
+        missing = _metric_names(reference.body) - _metric_names(str(other.body))
+        return found + [f"{name}: missing" for name in sorted(missing)]
+    return found + _value_differences("", "", reference.body, other.body)
+
+
+def _value_differences(path: str, name: str, reference: Any, other: Any) -> list[str]:
+    if _type(reference) != _type(other):
+        return [f"{path or 'body'}: {_type(reference)} became {_type(other)}"]
+    found = []
+    if isinstance(reference, dict):
+        for key, value in reference.items():
+            place = f"{path}.{key}" if path else key
+            found += _value_differences(place, key, value, other[key]) if key in other else [f"{place}: missing"]
+    elif isinstance(reference, list):
+        if len(reference) != len(other) and name not in AS_LONG_AS_THE_TEXT:
+            return [f"{path}: {len(reference)} items became {len(other)}"]
+        for place, (one, same) in enumerate(zip(reference, other, strict=False)):
+            found += _value_differences(f"{path}[{place}]", "", one, same)
+    elif name in EQUAL and reference != other:
+        found = [f"{path}: {reference!r} became {other!r}"]
+    return found
+
+
+def _stream_differences(reference: Sequence[Any], other: Sequence[Any]) -> list[str]:
+    """Compare the kinds of events in their order.
+
+    How many of a kind follow each other depends on the text, unless they tell of the prompt.
+    """
+    first, second = ([list(run) for _, run in groupby(events, _kind)] for events in (reference, other))
+    kinds, others = ([_kind(run[0]) for run in runs] for runs in (first, second))
+    if kinds != others:
+        return [f"events: {kinds} became {others}"]
+    found = []
+    for kind, run, same in zip(kinds, first, second, strict=True):
+        if "prompt_progress" in kind and len(run) != len(same):
+            found.append(f"events with prompt_progress: {len(run)} became {len(same)}")
+        found += _value_differences(f"event ({kind})", "", run[0], same[0])
+    return found
+
+
+def _kind(event: Any) -> str:
+    """Return what an event is for, by the fields that say so."""
+    if not isinstance(event, dict):
+        return str(event)
+    words = [key for key in ("error", "prompt_progress", "usage", "timings") if key in event]
+    if "stop" in event:
+        words.append("last" if event["stop"] else "text")
+    for choice in event.get("choices", []):
+        words += sorted(choice.get("delta", {"text": ""}))
+        words += ["finish_reason"] if choice.get("finish_reason") else []
+    return " ".join(words)
+
+
+def _metric_names(text: str) -> set[str]:
+    return {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+
+
+def _type(value: Any) -> str:
+    """Return the name of a JSON type."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    return {int: "number", float: "number", str: "string", list: "array", dict: "object"}[type(value)]
+
+
+def _ask(port: int, request: Mapping[str, Any]) -> Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_TIMEOUT_S)
+    try:
+        body = base64.b64decode(request["body"])
+        connection.request(request["method"], request["path"], body=body or None, headers=request["headers"])
+        response = connection.getresponse()
+        kind = response.headers.get_content_type()
+        text = response.read().decode()
+    finally:
+        connection.close()
+    if kind == "text/event-stream":
+        events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+        return Answer(response.status, kind, [event if event == "[DONE]" else json.loads(event) for event in events])
+    return Answer(response.status, kind, json.loads(text) if kind == "application/json" else text)
