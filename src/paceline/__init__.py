@@ -18,6 +18,7 @@ __all__ = [
     "NO_SPECULATION",
     "ROOT",
     "AnswerPart",
+    "AsyncReplyStream",
     "AsyncStream",
     "BusyError",
     "CacheParams",
@@ -57,6 +58,7 @@ __all__ = [
     "QueueFullError",
     "ReasoningBudget",
     "Reply",
+    "ReplyRound",
     "ReplyStream",
     "Request",
     "RequestStats",
@@ -83,6 +85,7 @@ TYPE_CHECKING = False  # to type checkers it is true by its name; importing typi
 if TYPE_CHECKING:
     from paceline.api import GenerateOptions, Model, load
     from paceline.async_streams import AsyncStream
+    from paceline.chat.async_replies import AsyncReplyStream, ReplyRound
     from paceline.chat.params import ChatParams
     from paceline.chat.prompts import ChatPrompt
     from paceline.chat.reasoning import AnswerPart
@@ -130,6 +133,7 @@ else:
     _MODULES = {
         "paceline.api": ("GenerateOptions", "Model", "load"),
         "paceline.async_streams": ("AsyncStream",),
+        "paceline.chat.async_replies": ("AsyncReplyStream", "ReplyRound"),
         "paceline.chat.params": ("ChatParams",),
         "paceline.chat.prompts": ("ChatPrompt",),
         "paceline.chat.reasoning": ("AnswerPart",),

@@ -51,6 +51,7 @@ from paceline.streams import Ask, Generation, Stream
 
 if TYPE_CHECKING:
     from paceline.async_streams import AsyncStream
+    from paceline.chat.async_replies import AsyncReplyStream
     from paceline.chat.messages import Message
     from paceline.chat.prompts import ChatPrompt
     from paceline.chat.reader import ChatReader
@@ -251,7 +252,7 @@ class Model:
         """
         from paceline.async_streams import AsyncStream  # asyncio takes a while to import
 
-        return AsyncStream(*self._ask(prompt, options))
+        return AsyncStream(*self._ask(lambda: read_prompt(prompt, self.target.vocabulary), options))
 
     def chat(
         self,
@@ -294,10 +295,7 @@ class Model:
         """Start an answer to a conversation and return it for iteration. Takes and raises what :meth:`chat` does."""
         from paceline.chat.replies import ReplyStream
 
-        params = chat or ChatParams()
-        asked = options.copy()
-        if asked.get("max_tokens") is None:
-            asked["max_tokens"] = MAX_TOKENS
+        params, asked = chat or ChatParams(), _of_any_length(options)
         prompt = self.chat_prompt(messages, tools=tools, chat=params, max_tokens=asked["max_tokens"])
         return ReplyStream(prompt, self._start(prompt.token_ids, _beside(prompt.options, asked)), params)
 
@@ -315,9 +313,62 @@ class Model:
         """
         params = chat or ChatParams()
         rules = StopRules(max_tokens=MAX_TOKENS if max_tokens is None else max_tokens)
+        self._check_usable()
         return self._chat_reader(params.template_file).prompt(
             messages, tools=tools, params=params, max_tokens=rules.max_tokens
         )
+
+    async def achat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat: ChatParams | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Reply:
+        """Return the answer to a conversation, without keeping the event loop. Takes and raises what :meth:`chat` does.
+
+        The prompt is made in a thread of its own. Cancelling the task that waits gives the request up.
+        """
+        async with await self.achat_stream(messages, tools=tools, chat=chat, **options) as stream:
+            return await stream.result()
+
+    async def achat_stream(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat: ChatParams | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncReplyStream:
+        """Start an answer to a conversation and return it for ``async for``. Takes and raises what :meth:`chat` does.
+
+        >>> async with await model.achat_stream("The capital of France is?") as stream:
+        ...     async for part in stream:
+        ...         print(part.segment.text, end="")
+
+        It returns once the prompt is made, in a thread of its own.
+        """
+        from paceline.async_streams import AsyncStream
+        from paceline.chat.async_replies import AsyncReplyStream
+
+        params, asked = chat or ChatParams(), _of_any_length(options)
+        prompt = await self.achat_prompt(messages, tools=tools, chat=params, max_tokens=asked["max_tokens"])
+        needed = _beside(prompt.options, asked)
+        return AsyncReplyStream(prompt, AsyncStream(*self._ask(lambda: [*prompt.token_ids], needed)), params)
+
+    async def achat_prompt(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat: ChatParams | None = None,
+        max_tokens: int | None = None,
+    ) -> ChatPrompt:
+        """Return what a conversation comes to, made in a thread of its own; else as :meth:`chat_prompt`."""
+        import asyncio
+
+        return await asyncio.to_thread(self.chat_prompt, messages, tools=tools, chat=chat, max_tokens=max_tokens)
 
     def _chat_reader(self, template_file: str | Path | None) -> ChatReader:
         """Return what makes prompts of conversations, by the model's own template or another."""
@@ -325,17 +376,18 @@ class Model:
         from paceline.chat.sources import find_template, no_template
 
         file = None if template_file is None else Path(template_file)
-        if file not in self._chat_readers:
+        reader = self._chat_readers.get(file)
+        if reader is None:
             if self.target_options is None:
                 raise CapabilityError("this model was loaded from no file, so it has no chat template: give token ids")
             path = Path(self.target_options.path)
-            template = self.worker.call(lambda: find_template(path, self.target.vocabulary, replaced_by=file))
+            template = find_template(path, self.target.vocabulary, replaced_by=file)
             if template is None:
                 raise no_template(path)
-            self._chat_readers[file] = ChatReader(
-                template, self.target.vocabulary, self.target.capabilities.context_length, self.worker.call
-            )
-        return self._chat_readers[file]
+            reader = ChatReader(template, self.target.vocabulary, self.target.capabilities.context_length)
+            # Several threads may have made one.
+            self._chat_readers[file] = reader
+        return reader
 
     def add_observer(self, observer: Observer) -> None:
         """Have one more told of every round from now on, in the engine's thread.
@@ -380,11 +432,38 @@ class Model:
             wrap: makes another verifier of the one that judges its drafts, given the prompt's tokens.
             read: reads the prompt before the request is added. Both are called in the engine's thread.
         """
-        return Stream(*self._ask(prompt, options, wrap, read))
+        self._check_usable()
+        # Here, as a long text takes a while, and the engine's thread has answers to write.
+        prompt_ids = read_prompt(prompt, self.target.vocabulary)
+        return Stream(*self._ask(lambda: prompt_ids, options, wrap, read))
+
+    def _check_usable(self) -> None:
+        """Raise where nothing can be asked of the model.
+
+        Raises:
+            ClosedError: the model is closed.
+            BusyError: asked for from within a round.
+            CapabilityError: this process was forked from the one that loaded the model.
+        """
+        self.worker.check()
+        if self._closed:
+            raise ClosedError(CLOSED)
 
     def _ask(
-        self, prompt: Prompt, options: GenerateOptions, wrap: Wrap | None = None, read: Read | None = None
+        self,
+        prompt_ids: Callable[[], list[int]],
+        options: GenerateOptions,
+        wrap: Wrap | None = None,
+        read: Read | None = None,
     ) -> tuple[Drive, Ask]:
+        """Return what a stream is made of.
+
+        Args:
+            prompt_ids: returns the prompt's tokens; called in the engine's thread.
+            options: as for :meth:`generate`.
+            wrap: as for :meth:`_start`.
+            read: as for :meth:`_start`.
+        """
         if self._closed:
             raise ClosedError(CLOSED)
         names = [drafter.name for drafter in self.drafters]
@@ -398,13 +477,13 @@ class Model:
             if self._closed:
                 # A vocabulary that was freed is not to be asked.
                 raise ClosedError(CLOSED)
-            prompt_ids = read_prompt(prompt, self.target.vocabulary)
+            ids = prompt_ids()
             verifier = None
             if wrap is not None:
-                verifier = wrap(make_verifier(speculation.verify, params, len(prompt_ids)), prompt_ids)
-            was_read = None if read is None else read(prompt_ids)
+                verifier = wrap(make_verifier(speculation.verify, params, len(ids)), ids)
+            was_read = None if read is None else read(ids)
             return self.loop.add(
-                prompt_ids, params, rules, speculation, cache, logprobs=logprobs, verifier=verifier, read=was_read
+                ids, params, rules, speculation, cache, logprobs=logprobs, verifier=verifier, read=was_read
             )
 
         return self._drive, Ask(params, rules, speculation, add, model_defaults)
@@ -649,6 +728,14 @@ def _beside(needed: GenerateOptions, asked: GenerateOptions) -> GenerateOptions:
     if more is not None:
         options["preserved_ids"] = [*(needed.get("preserved_ids") or ()), *token_ids(more, "preserved_ids")]
     return options
+
+
+def _of_any_length(options: GenerateOptions) -> GenerateOptions:
+    """Return the options of a call in which an answer may fill the context, unless they say how long it may be."""
+    asked = options.copy()
+    if asked.get("max_tokens") is None:
+        asked["max_tokens"] = MAX_TOKENS
+    return asked
 
 
 def _default_drafters(policy: Policy | str, speculates: bool, has_draft: bool) -> list[str]:

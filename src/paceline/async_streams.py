@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
+from typing import Any, Generic, TypeVar
 
+from paceline.core.errors import ClosedError
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission
 from paceline.core.text import TextSegment
 from paceline.runtime.driving import Drive
 from paceline.runtime.outbox import Record
+from paceline.runtime.worker import CLOSED, Worker
 from paceline.streams import Ask, Generation
+
+_T = TypeVar("_T")
 
 
 class LoopOutbox(Record):
@@ -48,12 +54,60 @@ class LoopOutbox(Record):
         self._loop.call_soon_threadsafe(self._bell.set)
 
 
+class _Asked(Generic[_T]):
+    """A function to be called on the engine's thread, for whoever waits in the event loop that it is made in.
+
+    Attributes:
+        answer: what the function returns or raises; a ``ClosedError`` where the thread has ended.
+    """
+
+    def __init__(self, function: Callable[[], _T]) -> None:
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[_T] = self._loop.create_future()
+
+    def run(self) -> None:
+        try:
+            result = self._function()
+        except BaseException as error:
+            self._tell(self.answer.set_exception, error)
+        else:
+            self._tell(self.answer.set_result, result)
+
+    def refuse(self) -> None:
+        self._tell(self.answer.set_exception, ClosedError(CLOSED))
+
+    def _tell(self, how: Callable[[Any], object], what: object) -> None:
+        def tell() -> None:
+            # Whoever waited may have been cancelled.
+            if not self.answer.done():
+                how(what)
+
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(tell)
+
+
+async def _called(worker: Worker, function: Callable[[], _T]) -> _T:
+    """Return what a function returns on the engine's thread, between rounds.
+
+    Raises:
+        ClosedError: the worker has ended.
+        BusyError: this is the engine's thread.
+        CapabilityError: this process was forked from the worker's.
+    """
+    worker.check()
+    asked = _Asked(function)
+    worker.ask(asked)
+    return await asked.answer
+
+
 class AsyncStream:
     """An answer while it is written: iterate with ``async for`` for its text, as it becomes final.
 
     The event loop never waits for the model. The prompt is read in the engine's thread as well, so what is wrong with
     the prompt is raised by the first wait. Closing it early (``aclose()``, leaving its ``async with`` block, dropping
-    it) cancels the request, and so does cancelling the task that waits for it.
+    it) cancels the request, and so does cancelling the task that waits for it. Of several that iterate, each gets a
+    share.
 
     Args:
         drive: where the answer is decoded.
@@ -63,6 +117,7 @@ class AsyncStream:
     def __init__(self, drive: Drive, ask: Ask) -> None:
         self._ask = ask
         self._num_read = 0
+        # What is left of the last round that was read.
         self._unread: deque[TextSegment] = deque()
         self._outbox = LoopOutbox()
         self._worker = drive.worker
@@ -74,12 +129,11 @@ class AsyncStream:
 
     async def __anext__(self) -> TextSegment:
         while not self._unread:
-            await self._wait(self._num_read + 1)
-            # In this order: once it is over, all rounds are there.
-            if self._outbox.is_over and self._num_read == len(self._outbox.rounds):
-                self._raise_error()
+            if not await self._has_next():
                 raise StopAsyncIteration
-            self._read()
+            emission = self._next()
+            if emission is not None:
+                self._unread += emission.segments
         return self._unread.popleft()
 
     async def __aenter__(self) -> AsyncStream:
@@ -110,14 +164,52 @@ class AsyncStream:
         """How it is sped up."""
         return self._ask.speculation
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is over, read or not."""
+        return self._outbox.is_over
+
+    async def rounds(self) -> AsyncIterator[list[TextSegment]]:
+        """Iterate round by round: the text each made final, which may be none (while a long prompt is read).
+
+        Rounds count from the request's start: nothing is yielded while the request waits for others to end.
+
+        Raises:
+            PacelineError: the request was refused, or ended by an error.
+            BusyError: this is the engine's thread.
+            CapabilityError: this process was forked from the one that writes the answer.
+        """
+        while await self._has_next():
+            emission = self._next()
+            segments = [*self._unread, *(() if emission is None else emission.segments)]
+            self._unread.clear()
+            yield segments
+
+    async def emissions(self) -> AsyncIterator[Emission | None]:
+        """Iterate round by round: all that each added to the answer, token by token too.
+
+        ``None`` is a round that added nothing, as while a long prompt is read. Raises as :meth:`rounds` does.
+        """
+        while await self._has_next():
+            yield self._next()
+
+    async def end_reasoning(self) -> bool:
+        """Have the answer close the reasoning that it is in; as :meth:`paceline.Stream.end_reasoning`."""
+        with contextlib.suppress(ClosedError):  # then it is over
+            return await _called(self._worker, self._ticket.end_reasoning)
+        return False
+
     async def aclose(self) -> list[TextSegment]:
         """Cancel the request if it still runs, and wait for that; return text that was not read yet."""
         if not self._outbox.is_over and self._worker.is_here:
             self._ticket.cancel_soon()
             await self._outbox.wait(math.inf)
-        self._read()
         unread = list(self._unread)
         self._unread.clear()
+        while self._num_read < len(self._outbox.rounds):
+            emission = self._next()
+            if emission is not None:
+                unread += emission.segments
         return unread
 
     async def result(self) -> Generation:
@@ -128,9 +220,43 @@ class AsyncStream:
         """
         await self._wait(math.inf)
         self._raise_error()
-        ending = self._outbox.ending
-        assert ending is not None
-        return Generation.of(self._outbox.rounds, ending, ending.stats, self._ask)
+        return await self.so_far()
+
+    async def so_far(self) -> Generation:
+        """Return the answer as it stands, read or not; ``finish_reason`` is ``None`` while it runs.
+
+        Raises:
+            BusyError: this is the engine's thread, and the answer is not over.
+            CapabilityError: this process was forked from the one that writes the answer, which is not over.
+        """
+        outbox, ticket = self._outbox, self._ticket
+        if outbox.ending is None:
+            with contextlib.suppress(ClosedError):  # then it ended meanwhile
+                # Between rounds, so that text and counts are of the same one.
+                rounds, stats, ending = await _called(
+                    self._worker, lambda: (outbox.rounds.copy(), ticket.stats(), outbox.ending)
+                )
+                return Generation.of(rounds, ending, stats, self._ask)
+        assert outbox.ending is not None
+        return Generation.of(outbox.rounds, outbox.ending, outbox.ending.stats, self._ask)
+
+    async def _has_next(self) -> bool:
+        """Wait for the next round, and return whether there is one; raise the error that ended the request."""
+        while True:
+            await self._wait(self._num_read + 1)
+            # In this order: once it is over, all rounds are there. Another reader may have been first.
+            is_over = self._outbox.is_over
+            if self._num_read < len(self._outbox.rounds):
+                return True
+            if is_over:
+                self._raise_error()
+                return False
+
+    def _next(self) -> Emission | None:
+        """Take the next round."""
+        emission = self._outbox.rounds[self._num_read]
+        self._num_read += 1
+        return emission
 
     async def _wait(self, rounds: float) -> None:
         """Wait for so many rounds, or the end."""
@@ -141,13 +267,6 @@ class AsyncStream:
         except BaseException:
             self._ticket.cancel_soon()
             raise
-
-    def _read(self) -> None:
-        """Take what arrived and was not read yet."""
-        first, self._num_read = self._num_read, len(self._outbox.rounds)
-        for emission in self._outbox.rounds[first : self._num_read]:
-            if emission is not None:
-                self._unread += emission.segments
 
     def _raise_error(self) -> None:
         if self._outbox.ending is not None:

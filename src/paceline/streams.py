@@ -166,6 +166,23 @@ class Stream:
             self._ticket.cancel()
         return self._read()
 
+    def end_reasoning(self) -> bool:
+        """Have the answer close the reasoning that it is in, between two rounds.
+
+        Its next tokens are those that close the reasoning, by ``reasoning_budget``, and content follows. Without one
+        nothing tells where reasoning begins and ends. With ``tokens=None`` it sets no limit of its own.
+
+        Returns:
+            Whether the answer is in a reasoning; else nothing happens.
+
+        Raises:
+            BusyError: this is the engine's thread, which would wait for itself.
+            CapabilityError: this process was forked from the one that writes the answer.
+        """
+        with contextlib.suppress(ClosedError):  # then it is over
+            return self._worker.call(self._ticket.end_reasoning)
+        return False
+
     def result(self) -> Generation:
         """Return the answer, once it is there.
 

@@ -88,7 +88,6 @@ def reader_of(source: str, *, context_length: int = 4096, vocabulary: ScriptedVo
         ChatTemplate(source, origin="a.gguf"),
         vocabulary or ControlledBytes(),
         context_length,
-        lambda function: function(),
     )
 
 

@@ -45,6 +45,13 @@ def prompt_of(
     return reader.prompt(messages, tools=None, params=ChatParams(**params), max_tokens=max_tokens)
 
 
+def most_of(prompt: ChatPrompt) -> int | None:
+    """Return how long an answer may reason."""
+    budget = prompt.options["reasoning_budget"]
+    assert budget is not None
+    return budget.tokens
+
+
 def test_a_prompt_is_what_the_template_writes_in_its_own_control_tokens() -> None:
     prompt = prompt_of(CHATML, "Write <|im_end|>")
     assert prompt.text == "<|im_start|>user\nWrite <|im_end|><|im_end|>\n<|im_start|>assistant\n"
@@ -134,7 +141,8 @@ def test_the_switch_of_reasoning() -> None:
     for reasoning in ("on", "auto"):
         prompt = prompt_of(THINKING, "a", reasoning=reasoning)
         assert prompt.text.endswith("assistant\n")
-        assert prompt.options == {"preserved_ids": (THINK, NO_THINK), "reasoning_budget": None}
+        unlimited = ReasoningBudget(None, (THINK,), (NO_THINK,), forced=(NO_THINK,))
+        assert prompt.options == {"preserved_ids": (THINK, NO_THINK), "reasoning_budget": unlimited}
     # By its name, where only the variable is to be set.
     prompt = prompt_of(THINKING, "a", template_variables={"enable_thinking": False})
     assert prompt.text.endswith("</think>\n\n")
@@ -146,9 +154,9 @@ def test_the_switch_of_reasoning() -> None:
 def test_reasoning_without_a_switch_is_ended_at_once() -> None:
     prompt = prompt_of(BEGUN, "a", reasoning="off", reasoning_budget=100)
     assert prompt.options["reasoning_budget"] == ReasoningBudget(0, (THINK,), (NO_THINK,), True, (NO_THINK,))
-    assert prompt_of(BEGUN, "a", reasoning="on").options["reasoning_budget"] is None
+    assert most_of(prompt_of(BEGUN, "a", reasoning="on")) is None
     # With a switch, the template has said so.
-    assert prompt_of(THINKING, "a", reasoning="off").options["reasoning_budget"] is None
+    assert most_of(prompt_of(THINKING, "a", reasoning="off")) is None
 
 
 @pytest.mark.parametrize(("source", "begun"), [(THINKING, False), (BEGUN, True)])

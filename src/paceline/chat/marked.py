@@ -210,6 +210,11 @@ class MarkedText(str):
         return found
 
 
+def ending_of_template(text: MarkedText) -> MarkedText:
+    """Return what the template wrote at the end of a text, behind all that others wrote."""
+    return text[text._marks.rfind(_THEIRS) + 1 :]
+
+
 def marks_of(text: str) -> bytes:
     """Return a byte for each character of a text: 1 where a template wrote it."""
     return text._marks if isinstance(text, MarkedText) else _THEIRS * len(text)

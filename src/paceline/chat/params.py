@@ -54,6 +54,13 @@ class ChatParams:
         reasoning_format: how reasoning comes back: ``"deepseek"``, which is ``"auto"``, keeps it apart from the
             content; ``"none"`` leaves it there with its marks; ``"deepseek-legacy"`` does both.
         forget: leave out the oldest turns of a conversation that is longer than the context, instead of refusing it.
+        continue_final_message: go on with the last message, an assistant's, instead of answering it; ``None`` does so
+            where the last message is an assistant's.
+        add_generation_prompt: end the prompt with the beginning of a new message; ``None`` does so unless the last
+            message is continued.
+
+    Raises:
+        InputError: a value cannot be used, or the last message is to be continued and a new one begun.
     """
 
     template_file: str | Path | None = setting(
@@ -137,9 +144,16 @@ class ChatParams:
             help="Refuse a conversation longer than the context, instead of leaving out its oldest turns.",
         ),
     )
+    continue_final_message: bool | None = setting(None, _OPTION(kind="truth", optional=True, variable=None))
+    add_generation_prompt: bool | None = setting(None, _OPTION(kind="truth", optional=True, variable=None))
 
     def __post_init__(self) -> None:
         take_values(self)
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InputError(
+                "continue_final_message and add_generation_prompt are both true, and a prompt ends with one message: "
+                "leave out one of them"
+            )
         if self.reasoning_effort is not None and not isinstance(self.reasoning_effort, str):
             raise InputError(f"the reasoning effort is {shown(self.reasoning_effort)}: give a word, such as 'high'")
         if not isinstance(self.reasoning_budget_message, str):

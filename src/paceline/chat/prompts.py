@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from paceline.api import GenerateOptions
 
 _THEIRS: Final = 0
+_BEGINNING: Final = 3
+"""Characters by which the spelling of a control token is looked for; few texts have them that spell none."""
+_WINDOW: Final = 1 << 15
+"""Characters of a text that are searched at once: no other thread runs meanwhile, for about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class ChatPrompt:
         num_left_out: how many messages are not, as the context has no room for them.
         markers: what stands around reasoning in answers; ``None`` for a model that does not reason.
         begun: whether the prompt has opened the reasoning, so that an answer begins within it.
+        continued: whether the prompt ends with the beginning of a message, which an answer goes on with.
         options: what the request needs besides: which control tokens to keep in its text, and how long it may reason.
     """
 
@@ -51,6 +56,7 @@ class ChatPrompt:
     num_left_out: int
     markers: ReasoningMarkers | None
     begun: bool
+    continued: bool
     options: GenerateOptions
 
 
@@ -154,8 +160,16 @@ class _Spellings:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._texts = {_spelling(token_id, vocabulary) for token_id in vocabulary.control_ids} - {""}
         self._lengths = sorted({len(text) for text in self._texts}, reverse=True)
-        first = "".join(sorted({text[0] for text in self._texts}))
-        self._first = re.compile(f"[{re.escape(first)}]") if first else None
+        beginnings: dict[str, set[str]] = {}
+        for text in self._texts:
+            beginnings.setdefault(text[0], set()).add(text[1:_BEGINNING])
+        # Of what follows the first character nothing is used up: the next spelling may begin there.
+        self._beginning = re.compile(
+            "|".join(
+                f"{re.escape(first)}(?={'|'.join(map(re.escape, sorted(rest)))})"
+                for first, rest in sorted(beginnings.items())
+            )
+        )
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> _Spellings:
@@ -170,10 +184,13 @@ class _Spellings:
 
     def in_text(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield where the text spells a control token, overlapping ones too: by start, the longest first."""
-        if self._first is None:
+        if not self._texts:
             return
-        for match in self._first.finditer(text):
-            start = match.start()
-            for length in self._lengths:
-                if text[start : start + length] in self._texts:
-                    yield start, start + length
+        for window in range(0, len(text), _WINDOW):
+            for match in self._beginning.finditer(text, window, window + _WINDOW + _BEGINNING):
+                start = match.start()
+                if start >= window + _WINDOW:
+                    break
+                for length in self._lengths:
+                    if text[start : start + length] in self._texts:
+                        yield start, start + length

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from paceline.chat.continuing import goes_on, with_beginning
 from paceline.chat.fitting import num_leading, oldest_left_out
-from paceline.chat.marked import MarkedText, marks_of
+from paceline.chat.marked import MarkedText, ending_of_template
 from paceline.chat.messages import Message, read_messages
 from paceline.chat.params import UNLIMITED, ChatParams
 from paceline.chat.prompts import ChatPrompt, token_ids_of
@@ -18,14 +19,26 @@ from paceline.engines.base import Vocabulary
 if TYPE_CHECKING:
     from paceline.api import GenerateOptions
 
-_T = TypeVar("_T")
-
 _SWITCHES: Final = ("enable_thinking", "thinking")
 """Variables by which templates have reasoning switched."""
 _EFFORT: Final = "reasoning_effort"
 
 _ROOM_FOR_ANSWERS: Final = 4
 """A conversation leaves this part of the context to its answer, if that may be so long."""
+
+
+class _Written(NamedTuple):
+    """A conversation as a prompt.
+
+    Attributes:
+        text: with marks on what the template wrote.
+        token_ids: of the text.
+        begun: whether it ends within reasoning.
+    """
+
+    text: MarkedText
+    token_ids: list[int]
+    begun: bool
 
 
 class ChatReader:
@@ -35,21 +48,13 @@ class ChatReader:
         template: of the model.
         vocabulary: of the model.
         context_length: tokens of prompt and answer together.
-        call: calls a function where the vocabulary may be used, and returns its result.
     """
 
-    def __init__(
-        self,
-        template: ChatTemplate,
-        vocabulary: Vocabulary,
-        context_length: int,
-        call: Callable[[Callable[[], _T]], _T],
-    ) -> None:
+    def __init__(self, template: ChatTemplate, vocabulary: Vocabulary, context_length: int) -> None:
         self.template = template
         self.markers: ReasoningMarkers | None = find_markers(template.source)
         self._vocabulary = vocabulary
         self._context_length = context_length
-        self._call: Callable[[Callable[[], Any]], Any] = call
 
     def prompt(
         self,
@@ -74,25 +79,37 @@ class ChatReader:
         """
         read = [self._taken(message) for message in read_messages(messages)]
         variables = {**params.template_variables, **self._switched(params)}
+        continues = goes_on(read, params)
+        is_open = continues or params.add_generation_prompt is not False
 
         def render(conversation: Sequence[Message]) -> MarkedText:
-            return self.template.render(self._with_system(conversation), tools=tools, **variables)
+            return self.template.render(
+                self._with_system(conversation), tools=tools, add_generation_prompt=is_open, **variables
+            )
 
-        def tokens(conversation: Sequence[Message]) -> list[int]:
-            return self._tokens(render(conversation))
+        def begin(conversation: Sequence[Message]) -> tuple[MarkedText, bool]:
+            if not continues:
+                return self._as_rendered(render(conversation))
+            opening = render(conversation[:-1])
+            return with_beginning(opening, conversation[-1], self.markers, origin=self.template.origin)
 
-        self._check_roles(read, render)
+        # The oldest turns are left out, so how many messages there are tells which.
+        written: dict[int, _Written] = {}
+
+        def write(conversation: Sequence[Message]) -> _Written:
+            if len(conversation) not in written:
+                text, begun = begin(conversation)
+                written[len(conversation)] = _Written(text, self._tokens(text), begun)
+            return written[len(conversation)]
+
+        self._check_roles(read, lambda conversation: begin(conversation)[0])
         kept: Sequence[Message] = read
         if params.forget:
             room = self._context_length - min(max_tokens, self._context_length // _ROOM_FOR_ANSWERS)
-            kept = oldest_left_out(read, lambda some: len(tokens(some)), most=room, aim=room * 3 // 4)
-        text = render(kept)
-        token_ids = self._tokens(text)
+            kept = oldest_left_out(read, lambda some: len(write(some).token_ids), most=room, aim=room * 3 // 4)
+        text, token_ids, begun = write(kept)
         if len(token_ids) >= self._context_length:
             raise self._too_long(len(token_ids), forgets=params.forget)
-        # Behind all that others wrote, who may spell markers too.
-        ending = text[marks_of(text).rfind(0) + 1 :]
-        begun = self.markers is not None and opens_reasoning(ending, self.markers)
         return ChatPrompt(
             text=str.__str__(text),
             token_ids=token_ids,
@@ -100,8 +117,14 @@ class ChatReader:
             num_left_out=len(read) - len(kept),
             markers=self.markers,
             begun=begun,
+            continued=continues and any(kept[-1].get(name) for name in ("content", "reasoning_content")),
             options=self._options(params, begun),
         )
+
+    def _as_rendered(self, text: MarkedText) -> tuple[MarkedText, bool]:
+        """Return a rendered conversation, and whether it ends within reasoning."""
+        # Behind all that others wrote, who may spell markers too.
+        return text, self.markers is not None and opens_reasoning(ending_of_template(text), self.markers)
 
     def _too_long(self, num_tokens: int, *, forgets: bool) -> ContextLengthError:
         what = "the last turn of the conversation" if forgets else "the conversation"
@@ -112,10 +135,7 @@ class ChatReader:
         )
 
     def _tokens(self, text: MarkedText) -> list[int]:
-        token_ids: list[int] = self._call(
-            lambda: token_ids_of(text, self._vocabulary, adds_opening=self.template.adds_opening)
-        )
-        return token_ids
+        return token_ids_of(text, self._vocabulary, adds_opening=self.template.adds_opening)
 
     def _taken(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message in roles that the template knows."""
@@ -187,13 +207,11 @@ class ChatReader:
             if budget != UNLIMITED:
                 self._refuse_unknown("reasoning", f"--reasoning-budget {budget}")
             return {}
-        ids, bound = self._call(
-            lambda: (
-                preserved_ids(markers, self._vocabulary),
-                budget_of(markers, self._vocabulary, budget, begun=begun, message=params.reasoning_budget_message),
-            )
-        )
-        return {"preserved_ids": ids, "reasoning_budget": bound}
+        message = params.reasoning_budget_message
+        return {
+            "preserved_ids": preserved_ids(markers, self._vocabulary),
+            "reasoning_budget": budget_of(markers, self._vocabulary, budget, begun=begun, message=message),
+        }
 
     def _refuse_unknown(self, what: str, option: str) -> None:
         raise InputError(f"the chat template of {self.template.origin} knows nothing of {what}: leave out {option}")

@@ -164,8 +164,8 @@ def preserved_ids(markers: ReasoningMarkers, vocabulary: Vocabulary) -> tuple[in
 
 def budget_of(
     markers: ReasoningMarkers, vocabulary: Vocabulary, num_tokens: int, *, begun: bool, message: str = ""
-) -> ReasoningBudget | None:
-    """Return how long an answer may reason, in the tokens of a vocabulary; ``None`` for any length.
+) -> ReasoningBudget:
+    """Return how long an answer may reason, and how its reasoning is ended, in the tokens of a vocabulary.
 
     Args:
         markers: of the model.
@@ -177,11 +177,9 @@ def budget_of(
     Raises:
         SamplingError: the number of tokens is below -1.
     """
-    if num_tokens == -1:
-        return None
     said = vocabulary.tokenize(message, add_special=False) if message else []
     return ReasoningBudget(
-        num_tokens,
+        None if num_tokens == -1 else num_tokens,
         _trusted_ids(markers.start, vocabulary),
         _trusted_ids(markers.end, vocabulary),
         begun,
@@ -210,17 +208,19 @@ class ReasoningSplitter:
     Args:
         markers: of the model; ``None`` where it knows of no reasoning: all is content.
         begun: whether the prompt ends inside of reasoning.
+        continued: whether the text goes on with a message that the prompt has the beginning of: whitespace counts from
+            the first character on, and no reasoning begins there.
     """
 
-    def __init__(self, markers: ReasoningMarkers | None, *, begun: bool = False) -> None:
+    def __init__(self, markers: ReasoningMarkers | None, *, begun: bool = False, continued: bool = False) -> None:
         self._start = "" if markers is None else markers.start
         self._end = "" if markers is None else markers.end
         self._dropped = () if markers is None else markers.dropped
         self._inside = markers is not None and begun
         # Whether nothing but whitespace came since the answer's beginning or the last marker.
-        self._at_border = markers is not None
+        self._at_border = markers is not None and not continued
         # Whether whitespace that comes next is left out.
-        self._strips = self._inside
+        self._strips = self._inside and not continued
         self._said: set[PartKind] = set()
         # Whether what comes next goes on after it was interrupted.
         self._resumes = False
@@ -320,22 +320,30 @@ class ReasoningSplitter:
         return taken
 
 
-def split_reasoning(text: str, markers: ReasoningMarkers | None, *, begun: bool = False) -> tuple[str | None, str]:
+def split_reasoning(
+    text: str, markers: ReasoningMarkers | None, *, begun: bool = False, continued: bool = False
+) -> tuple[str | None, str]:
     """Return the reasoning of a whole answer, ``None`` where it has none, and its content.
 
     Args:
         text: of the answer.
         markers: of the model; ``None`` where it knows of no reasoning.
         begun: whether the prompt ends inside of reasoning.
+        continued: whether the prompt has the beginning of the message.
     """
-    splitter = ReasoningSplitter(markers, begun=begun)
+    splitter = ReasoningSplitter(markers, begun=begun, continued=continued)
     parts = [*splitter.push([TextSegment(text, "")]), *splitter.finish()]
     reasoning, content = ("".join(part.segment.text for part in parts if part.kind == kind) for kind in _KINDS)
     return reasoning or None, content
 
 
 def message_of(
-    text: str, markers: ReasoningMarkers | None, *, begun: bool = False, reasoning_format: ReasoningFormat = "auto"
+    text: str,
+    markers: ReasoningMarkers | None,
+    *,
+    begun: bool = False,
+    continued: bool = False,
+    reasoning_format: ReasoningFormat = "auto",
 ) -> dict[str, str]:
     """Return the assistant's message that an answer is: its ``content``, and ``reasoning_content`` if there is any.
 
@@ -343,12 +351,13 @@ def message_of(
         text: of the answer.
         markers: of the model; ``None`` where it knows of no reasoning.
         begun: whether the prompt ends inside of reasoning. Where reasoning stays in the content, the marker that the
-            prompt has is put before it.
+            prompt has is put before it, unless the prompt has more of the message.
+        continued: whether the prompt has the beginning of the message, and the answer is the rest.
         reasoning_format: where the reasoning goes.
     """
-    reasoning, content = split_reasoning(text, markers, begun=begun)
+    reasoning, content = split_reasoning(text, markers, begun=begun, continued=continued)
     if reasoning_format in ("none", "deepseek-legacy"):
-        content = markers.start + text if markers is not None and begun else text
+        content = markers.start + text if markers is not None and begun and not continued else text
     if reasoning is None or reasoning_format == "none":
         return {"content": content}
     return {"content": content, "reasoning_content": reasoning}

@@ -20,7 +20,8 @@ class Reply:
     """A finished answer to a conversation.
 
     Attributes:
-        message: the answer as a message, to be put at the end of the conversation.
+        message: the answer as a message, to be put at the end of the conversation. Of a message that was continued it
+            is what was added.
         prompt: what the conversation came to.
         generation: the answer as it was generated, with its tokens and figures.
     """
@@ -40,6 +41,46 @@ class Reply:
         return self.message.get("reasoning_content")
 
 
+class ReplyParts:
+    """Makes parts of an answer's text while it arrives, and a reply of what was generated.
+
+    Args:
+        prompt: what the conversation came to.
+        params: how reasoning comes back.
+    """
+
+    def __init__(self, prompt: ChatPrompt, params: ChatParams) -> None:
+        self._prompt = prompt
+        self._format = params.reasoning_format
+        markers = None if self._format == "none" else prompt.markers
+        self._splitter = ReasoningSplitter(markers, begun=prompt.begun, continued=prompt.continued)
+        # What the prompt has of an answer that keeps its markers.
+        self._opening: list[AnswerPart] = []
+        if self._format == "none" and prompt.begun and prompt.markers is not None and not prompt.continued:
+            self._opening = [AnswerPart("content", TextSegment(prompt.markers.start, SOURCE_TARGET))]
+
+    def push(self, segments: Sequence[TextSegment]) -> list[AnswerPart]:
+        """Add text and return the parts that became final."""
+        opening, self._opening = self._opening, []
+        return [*opening, *self._splitter.push(segments)]
+
+    def finish(self, segments: Sequence[TextSegment] = ()) -> list[AnswerPart]:
+        """Add the last text and return all parts that are left."""
+        return [*self.push(segments), *self._splitter.finish()]
+
+    def reply(self, generation: Generation) -> Reply:
+        """Return the reply that an answer is, finished or not."""
+        prompt = self._prompt
+        message = message_of(
+            generation.text,
+            prompt.markers,
+            begun=prompt.begun,
+            continued=prompt.continued,
+            reasoning_format=self._format,
+        )
+        return Reply({"role": "assistant", **message}, prompt, generation)
+
+
 class ReplyStream:
     """An answer to a conversation while it is written: iterate for its parts. Else as :class:`~paceline.Stream`.
 
@@ -52,13 +93,7 @@ class ReplyStream:
     def __init__(self, prompt: ChatPrompt, stream: Stream, params: ChatParams) -> None:
         self.prompt = prompt
         self.stream = stream
-        self._params = params
-        markers = None if params.reasoning_format == "none" else prompt.markers
-        self._splitter = ReasoningSplitter(markers, begun=prompt.begun)
-        # What the prompt has of an answer that keeps its markers.
-        self._opening: list[AnswerPart] = []
-        if params.reasoning_format == "none" and prompt.begun and prompt.markers is not None:
-            self._opening = [AnswerPart("content", TextSegment(prompt.markers.start, SOURCE_TARGET))]
+        self._parts = ReplyParts(prompt, params)
 
     def __iter__(self) -> Iterator[AnswerPart]:
         for parts in self.rounds():
@@ -79,31 +114,24 @@ class ReplyStream:
             PacelineError: as :meth:`paceline.Stream.rounds` does.
         """
         for segments in self.stream.rounds():
-            yield self._push(segments)
-        yield [*self._push([]), *self._splitter.finish()]
+            yield self._parts.push(segments)
+        yield self._parts.finish()
+
+    def end_reasoning(self) -> bool:
+        """Have the answer close the reasoning that it is in; as :meth:`paceline.Stream.end_reasoning`.
+
+        A model that is not known to reason is in none.
+        """
+        return self.stream.end_reasoning()
 
     def close(self) -> list[AnswerPart]:
         """Cancel the answer if it still runs, and wait for that; return parts that were not read yet."""
-        return [*self._push(self.stream.close()), *self._splitter.finish()]
+        return self._parts.finish(self.stream.close())
 
     def result(self) -> Reply:
         """Return the answer, once it is there. Raises as :meth:`paceline.Stream.result` does."""
-        return self._reply(self.stream.result())
+        return self._parts.reply(self.stream.result())
 
     def so_far(self) -> Reply:
         """Return the answer as it stands."""
-        return self._reply(self.stream.so_far())
-
-    def _push(self, segments: Sequence[TextSegment]) -> list[AnswerPart]:
-        opening, self._opening = self._opening, []
-        return [*opening, *self._splitter.push(segments)]
-
-    def _reply(self, generation: Generation) -> Reply:
-        prompt = self.prompt
-        message = message_of(
-            generation.text,
-            prompt.markers,
-            begun=prompt.begun,
-            reasoning_format=self._params.reasoning_format,
-        )
-        return Reply({"role": "assistant", **message}, self.prompt, generation)
+        return self._parts.reply(self.stream.so_far())

@@ -8,16 +8,26 @@ With a budget of 3 tokens, a start of one and an end of two::
 
 What is forced is a function of the tokens before it, drafted ancestors included. So drafts are judged by the same rows
 as plain decoding has, and the text stays that of plain decoding.
+
+Reasoning may be ended from outside as well, while an answer is written. That counts as a budget which is spent at the
+place where it was asked for, so what is forced is a function of the tokens before it and of those places::
+
+    answer     <think>  a  b  │  </  think>  Paris  .
+                              └ asked for here, between two rounds
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from paceline.core.errors import SamplingError
 from paceline.core.numbers import token_ids, truth_value, whole_number
+
+_NEVER: Final = sys.maxsize
+"""Where a budget of any number of tokens is spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +38,8 @@ class ReasoningBudget:
     has the whole budget. A character that is cut off by the budget is not completed: it is U+FFFD in the text.
 
     Attributes:
-        tokens: most tokens of one reasoning, markers not counted; 0 ends it as soon as it is open.
+        tokens: most tokens of one reasoning, markers not counted; 0 ends it as soon as it is open. ``None`` is any
+            number: what is said of the markers lets the reasoning be ended while the answer is written.
         start: tokens that open it, looked for in the answer; empty only where it is ``begun``.
         end: tokens that close it, at least one.
         begun: whether the prompt opened it, so that the first token of the answer is the first one counted.
@@ -36,19 +47,21 @@ class ReasoningBudget:
             Where the reasoning's last tokens are the beginning of these, only the rest is written.
     """
 
-    tokens: int
+    tokens: int | None
     start: tuple[int, ...]
     end: tuple[int, ...]
     begun: bool = False
     forced: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        tokens = whole_number(self.tokens, "the reasoning budget", SamplingError)
-        if tokens < 0:
-            raise SamplingError(
-                f"a reasoning budget of {tokens} tokens: give 0 or more, or none at all for reasoning without a limit"
-            )
-        object.__setattr__(self, "tokens", tokens)
+        if self.tokens is not None:
+            tokens = whole_number(self.tokens, "the reasoning budget", SamplingError)
+            if tokens < 0:
+                raise SamplingError(
+                    f"a reasoning budget of {tokens} tokens: give 0 or more, or none at all for reasoning without a "
+                    "limit"
+                )
+            object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "begun", truth_value(self.begun, "begun of the reasoning budget", SamplingError))
         for name in ("start", "end", "forced"):
             object.__setattr__(
@@ -84,7 +97,7 @@ class BudgetKeeper:
     """Says which token has to come next, for one request.
 
     The turns of the latest history are remembered. Another history is compared with that one, token by token, and is
-    read only from where the two part. So what is said depends on the history alone.
+    read only from where the two part. So what is said depends on the history alone, and on where an end was asked for.
 
     Args:
         budget: how long the request may reason.
@@ -95,9 +108,31 @@ class BudgetKeeper:
         self._budget = budget
         self._num_prompt = num_prompt
         # No budget can be spent in a shorter history.
-        self._shortest = num_prompt + budget.tokens + (0 if budget.begun else len(budget.start))
+        self._shortest = _NEVER
+        if budget.tokens is not None:
+            self._shortest = num_prompt + budget.tokens + (0 if budget.begun else len(budget.start))
+        # Lengths of the histories at which an open reasoning was to end, ascending.
+        self._ends: list[int] = []
         self._read: list[int] = []
         self._turns = [_Turn(num_prompt, budget.begun)]
+
+    @property
+    def may_force(self) -> bool:
+        """Whether there is any history after which a token is forced."""
+        return self._shortest < _NEVER
+
+    def end(self, history: Sequence[int]) -> bool:
+        """End the reasoning that is open after ``history``, if one is, and return whether one is.
+
+        Args:
+            history: all tokens so far; those that are asked about later begin with them.
+        """
+        self._follow(list(history))
+        if not self._turns[-1].opens:
+            return False
+        self._ends.append(len(history))
+        self._shortest = min(self._shortest, len(history))
+        return True
 
     def forced(self, history: Sequence[int]) -> int | None:
         """Return the token that has to follow; ``None`` where the choice is free.
@@ -112,7 +147,7 @@ class BudgetKeeper:
             history = list(history)
         self._follow(history)
         turn = self._turns[-1]
-        spent = turn.position + self._budget.tokens
+        spent = self._spent(turn.position)
         if not turn.opens or length < spent:
             return None
         return self._budget.closing[self._num_written(history, turn.position) + length - spent]
@@ -134,14 +169,19 @@ class BudgetKeeper:
         budget, (since, is_open) = self._budget, self._turns[-1]
         if not is_open:
             return bool(budget.start) and _ends_with(history, since, position, budget.start)
-        spent = since + budget.tokens
+        spent = self._spent(since)
         if position <= spent:
             return _ends_with(history, since, position, budget.end)
         return self._num_written(history, since) + position - spent == len(budget.closing)
 
+    def _spent(self, since: int) -> int:
+        """Return the length of the history at which reasoning that was opened at ``since`` has to end."""
+        asked = next((end for end in self._ends if end >= since), _NEVER)
+        return asked if self._budget.tokens is None else min(since + self._budget.tokens, asked)
+
     def _num_written(self, history: Sequence[int], since: int) -> int:
         """Return how many tokens of the closing the reasoning that was opened at ``since`` wrote itself at its end."""
-        spent, closing = since + self._budget.tokens, self._budget.closing
+        spent, closing = self._spent(since), self._budget.closing
         lengths = range(len(closing) - 1, 0, -1)
         return next((length for length in lengths if _ends_with(history, since, spent, closing[:length])), 0)
 

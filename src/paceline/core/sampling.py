@@ -122,13 +122,28 @@ class RowSampler:
         self.params = params
         self.noise = TokenNoise(params.seed, params.choice)
         self._processors = build_processors(params)
-        self._plain_argmax = params.greedy and not self._processors and params.reasoning_budget is None
         self._keeper = None if params.reasoning_budget is None else BudgetKeeper(params.reasoning_budget, num_prompt)
+        self._plain_argmax = params.greedy and not self._processors and not self._may_force
 
     @property
     def reads_history(self) -> bool:
         """Whether ``history`` changes the outcome; callers may pass an empty one otherwise."""
-        return self.params.penalised or self._keeper is not None
+        return self.params.penalised or self._may_force
+
+    @property
+    def _may_force(self) -> bool:
+        return self._keeper is not None and self._keeper.may_force
+
+    def end_reasoning(self, history: Sequence[int]) -> bool:
+        """Have the reasoning that is open after ``history`` closed from there on, if one is; return whether one is.
+
+        Args:
+            history: all tokens so far, none of them a draft; those of later rows begin with them.
+        """
+        if self._keeper is None or not self._keeper.end(history):
+            return False
+        self._plain_argmax = False
+        return True
 
     def forced(self, history: Sequence[int]) -> int | None:
         """Return the token that the reasoning budget puts after ``history``; ``None`` where the choice is free."""

@@ -95,7 +95,11 @@ class SavedSequence:
 
 
 class Vocabulary(Protocol):
-    """The token ids of a model and what they stand for."""
+    """The token ids of a model and what they stand for.
+
+    Any thread may use it, until the engine is closed, while the engine makes a pass too: a long text takes a while to
+    tokenize, and nobody else is to wait for it.
+    """
 
     @property
     def kind(self) -> str:

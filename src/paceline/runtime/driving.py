@@ -51,6 +51,13 @@ class Ticket:
         """End the request between two rounds, unless it is over, without waiting."""
         self.drive.worker.post(functools.partial(self.drive.cancel, self))
 
+    def end_reasoning(self) -> bool:
+        """Have the request close the reasoning that it is in, and return whether it is in one; on the engine's thread.
+
+        It is called between two rounds. A request that is over is in none.
+        """
+        return self.request is not None and self.drive.loop.end_reasoning(self.request)
+
     def stats(self) -> RequestStats:
         """Return a copy of the counts and times so far; on the engine's thread only."""
         return RequestStats() if self.request is None else copy.deepcopy(self.request.stats)

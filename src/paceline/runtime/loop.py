@@ -169,6 +169,20 @@ class DecodingLoop:
         self._roster.mend()
         return self._roster.cancel(request) if self._roster.knows(request) else None
 
+    def end_reasoning(self, request: Request) -> bool:
+        """Have a request close the reasoning that it is in: the tokens of its budget that close it come next.
+
+        Returns:
+            Whether it is in one; else nothing happens.
+
+        Raises:
+            BusyError: a round is being made.
+        """
+        self._refuse_within_a_round("the end of a reasoning")
+        # What a round that was cut short wrote is no part of the text.
+        self._roster.mend()
+        return self._roster.knows(request) and request.verifier.sampler.end_reasoning(request.token_ids)
+
     def step(self) -> list[Emission]:
         """Run one round: every running request gains tokens, or has more of its prompt read.
 

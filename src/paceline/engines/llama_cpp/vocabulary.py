@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import llama_cpp.llama_cpp as api
 
@@ -22,12 +26,22 @@ _KINDS: Final = {
     api.LLAMA_VOCAB_TYPE_RWKV: "rwkv",
     api.LLAMA_VOCAB_TYPE_PLAMO2: "plamo2",
 }
+_T = TypeVar("_T")
+
 _INT32_MIN: Final = -(2**31)
+_NUM_TOKENIZING: Final = 8
+"""Texts that are tokenized at once; others wait."""
+_IDS_AT_ONCE: Final = 1 << 15
+"""Token ids that are made Python's at once: no other thread runs meanwhile, for about 0.5 ms."""
 _PADDING_NAME: Final = re.compile(rb"\[PAD\d+\]")
 
 
 class GgufVocabulary:
-    """Token ids of a loaded model. Valid until the engine it belongs to is closed.
+    """Token ids of a loaded model. Valid until the engine it belongs to is closed. Any thread may use it.
+
+    llama.cpp only reads a vocabulary, so several threads may at once. What they need locks for is the end: the model is
+    freed once nobody is in llama.cpp any more. Long texts have locks of their own, and whoever looks up a token waits
+    for none of them.
 
     Args:
         pointer: ``llama_vocab *`` of the model.
@@ -41,10 +55,22 @@ class GgufVocabulary:
         self._spellings: list[bytes | None] = [None] * self._size  # empty for padding, None if not read yet
         # A slice of it is bytes, which its type does not say; ``raw`` would copy all of it, for every token.
         self._piece: Any = ctypes.create_string_buffer(64)
+        # Reentrant, as an engine may be collected, and freed, in the middle of a look.
+        self._looking = threading.RLock()
+        self._tokenizing = tuple(threading.RLock() for _ in range(_NUM_TOKENIZING))
+        self._turns = itertools.count()
 
     def invalidate(self) -> None:
-        """Forget the native vocabulary; called when its model is freed."""
-        self._pointer = None
+        """Forget the native vocabulary, once nobody reads it; called when its model is freed."""
+        with ExitStack() as nobody:
+            for lock in (self._looking, *self._tokenizing):
+                nobody.enter_context(lock)
+            self._pointer = None
+
+    def _look(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Return what a function of llama.cpp that takes no time says of the vocabulary."""
+        with self._looking:
+            return function(self._open_pointer(), *arguments)
 
     def _open_pointer(self) -> Any:
         if self._pointer is None:
@@ -64,7 +90,7 @@ class GgufVocabulary:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """End-of-generation tokens: those at which llama.cpp ends an answer."""
-        return end_ids_of(self._open_pointer())
+        return self._look(end_ids_of)
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
@@ -78,7 +104,7 @@ class GgufVocabulary:
         return self._has(token_id, api.LLAMA_TOKEN_ATTR_UNKNOWN)
 
     def _has(self, token_id: int, attributes: int) -> bool:
-        return bool(api.llama_vocab_get_attr(self._open_pointer(), token_id) & attributes)
+        return bool(self._look(api.llama_vocab_get_attr, token_id) & attributes)
 
     def _spelling_of_control(self, token_id: int) -> bytes:
         """Return the text of a control token, even one that is padding by its name."""
@@ -139,7 +165,7 @@ class GgufVocabulary:
 
     def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Turn text into token ids as llama.cpp does, which may close the text."""
-        pointer = self._open_pointer()
+        self._open_pointer()
         if self._kind == "none":
             raise CapabilityError("this GGUF file has no tokenizer; pass token ids instead of text")
         try:
@@ -151,9 +177,15 @@ class GgufVocabulary:
         capacity = len(encoded) + 8  # one token a byte, and the special ones
         while True:
             buffer = (ctypes.c_int32 * capacity)()
-            count = api.llama_tokenize(pointer, encoded, len(encoded), buffer, capacity, add_special, parse_special)
+            with self._tokenizing[next(self._turns) % _NUM_TOKENIZING]:
+                count = api.llama_tokenize(
+                    self._open_pointer(), encoded, len(encoded), buffer, capacity, add_special, parse_special
+                )
             if count >= 0:
-                return buffer[:count]
+                token_ids: list[int] = []
+                for start in range(0, count, _IDS_AT_ONCE):
+                    token_ids += buffer[start : min(start + _IDS_AT_ONCE, count)]
+                return token_ids
             if count == _INT32_MIN:
                 raise InputError(f"a text of {len(encoded)} bytes has more tokens than llama.cpp can count; shorten it")
             capacity = -count
@@ -195,17 +227,17 @@ class GgufVocabulary:
         # llama.cpp spells nothing for unused tokens. Older converters call padding user-defined or unknown instead.
         spelling = self._read_piece(token_id, spell_control=True)
         if _PADDING_NAME.fullmatch(spelling):
-            is_word = api.llama_vocab_get_attr(self._open_pointer(), token_id) & api.LLAMA_TOKEN_ATTR_NORMAL
-            return spelling if is_word else b""
+            return spelling if self._has(token_id, api.LLAMA_TOKEN_ATTR_NORMAL) else b""
         return spelling
 
     def _read_piece(self, token_id: int, *, spell_control: bool) -> bytes:
-        pointer = self._open_pointer()
-        if self._kind == "none":
-            return b""
-        length = api.llama_token_to_piece(pointer, token_id, self._piece, len(self._piece), 0, spell_control)
-        if length < 0:
-            self._piece = ctypes.create_string_buffer(-length)
+        with self._looking:
+            pointer = self._open_pointer()
+            if self._kind == "none":
+                return b""
             length = api.llama_token_to_piece(pointer, token_id, self._piece, len(self._piece), 0, spell_control)
-        piece: bytes = self._piece[:length]
-        return piece
+            if length < 0:
+                self._piece = ctypes.create_string_buffer(-length)
+                length = api.llama_token_to_piece(pointer, token_id, self._piece, len(self._piece), 0, spell_control)
+            piece: bytes = self._piece[:length]
+            return piece

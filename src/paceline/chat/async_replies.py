@@ -1,0 +1,106 @@
+"""Answers to conversations for consumers in an event loop. A module of its own, as asyncio takes a while to import."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import NamedTuple
+
+from paceline.async_streams import AsyncStream
+from paceline.chat.params import ChatParams
+from paceline.chat.prompts import ChatPrompt
+from paceline.chat.reasoning import AnswerPart
+from paceline.chat.replies import Reply, ReplyParts
+from paceline.core.request import Emission
+
+
+class ReplyRound(NamedTuple):
+    """What one round added to an answer.
+
+    Attributes:
+        emission: token by token; ``None`` where it added nothing.
+        parts: that it made final, which may be of text that came before.
+    """
+
+    emission: Emission | None
+    parts: list[AnswerPart]
+
+
+class AsyncReplyStream:
+    """An answer to a conversation while it is written: iterate with ``async for`` for its parts.
+
+    Else as :class:`~paceline.AsyncStream`.
+
+    Args:
+        prompt: what the conversation came to.
+        stream: the answer.
+        params: how reasoning comes back.
+    """
+
+    def __init__(self, prompt: ChatPrompt, stream: AsyncStream, params: ChatParams) -> None:
+        self.prompt = prompt
+        self.stream = stream
+        self._parts = ReplyParts(prompt, params)
+        self._unread: deque[AnswerPart] = deque()
+
+    def __aiter__(self) -> AsyncReplyStream:
+        return self
+
+    async def __anext__(self) -> AnswerPart:
+        while not self._unread:
+            try:
+                segment = await anext(self.stream)
+            except StopAsyncIteration:
+                self._unread += self._parts.finish()
+                if not self._unread:
+                    raise
+            else:
+                self._unread += self._parts.push([segment])
+        return self._unread.popleft()
+
+    async def __aenter__(self) -> AsyncReplyStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stream.aclose()
+
+    async def rounds(self) -> AsyncIterator[list[AnswerPart]]:
+        """Iterate round by round: the parts each made final, which may be none (while a long prompt is read).
+
+        Raises:
+            PacelineError: as :meth:`paceline.AsyncStream.rounds` does.
+        """
+        async for segments in self.stream.rounds():
+            yield self._parts.push(segments)
+        yield self._parts.finish()
+
+    async def emissions(self) -> AsyncIterator[ReplyRound]:
+        """Iterate round by round: the tokens each added, and the parts it made final. Raises as :meth:`rounds` does.
+
+        Text that is withheld until the end comes with the last tokens.
+        """
+        async for emission in self.stream.emissions():
+            segments = () if emission is None else emission.segments
+            is_last = emission is not None and emission.finish_reason is not None
+            yield ReplyRound(emission, self._parts.finish(segments) if is_last else self._parts.push(segments))
+
+    async def end_reasoning(self) -> bool:
+        """Have the answer close the reasoning that it is in; as :meth:`paceline.ReplyStream.end_reasoning`."""
+        return await self.stream.end_reasoning()
+
+    async def aclose(self) -> list[AnswerPart]:
+        """Cancel the answer if it still runs, and wait for that; return parts that were not read yet."""
+        unread = [*self._unread, *self._parts.finish(await self.stream.aclose())]
+        self._unread.clear()
+        return unread
+
+    async def result(self) -> Reply:
+        """Return the answer, once it is there. Raises as :meth:`paceline.AsyncStream.result` does."""
+        return self._parts.reply(await self.stream.result())
+
+    async def so_far(self) -> Reply:
+        """Return the answer as it stands."""
+        return self._parts.reply(await self.stream.so_far())
