@@ -6,20 +6,17 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, TypeVar
 
 from paceline.core.errors import ClosedError
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
-from paceline.core.request import Emission
+from paceline.core.request import Emission, Request
 from paceline.core.text import TextSegment
+from paceline.runtime.async_calls import call_on
 from paceline.runtime.driving import Drive
 from paceline.runtime.outbox import Record
-from paceline.runtime.worker import CLOSED, Worker
 from paceline.streams import Ask, Generation
-
-_T = TypeVar("_T")
 
 
 class LoopOutbox(Record):
@@ -52,53 +49,6 @@ class LoopOutbox(Record):
 
     def _ring(self) -> None:
         self._loop.call_soon_threadsafe(self._bell.set)
-
-
-class _Asked(Generic[_T]):
-    """A function to be called on the engine's thread, for whoever waits in the event loop that it is made in.
-
-    Attributes:
-        answer: what the function returns or raises; a ``ClosedError`` where the thread has ended.
-    """
-
-    def __init__(self, function: Callable[[], _T]) -> None:
-        self._function = function
-        self._loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[_T] = self._loop.create_future()
-
-    def run(self) -> None:
-        try:
-            result = self._function()
-        except BaseException as error:
-            self._tell(self.answer.set_exception, error)
-        else:
-            self._tell(self.answer.set_result, result)
-
-    def refuse(self) -> None:
-        self._tell(self.answer.set_exception, ClosedError(CLOSED))
-
-    def _tell(self, how: Callable[[Any], object], what: object) -> None:
-        def tell() -> None:
-            # Whoever waited may have been cancelled.
-            if not self.answer.done():
-                how(what)
-
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(tell)
-
-
-async def _called(worker: Worker, function: Callable[[], _T]) -> _T:
-    """Return what a function returns on the engine's thread, between rounds.
-
-    Raises:
-        ClosedError: the worker has ended.
-        BusyError: this is the engine's thread.
-        CapabilityError: this process was forked from the worker's.
-    """
-    worker.check()
-    asked = _Asked(function)
-    worker.ask(asked)
-    return await asked.answer
 
 
 class AsyncStream:
@@ -165,6 +115,11 @@ class AsyncStream:
         return self._ask.speculation
 
     @property
+    def request(self) -> Request | None:
+        """The request as the loop carries it, to be looked at; ``None`` until it is taken."""
+        return self._ticket.request
+
+    @property
     def is_over(self) -> bool:
         """Whether the answer is over, read or not."""
         return self._outbox.is_over
@@ -196,8 +151,25 @@ class AsyncStream:
     async def end_reasoning(self) -> bool:
         """Have the answer close the reasoning that it is in; as :meth:`paceline.Stream.end_reasoning`."""
         with contextlib.suppress(ClosedError):  # then it is over
-            return await _called(self._worker, self._ticket.end_reasoning)
+            return await call_on(self._worker, self._ticket.end_reasoning)
         return False
+
+    async def admitted(self) -> None:
+        """Wait until the request is taken, though it may still wait for its start.
+
+        Raises:
+            PacelineError: the request was refused.
+        """
+        with contextlib.suppress(ClosedError):
+            # Notes are read in their order, and the request's came first.
+            await call_on(self._worker, lambda: None)
+        if self._ticket.request is None:
+            self._raise_error()
+
+    def cancel_soon(self) -> None:
+        """Cancel the request if it still runs, without waiting for that; what there is can be read."""
+        if not self._outbox.is_over:
+            self._ticket.cancel_soon()
 
     async def aclose(self) -> list[TextSegment]:
         """Cancel the request if it still runs, and wait for that; return text that was not read yet."""
@@ -233,7 +205,7 @@ class AsyncStream:
         if outbox.ending is None:
             with contextlib.suppress(ClosedError):  # then it ended meanwhile
                 # Between rounds, so that text and counts are of the same one.
-                rounds, stats, ending = await _called(
+                rounds, stats, ending = await call_on(
                     self._worker, lambda: (outbox.rounds.copy(), ticket.stats(), outbox.ending)
                 )
                 return Generation.of(rounds, ending, stats, self._ask)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -25,6 +25,10 @@ from paceline.options import ModelChoice
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.serving.llama_flags import remarks_on, with_llama_variables
 from paceline.serving.settings import ServerOptions
+
+if TYPE_CHECKING:
+    from paceline.serving.hosting import ServedModel
+    from paceline.serving.security import SecuritySettings
 
 DEFAULT_PARALLEL: Final = 4
 """Requests that are answered at once where nobody says how many, as in llama-server."""
@@ -71,7 +75,7 @@ def serve(
     except ImportError:
         raise CapabilityError("a server needs packages that are not installed: pip install 'paceline[serve]'") from None
     from paceline.serving.app import Server, create_app
-    from paceline.serving.hosting import ModelHost, ServedModel
+    from paceline.serving.hosting import ModelHost
     from paceline.serving.listening import bind, url_of
     from paceline.serving.running import run
 
@@ -136,7 +140,7 @@ def _served(
     options: ServerOptions,
     chat: ChatParams,
     defaults: GenerateOptions,
-) -> Any:
+) -> ServedModel:
     from paceline.chat.sources import find_template
     from paceline.serving.hosting import ServedModel
 
@@ -193,7 +197,7 @@ def _sized(context: typer.Context, found: FoundModels, models: ModelChoice, opti
     return FoundModels(target, draft)
 
 
-def _security(options: ServerOptions) -> Any:
+def _security(options: ServerOptions) -> SecuritySettings:
     from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles
     from paceline.serving.security.settings import HEALTH_PATHS
 
@@ -212,7 +216,7 @@ def _security(options: ServerOptions) -> Any:
     )
 
 
-def _warnings(options: ServerOptions, security: Any) -> list[str]:
+def _warnings(options: ServerOptions, security: SecuritySettings) -> list[str]:
     from paceline.serving.security import open_warning
 
     has_keys = bool(security.keys)
@@ -220,7 +224,7 @@ def _warnings(options: ServerOptions, security: Any) -> list[str]:
     return [warning for warning in found if warning is not None]
 
 
-def _how(served: Any) -> str:
+def _how(served: ServedModel) -> str:
     drafters = ", ".join(served.drafters)
     how = f"drafts: {drafters} (policy {served.policy})" if drafters else "no drafts: plain decoding"
     chats = "" if served.template is not None else "; the model has no chat template, so it answers completions alone"

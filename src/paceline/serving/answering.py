@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -293,8 +293,10 @@ class Answer:
         try:
             for prompt in prompts:
                 for choice in range(asked.num_choices):
-                    options = {**asked.options, **prompt.options, "choice": choice, "namespace": namespace}
-                    stream = served.model.astream(prompt.token_ids, **options)  # type: ignore[misc]
+                    options = asked.options.copy()
+                    options.update(prompt.options)
+                    options.update({"choice": choice, "namespace": namespace})
+                    stream = served.model.astream(prompt.token_ids, **options)
                     self.choices.append(Choice(len(self.choices), prompt, stream, asked))
         except BaseException:
             self.cancel()
@@ -355,7 +357,7 @@ class Answer:
         choice.end(str(generation.finish_reason), generation.stats)
         yield [Ended(choice)]
 
-    async def _all_rounds(self) -> AsyncIterator[list[Event]]:
+    async def _all_rounds(self) -> AsyncGenerator[list[Event], None]:
         """Iterate over rounds of all choices, in the order in which they come."""
         queue: asyncio.Queue[list[Event] | BaseException | None] = asyncio.Queue()
 

@@ -369,7 +369,7 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
             check_ids(token_ids, vocabulary, "content")
             return token_ids, [piece_of(token_id, vocabulary) for token_id in token_ids] if body.with_pieces else []
 
-        token_ids, pieces = await server.host.call(encoded)
+        token_ids, pieces = await asyncio.to_thread(encoded)
         if not body.with_pieces:
             return {"tokens": token_ids}
         return {
@@ -383,7 +383,7 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
     async def detokenize(body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))]) -> dict[str, str]:
         vocabulary = server.host.served.model.target.vocabulary
         check_ids(body.tokens, vocabulary, "tokens")
-        return {"content": await server.host.call(lambda: text_of(body.tokens, vocabulary))}
+        return {"content": await asyncio.to_thread(text_of, body.tokens, vocabulary)}
 
     @router.post(
         "/apply-template", summary="Write a conversation as the model's template has it",
@@ -419,7 +419,7 @@ def _add_facts(router: APIRouter, server: Server) -> None:
     @router.get("/props", summary="How requests are answered that say nothing")
     async def props() -> dict[str, Any]:
         served = server.host.served
-        return await server.host.call(lambda: props_of(served, server.options))
+        return await asyncio.to_thread(props_of, served, server.options)
 
     @router.post("/props", include_in_schema=False)
     async def set_props() -> None:

@@ -79,13 +79,13 @@ def _of_the_table() -> dict[str, Any]:
             if field.name in _WRITTEN_OUT or part is SpeculationParams:
                 continue
             about = field.option
-            limits = {"minimum": about.low, "maximum": about.high}
+            limits: dict[str, Any] = {"minimum": about.low, "maximum": about.high}
             if about.low_excluded:
                 limits = {"exclusiveMinimum": about.low, "maximum": about.high}
             if about.stand_ins:
                 # -1 stands for something else than itself.
                 limits["minimum"] = -1
-            extra = {name: limit for name, limit in limits.items() if limit is not None}
+            extra: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
             for name in field.json_names:
                 text = about.help or f"See {part.__name__}.{field.name}."
                 found[name] = (_kind_of(field) | None, Field(None, description=text, json_schema_extra=extra))

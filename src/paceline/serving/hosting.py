@@ -6,16 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias
 
 from paceline.api import GenerateOptions, Model
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import PacelineError
 from paceline.models.description import ModelDescription
-from paceline.runtime.async_calls import call_on
-
-_T = TypeVar("_T")
 
 HostState: TypeAlias = Literal["loading", "ready", "failed", "closing"]
 """What has become of the model. ``closing``: the server ends, and takes nothing more."""
@@ -158,10 +155,6 @@ class ModelHost:
         self.stop_taking()
         if self._served is not None:
             await asyncio.to_thread(self._served.model.close)
-
-    async def call(self, function: Callable[[], _T]) -> _T:
-        """Run a function on the engine's thread, between rounds, without keeping the event loop."""
-        return await call_on(self.served.model.worker, function)
 
     def _report(self, share: float) -> None:
         if self._given_up:

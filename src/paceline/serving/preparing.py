@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,7 +47,8 @@ async def prepare_completions(host: ModelHost, prompt: Any, *, most: int) -> lis
             found.append(PreparedPrompt(token_ids, text_of(token_ids, vocabulary)))
         return found
 
-    return await host.call(read)
+    # A long text takes a while, and neither other requests nor the engine wait for it.
+    return await asyncio.to_thread(read)
 
 
 async def prepare_chat(
@@ -103,7 +105,7 @@ async def with_bias(host: ModelHost, asked: Asked) -> Asked:
                 for token_id in vocabulary.tokenize(text, add_special=False)
             ]
 
-        biases.update(await host.call(tokens))
+        biases.update(await asyncio.to_thread(tokens))
     if asked.options.get("ignore_end"):
         # The model says something else in their place, as under llama-server, instead of going on behind them.
         biases.update(dict.fromkeys(sorted(vocabulary.end_ids), float("-inf")))

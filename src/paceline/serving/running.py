@@ -84,7 +84,7 @@ def run(
     """
     sys.setswitchinterval(_SWITCH_S)
     # Streams end by themselves, in their grace time; this library would end them at the first signal.
-    AppStatus.disable_automatic_graceful_drain()
+    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     return asyncio.run(_serve(app, server, security, sockets, on_failure))
 
 
