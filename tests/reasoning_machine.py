@@ -23,10 +23,19 @@ class Machine:
 
     def _spend(self) -> None:
         if len(self._since) == self._budget.tokens:
-            said = max(
-                n for n in range(len(self._closing)) if self._since[len(self._since) - n :] == list(self._closing[:n])
-            )
-            self._left = list(self._closing[said:])
+            self._close()
+
+    def end(self) -> bool:
+        """End the reasoning that is open, if one is; return whether one is."""
+        if self.is_open and not self._left:
+            self._close()
+        return self.is_open
+
+    def _close(self) -> None:
+        said = max(
+            n for n in range(len(self._closing)) if self._since[len(self._since) - n :] == list(self._closing[:n])
+        )
+        self._left = list(self._closing[said:])
 
     def tell(self, token_id: int) -> None:
         if self._left:

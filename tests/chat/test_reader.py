@@ -193,7 +193,7 @@ def test_markers_that_are_spelled_in_messages_begin_no_reasoning(spelled: str, r
     messages = said(("user", "a"), (role, spelled))
     assert not prompt_of(bare, messages).begun
     assert not prompt_of(THINKING, messages).begun
-    assert prompt_of(BEGUN, messages).begun
+    assert prompt_of(BEGUN, messages, continue_final_message=False).begun
 
 
 def test_room_is_left_for_the_answer() -> None:

@@ -259,7 +259,7 @@ def test_control_tokens_of_markers_are_preserved() -> None:
 
 def test_a_budget_in_the_tokens_of_a_vocabulary() -> None:
     markers = ReasoningMarkers("<o>s", "</o>", "</o><o>a")
-    assert budget_of(markers, VOCABULARY, -1, begun=True) is None
+    assert budget_of(markers, VOCABULARY, -1, begun=True) == ReasoningBudget(None, (0, 2), (1,), True, (1, 0, 3))
     assert budget_of(markers, VOCABULARY, 5, begun=True) == ReasoningBudget(5, (0, 2), (1,), True, (1, 0, 3))
     spoken = budget_of(ReasoningMarkers("<o>", "</o>"), VOCABULARY, 0, begun=False, message="a</o>")
     assert spoken == ReasoningBudget(0, (0,), (1,), False, (3, 4, 5, 6, 7, 1)), "a message names no control tokens"

@@ -22,11 +22,19 @@ from tests.reasoning_machine import Machine
 START, END = (7,), (8, 9)
 
 
-def by_machine(budget: ReasoningBudget, answer: Sequence[int]) -> int | None:
+def machine_after(budget: ReasoningBudget, answer: Sequence[int], ends: Sequence[int] = ()) -> Machine:
+    """Return the machine that was told an answer, and asked to end its reasoning after so many tokens of it."""
     machine = Machine(budget)
-    for token_id in answer:
-        machine.tell(token_id)
-    return machine.forced
+    for length in range(len(answer) + 1):
+        if length in ends:
+            machine.end()
+        if length < len(answer):
+            machine.tell(answer[length])
+    return machine
+
+
+def by_machine(budget: ReasoningBudget, answer: Sequence[int], ends: Sequence[int] = ()) -> int | None:
+    return machine_after(budget, answer, ends).forced
 
 
 def markers(least: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -37,7 +45,11 @@ def markers(least: int) -> st.SearchStrategy[tuple[int, ...]]:
 def budgets(draw: st.DrawFn) -> ReasoningBudget:
     begun = draw(st.booleans())
     return ReasoningBudget(
-        draw(st.integers(0, 6)), draw(markers(0 if begun else 1)), draw(markers(1)), begun, draw(markers(0))
+        draw(st.one_of(st.none(), st.integers(0, 6))),
+        draw(markers(0 if begun else 1)),
+        draw(markers(1)),
+        begun,
+        draw(markers(0)),
     )
 
 
@@ -60,6 +72,59 @@ def test_what_is_forced_is_a_function_of_the_history(
             text = [*prompt, *before[:length]]
             history: Sequence[int] = text if length % 2 else tuple(text)
             assert keeper.forced(history) == by_machine(budget, before[:length])
+
+
+@settings(max_examples=1000)
+@given(budget=budgets(), prompt=TEXTS, cuts=st.data())
+def test_an_end_that_is_asked_for_is_a_function_of_the_history_and_its_place(
+    budget: ReasoningBudget, prompt: list[int], cuts: st.DataObject
+) -> None:
+    """The answer grows, drafts branch off it, and now and then its reasoning is to end."""
+    keeper = BudgetKeeper(budget, len(prompt))
+    answer: list[int] = []
+    ends: list[int] = []
+    for _ in range(cuts.draw(st.integers(1, 6))):
+        for _ in range(2):
+            drafted = [*answer, *cuts.draw(TEXTS)]
+            for length in cuts.draw(st.permutations(range(len(answer), len(drafted) + 1))):
+                assert keeper.forced([*prompt, *drafted[:length]]) == by_machine(budget, drafted[:length], ends)
+        answer = drafted[: cuts.draw(st.integers(len(answer), len(drafted)))]
+        if cuts.draw(st.booleans()):
+            assert keeper.end([*prompt, *answer]) == machine_after(budget, answer, ends).is_open
+            ends.append(len(answer))
+
+
+def test_reasoning_without_a_limit_ends_where_that_is_asked_for() -> None:
+    keeper = BudgetKeeper(ReasoningBudget(None, START, END), 1)
+    before, within = [1, 2, 2], [1, 2, 2, 7, 3]
+    assert not keeper.may_force
+    assert not keeper.end(before)
+    assert keeper.forced([*before, 7]) is None
+    assert not keeper.may_force
+    assert keeper.end(within)
+    assert keeper.may_force
+    assert [keeper.forced([*within, *(8, 9, 3)[:length]]) for length in range(4)] == [8, 9, None, None]
+    # The next reasoning may be as long as it likes.
+    after = [*within, 8, 9, 3, 7, *[3] * 50]
+    assert keeper.forced(after) is None
+    assert keeper.end(after)
+    assert keeper.forced(after) == 8
+
+
+def test_what_was_drafted_before_an_end_was_asked_for_counts_for_nothing() -> None:
+    keeper = BudgetKeeper(ReasoningBudget(None, (), END, begun=True), 0)
+    assert keeper.forced([3, 4, 8, 9, 3]) is None, "the draft ended the reasoning by itself"
+    assert keeper.end([3])
+    assert keeper.forced([3, 4, 8, 9, 3]) is None
+    assert [keeper.forced(text) for text in ([3], [3, 8], [3, 8, 9])] == [8, 9, None]
+
+
+def test_an_end_that_is_asked_for_is_completed_where_it_is_half_said() -> None:
+    keeper = BudgetKeeper(ReasoningBudget(None, START, END), 0)
+    assert keeper.end([7, 3, 8])
+    assert keeper.end([7, 3, 8]), "it is still within its reasoning"
+    assert keeper.forced([7, 3, 8]) == 9
+    assert not keeper.end([7, 3, 8, 9])
 
 
 def free(budget: ReasoningBudget, *answer: int, prompt: Sequence[int] = (7, 1)) -> bool:
@@ -143,6 +208,22 @@ def test_without_a_budget_nothing_is_forced_and_no_history_read() -> None:
     assert sampler.forced([1, 2, 3]) is None
     assert not sampler.reads_history
     assert RowSampler(SamplingParams(0.0, reasoning_budget=ReasoningBudget(1, START, END))).reads_history
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_sampler_reads_no_history_until_an_end_is_asked_for(temperature: float) -> None:
+    params = SamplingParams(
+        temperature, top_k=0, top_p=1.0, min_p=0.0, reasoning_budget=ReasoningBudget(None, START, END)
+    )
+    sampler, row = RowSampler(params, 1), np.eye(12)[3] * 50
+    assert not sampler.reads_history
+    assert sampler.emit(row, 2, ()) == 3
+    assert not sampler.end_reasoning([1, 2])
+    assert not sampler.reads_history
+    assert sampler.end_reasoning([1, 7])
+    assert sampler.reads_history
+    assert [sampler.emit(row, 2 + n, [1, 7, *END[:n]]) for n in range(3)] == [8, 9, 3]
+    assert not RowSampler(SamplingParams(temperature)).end_reasoning([1, 7])
 
 
 @pytest.mark.parametrize(
