@@ -22,17 +22,20 @@ VOCABULARY = ControlledBytes()
 
 
 @contextmanager
-def answering(answer: str, source: str, *, fails_after: int | None = None, **params: Any) -> Iterator[ReplyStream]:
+def answering(
+    answer: str, source: str, *, fails_after: int | None = None, messages: Any = "2 + 2?", **params: Any
+) -> Iterator[ReplyStream]:
     """Yield the stream of a model that says one thing, a byte or control token each round, and then ends.
 
     Args:
         answer: what it says.
         source: its chat template.
         fails_after: tokens of the answer after which the model breaks; ``None`` for never.
+        messages: that it answers.
         **params: of the conversation.
     """
     chat = ChatParams(**params)
-    prompt = reader_of(source).prompt("2 + 2?", tools=None, params=chat, max_tokens=1000)
+    prompt = reader_of(source).prompt(messages, tools=None, params=chat, max_tokens=1000)
     script = [*VOCABULARY.tokenize(answer, parse_special=True), 257]
 
     def logits(tokens: Sequence[int]) -> Float64Array:
