@@ -181,7 +181,7 @@ class Model:
         self._drive = Drive(self.worker, self.loop)
         self._closed = False
         self._closing = closing
-        self._chat_readers: dict[Path | None, ChatReader] = {}
+        self._chat_readers: dict[str | Path | None, ChatReader] = {}
 
     def __enter__(self) -> Model:
         return self
@@ -314,7 +314,7 @@ class Model:
         params = chat or ChatParams()
         rules = StopRules(max_tokens=MAX_TOKENS if max_tokens is None else max_tokens)
         self._check_usable()
-        return self._chat_reader(params.template_file).prompt(
+        return self._chat_reader(params.replaced_by).prompt(
             messages, tools=tools, params=params, max_tokens=rules.max_tokens
         )
 
@@ -370,23 +370,22 @@ class Model:
 
         return await asyncio.to_thread(self.chat_prompt, messages, tools=tools, chat=chat, max_tokens=max_tokens)
 
-    def _chat_reader(self, template_file: str | Path | None) -> ChatReader:
+    def _chat_reader(self, replaced_by: str | Path | None) -> ChatReader:
         """Return what makes prompts of conversations, by the model's own template or another."""
         from paceline.chat.reader import ChatReader
         from paceline.chat.sources import find_template, no_template
 
-        file = None if template_file is None else Path(template_file)
-        reader = self._chat_readers.get(file)
+        reader = self._chat_readers.get(replaced_by)
         if reader is None:
             if self.target_options is None:
                 raise CapabilityError("this model was loaded from no file, so it has no chat template: give token ids")
             path = Path(self.target_options.path)
-            template = find_template(path, self.target.vocabulary, replaced_by=file)
+            template = find_template(path, self.target.vocabulary, replaced_by=replaced_by)
             if template is None:
                 raise no_template(path)
             reader = ChatReader(template, self.target.vocabulary, self.target.capabilities.context_length)
             # Several threads may have made one.
-            self._chat_readers[file] = reader
+            self._chat_readers[replaced_by] = reader
         return reader
 
     def add_observer(self, observer: Observer) -> None:

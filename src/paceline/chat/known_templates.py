@@ -29,7 +29,7 @@ KNOWN_TEMPLATES: Final[Mapping[str, str]] = {
     "chatml": _of_roles("<|im_start|>", "\n", "<|im_end|>\n"),
     "command-r": (
         "{% for message in messages %}<|START_OF_TURN_TOKEN|>"
-        "{{ {'system': '<|SYSTEM_TOKEN|>', 'user': '<|USER_TOKEN|>', 'assistant': '<|CHATBOT_TOKEN|>'}[message['role']] }}"
+        "<|{{ {'assistant': 'CHATBOT'}.get(message['role'], message['role'] | upper) }}_TOKEN|>"
         "{{ message['content'] | trim }}<|END_OF_TURN_TOKEN|>{% endfor %}"
         "{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}"
     ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from paceline.chat.known_templates import KNOWN_TEMPLATES
 from paceline.chat.reasoning import REASONING_FORMATS, ReasoningFormat
 from paceline.core.errors import InputError
 from paceline.core.fields import Option, described, setting, take_values
@@ -45,6 +46,8 @@ class ChatParams:
     """How messages become a prompt, and an answer a message.
 
     Attributes:
+        template: a chat template to use instead of the model's own, as its text or by llama.cpp's name for it
+            (:data:`~paceline.chat.known_templates.KNOWN_TEMPLATES`).
         template_file: a chat template to use instead of the model's own.
         template_variables: variables of the template besides those that are named here.
         reasoning: whether the model is to reason before it answers; ``"auto"`` leaves it to the template.
@@ -63,6 +66,17 @@ class ChatParams:
         InputError: a value cannot be used, or the last message is to be continued and a new one begun.
     """
 
+    template: str | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            optional=True,
+            variable="CHAT_TEMPLATE",
+            flags=("--chat-template",),
+            help=f"A chat template to use instead of the model's own: its text, or {', '.join(KNOWN_TEMPLATES)}.",
+            metavar="NAME|TEXT",
+        ),
+    )
     template_file: str | Path | None = setting(
         None,
         _OPTION(
@@ -149,6 +163,10 @@ class ChatParams:
 
     def __post_init__(self) -> None:
         take_values(self)
+        if self.template is not None and self.template_file is not None:
+            raise InputError(
+                "--chat-template and --chat-template-file both give a chat template: leave out one of them"
+            )
         if self.continue_final_message and self.add_generation_prompt:
             raise InputError(
                 "continue_final_message and add_generation_prompt are both true, and a prompt ends with one message: "
@@ -168,3 +186,10 @@ class ChatParams:
                     f"the template's variables have {shown(name)}, which cannot be set: give texts as names, but for "
                     f"{', '.join(_OWN_VARIABLES)} (--chat-template-kwargs)"
                 )
+
+    @property
+    def replaced_by(self) -> str | Path | None:
+        """The template that stands in for the model's own: its text, or the path of its file; ``None`` for the own."""
+        if self.template is not None:
+            return KNOWN_TEMPLATES.get(self.template, self.template)
+        return None if self.template_file is None else Path(self.template_file)

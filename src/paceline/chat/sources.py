@@ -28,13 +28,13 @@ _GGUF_TOKENS: Final = {
 _FOLDER_TOKENS: Final = tuple(_GGUF_TOKENS)
 
 
-def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: Path | None = None) -> ChatTemplate | None:
+def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: str | Path | None = None) -> ChatTemplate | None:
     """Return a model's chat template; ``None`` for a model that has none, as base models have.
 
     Args:
         path: of a GGUF file or a Hugging Face folder.
         vocabulary: of the model, which spells the tokens that templates have variables for.
-        replaced_by: a file with a template to use instead.
+        replaced_by: a template to use instead: its text, or the path of its file.
 
     Raises:
         ModelFileError: a file cannot be read, or the template is none.
@@ -44,8 +44,10 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: Path | Non
     metadata: Mapping[str, Value] = {} if is_folder else read_gguf_header(path).metadata
     sources = _of_folder(path) if is_folder else _of_gguf(metadata)
     origin = path.name
-    if replaced_by is not None:
+    if isinstance(replaced_by, Path):
         sources, origin = {_DEFAULT: _read_template(replaced_by)}, str(replaced_by)
+    elif replaced_by is not None:
+        sources, origin = {_DEFAULT: replaced_by}, "--chat-template"
     # A model may have a template for conversations with tools alone.
     source = sources.get(_DEFAULT, sources.get(_WITH_TOOLS))
     if source is None:

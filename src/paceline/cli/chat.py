@@ -82,7 +82,7 @@ def chat(
         # A model ends its answers by itself.
         rules = replace(rules, max_tokens=MAX_TOKENS)
     found = setup.find()
-    check_can_chat(Path(found.target.path), conversation.template_file)
+    check_can_chat(Path(found.target.path), conversation.replaced_by)
     # A person ends a chat in other ways, and loses none to an interrupt that came as the answer ended.
     with opened(setup, found) as (model, _), nullcontext() if is_typed() else interrupts_heeded():
         options = request_options(context, model, given, params, rules, speculation)

@@ -59,21 +59,21 @@ def system_prompt(text: str | None, file: Path | None, *, escape: bool = True) -
     return "" if text is None else typed_text(text, "-sys", escape=escape)
 
 
-def check_can_chat(path: Path, template_file: str | Path | None) -> None:
+def check_can_chat(path: Path, replaced_by: str | Path | None) -> None:
     """Refuse a model that cannot chat, before it is loaded.
 
     Args:
         path: of the model.
-        template_file: a chat template to use instead of the model's own.
+        replaced_by: a chat template to use instead of the model's own: its text, or the path of its file.
 
     Raises:
         PacelineError: the model has no chat template, or there is no such file.
     """
     from paceline.chat.sources import check_is_chat_model  # jinja2 takes a while to import
 
-    if template_file is not None and not Path(template_file).is_file():
-        raise InputError(f"there is no file {template_file} (--chat-template-file): give the path of a chat template")
-    check_is_chat_model(path, template_file)
+    if isinstance(replaced_by, Path) and not replaced_by.is_file():
+        raise InputError(f"there is no file {replaced_by} (--chat-template-file): give the path of a chat template")
+    check_is_chat_model(path, replaced_by)
 
 
 def begun_conversation(system: str) -> list[dict[str, Any]]:

@@ -155,7 +155,7 @@ def run(
     found = setup.find()
     check_prompt(found.target, text)
     if as_chat:
-        check_can_chat(Path(found.target.path), conversation.template_file)
+        check_can_chat(Path(found.target.path), conversation.replaced_by)
         if "max_tokens" not in given.names:
             # A chat model ends its answers by itself.
             rules = replace(rules, max_tokens=MAX_TOKENS)

@@ -77,6 +77,7 @@ def serve(
     from paceline.serving.app import Server, create_app
     from paceline.serving.hosting import ModelHost
     from paceline.serving.listening import bind, url_of
+    from paceline.serving.logs import log_to_stderr
     from paceline.serving.running import run
 
     console = error_console()
@@ -111,6 +112,7 @@ def serve(
             console.print(f"{served.id} is served at {url}", style="bold", markup=False)
         console.print(_how(served), style="dim", markup=False)
 
+    log_to_stderr(verbose=bool(found.target.verbose))
     host = ModelHost(load_here, on_ready=on_ready)
     server = Server(host, options, verbose=bool(found.target.verbose))
     console.print(f"loading {Path(found.target.path).name}", style="dim", markup=False)
@@ -145,9 +147,8 @@ def _served(
     from paceline.serving.hosting import ServedModel
 
     path = Path(found.target.path)
-    replaced_by = None if chat.template_file is None else Path(chat.template_file)
     try:
-        template = model.worker.call(lambda: find_template(path, model.target.vocabulary, replaced_by=replaced_by))
+        template = model.worker.call(lambda: find_template(path, model.target.vocabulary, replaced_by=chat.replaced_by))
     except (ModelFileError, InputError) as error:
         error_console().print(f"warning: no chats: {error}", style="yellow", markup=False)
         template = None
