@@ -24,6 +24,7 @@ from paceline.models.embedded import embedded_target
 from tests.chat.conversing import BEGUN, CHATML, CONTROLS, FIRST_SYSTEM, THINKING, chat_gguf
 from tests.cli.test_run import Invoke, Outcome
 from tests.models.helpers import with_last_tokens
+from tests.planning.helpers import allow_drafts
 
 PLAIN = ("-t", "1", "--no-speculation", "--seed", "1")
 SHORT = (*PLAIN, "-n", "8")
@@ -119,6 +120,18 @@ def test_speculation_changes_no_word(chat: Chat) -> None:
         drafted = chat(*lines, options=(*options, "--draft-max", "4"))
         assert (drafted.status, drafted.out) == (0, plain.out)
         assert re.search(r"\d+ of \d+ drafts accepted", drafted.err)
+        assert "times plain" not in drafted.err, "a fixed policy knows no costs"
+
+
+def test_the_line_after_an_answer_says_what_was_gained(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_drafts(monkeypatch)
+    outcome = chat("def f(x):", options=("-t", "1", "--seed", "1", "-n", "64"))
+    assert re.search(r"64 tokens; .* of \d+ drafts accepted; about \d+\.\d\d times plain; first after", outcome.err)
+
+
+def test_the_line_after_an_answer_says_why_nothing_was_drafted(chat: Chat) -> None:
+    outcome = chat("def f(x):", options=("-t", "1", "--seed", "1", "-n", "8", "--draft-max", "4", "--draft-p-min", "1"))
+    assert "; nothing was drafted: the drafters had no proposal; first after" in outcome.err
 
 
 def test_a_backslash_goes_on_in_the_next_line(chat: Chat, tmp_path: Path) -> None:

@@ -104,6 +104,37 @@ def test_the_report_adds_up(invoke: Invoke) -> None:
     parts = stats["draft_ms"] + stats["verify_ms"] + stats["sampling_ms"] + stats["rest_ms"]
     assert parts == pytest.approx(stats["predicted_ms"])
     assert answer["drafters"] == ["draft", "suffix", "lookup"]
+    assert 0 <= stats["queue_ms"] < stats["predicted_ms"]
+
+
+def test_the_report_says_what_each_drafter_took_and_what_was_gained(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow_drafts(monkeypatch)
+    outcome = invoke("run", "-p", "def f(x):", "-n", "64", "--ignore-eos", "-t", "1", "--json")
+    answer = json.loads(outcome.out)
+    stats = answer["stats"]
+    assert 0 < sum(stats["draft_ms_by_source"].values()) <= stats["draft_ms"]
+    assert set(stats["draft_ms_by_source"]) <= set(answer["drafters"])
+    assert 0 < stats["gain_low"] <= stats["gain"] <= stats["gain_high"]
+    assert stats["gain"] * stats["predicted_ms"] == pytest.approx(answer["planner"]["plain_ms"])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [(("--no-speculation",), "asked"), (("--draft-max", "3", "--draft-p-min", "1"), "no_match")]
+)
+def test_where_nothing_was_drafted_the_report_says_why(invoke: Invoke, options: tuple[str, ...], reason: str) -> None:
+    stats = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", *options).out)["stats"]
+    assert (stats["draft_n"], stats["off_reason"]) == (0, reason)
+    # All rounds are plain ones, and what drafting took is all that can be lost.
+    plain_ms = stats["predicted_ms"] - stats["draft_ms"]
+    assert stats["gain"] == stats["gain_low"] == stats["gain_high"] == pytest.approx(plain_ms / stats["predicted_ms"])
+
+
+def test_a_gain_is_not_told_where_nothing_is_known_of_costs(invoke: Invoke) -> None:
+    stats = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", "--draft-max", "3").out)["stats"]
+    assert stats["draft_n"] > 0
+    assert (stats["gain"], stats["gain_low"], stats["gain_high"], stats["off_reason"]) == (None, None, None, None)
 
 
 def test_a_seed_gives_the_same_text_with_any_drafter_and_none(invoke: Invoke) -> None:

@@ -366,9 +366,9 @@ class TestWhyNothingWasDrafted:
         assert requests[0].stats.off_reason is None, "something was drafted"
 
     def test_the_reason_is_that_of_most_rounds(self) -> None:
-        stats = RequestStats(off_rounds=Counter(measuring=1, no_match=3, prompts=3))
-        assert stats.off_reason == "no_match"
-        assert RequestStats(num_drafted=1, off_rounds=Counter(no_match=3)).off_reason is None
+        rounds: Counter[OffReason] = Counter({"measuring": 1, "no_match": 3, "prompts": 3})
+        assert RequestStats(off_rounds=rounds).off_reason == "no_match"
+        assert RequestStats(num_drafted=1, off_rounds=rounds).off_reason is None
         assert RequestStats().off_reason is None
 
 
