@@ -50,15 +50,14 @@ def ask(
     url: str = "/v1/completions",
     *,
     app: ASGIApp | None = None,
-    base: str = HOME,
     **request: Any,
 ) -> httpx.Response:
     """Ask an application behind the layers, without a socket."""
-    return run(lambda: _ask(secured(app or Echo(), settings), method, url, base, request))
+    return run(lambda: _ask(secured(app or Echo(), settings), method, url, request))
 
 
-async def _ask(app: ASGIApp, method: str, url: str, base: str, request: dict[str, Any]) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base) as client:
+async def _ask(app: ASGIApp, method: str, url: str, request: dict[str, Any]) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HOME) as client:
         return await client.request(method, url, **request)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from pathlib import Path
 
 import httpx
@@ -131,6 +132,45 @@ def test_a_request_may_take_longer_than_its_headers() -> None:
 
     with serving(routes, SecuritySettings(header_timeout_s=0.1)) as port:
         assert httpx.get(f"http://127.0.0.1:{port}").text == "late"
+
+
+def test_a_client_that_does_not_read_is_one_that_left() -> None:
+    heard: list[str] = []
+    left = threading.Event()
+
+    async def routes(scope: Scope, receive: Receive, send: Send) -> None:
+        async def write() -> None:
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * (1 << 20), "more_body": True})
+
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        writing = asyncio.create_task(write())
+        heard.append((await receive())["type"])
+        writing.cancel()
+        left.set()
+
+    with serving(routes, SecuritySettings(read_timeout_s=0.1)) as port, Socket(port) as client:
+        client.send("GET / HTTP/1.1", "host: localhost", "")
+        assert client.line() == "HTTP/1.1 200 OK"
+        assert left.wait(30)
+    assert heard == ["http.disconnect"]
+
+
+def test_a_client_that_reads_may_take_its_time() -> None:
+    pause = asyncio.Event()
+
+    async def routes(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(8):
+            await send({"type": "http.response.body", "body": b"x" * (1 << 20), "more_body": True})
+        asyncio.get_running_loop().call_later(0.2, pause.set)
+        await pause.wait()
+        await send({"type": "http.response.body", "body": b"end"})
+
+    with serving(routes, SecuritySettings(read_timeout_s=0.1)) as port:
+        assert httpx.get(f"http://127.0.0.1:{port}").content == b"x" * (8 << 20) + b"end"
 
 
 def test_large_headers_are_refused() -> None:

@@ -103,7 +103,9 @@ def test_the_rest_of_a_refused_body_is_read_before_the_end_of_the_answer() -> No
     assert order == ["answer", "answer", "read", "read", "read", "end"]
 
 
-@pytest.mark.parametrize("name", ["max_body_bytes", "body_timeout_s", "header_timeout_s", "max_connections"])
+@pytest.mark.parametrize(
+    "name", ["max_body_bytes", "body_timeout_s", "header_timeout_s", "read_timeout_s", "max_connections"]
+)
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_limits_are_above_zero(name: str, value: float) -> None:
     with pytest.raises(InputError, match=f"^{name} is {value}: it has to be above 0$"):

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.serving.security import ApiKeys, SecuritySettings, open_warning, secured
+from paceline.core.errors import InputError
+from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, open_warning, secured
 from paceline.serving.security.host_check import host_name
 from paceline.serving.security.loopback import is_loopback
 from tests.serving.security.asking import Echo, ask, body_part, call, http_scope
@@ -76,6 +77,15 @@ def test_a_unix_socket_takes_any_name(server: tuple[str, int | None] | None, sta
     assert call(secured(Echo(), LOCAL), scope, body_part(b"", more=False)).status == status
 
 
+@pytest.mark.parametrize("host", ["a.example:8080", "fd00::1", "", "http://a.example", "a b"])
+def test_allowed_names_have_no_port(host: str) -> None:
+    with pytest.raises(InputError) as refused:
+        SecuritySettings(allowed_hosts=("fine", host))
+    assert str(refused.value) == (
+        f"--allowed-hosts cannot use {host!r}: write a name without port, such as box.lan or [fd00::1]"
+    )
+
+
 def test_a_long_host_is_cut_and_spelled() -> None:
     message = ask(LOCAL, headers={"Host": "\x1b" + "x" * 5000}).json()["error"]["message"]
     assert message.startswith("the host '\\\\x1bxxx")
@@ -111,3 +121,11 @@ def test_the_warning_of_an_open_server(hosts: list[str], has_keys: bool, named: 
         "give --api-key or --api-key-file, or listen at 127.0.0.1 (--host)"
     )
     assert open_warning(hosts, has_keys) == expected
+
+
+def test_all_warnings_together() -> None:
+    everywhere, all_pages = ("0.0.0.0",), CorsPolicy(("*",))
+    assert len(SecuritySettings(hosts=everywhere, cors=all_pages).warnings()) == 2
+    assert SecuritySettings(hosts=everywhere).warnings() == [open_warning(everywhere, False)]
+    assert SecuritySettings(hosts=everywhere, cors=all_pages, keys=ApiKeys(["k"])).warnings() == []
+    assert SecuritySettings().warnings() == []

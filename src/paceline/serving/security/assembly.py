@@ -2,7 +2,7 @@
 
 ::
 
-    socket       uvicorn: TLS, size and time of headers, number of connections
+    socket       uvicorn: TLS, size and time of headers, time to read, number of connections
       Front           no websockets
       AnswerHeaders   id of the request, nosniff
       AccessLog       one line for each request, refused ones included
@@ -24,7 +24,7 @@ from paceline.serving.security.access_log import AccessLog
 from paceline.serving.security.answer_headers import AnswerHeaders
 from paceline.serving.security.body_reader import BodyReader
 from paceline.serving.security.cors import Cors
-from paceline.serving.security.header_deadline import protocol_with_deadline
+from paceline.serving.security.deadlines import protocol_with_deadlines
 from paceline.serving.security.host_check import HostCheck
 from paceline.serving.security.key_check import KeyCheck
 from paceline.serving.security.origin_check import OriginCheck
@@ -55,7 +55,7 @@ def secured(app: ASGIApp, settings: SecuritySettings) -> ASGIApp:
 def socket_options(settings: SecuritySettings) -> dict[str, Any]:
     """Return what :class:`uvicorn.Config` has to be given beside the application and the address."""
     options: dict[str, Any] = {
-        "http": protocol_with_deadline(settings.header_timeout_s),
+        "http": protocol_with_deadlines(settings.header_timeout_s, settings.read_timeout_s),
         "ws": "none",
         "h11_max_incomplete_event_size": settings.max_header_bytes,
         # uvicorn refuses the connection that makes up this number.

@@ -33,7 +33,7 @@ class HostCheck:
             allowed_hosts: further names, without port; ``*`` allows every name.
         """
         self._app = app
-        self._allowed = frozenset(host.lower().removesuffix(".") for host in allowed_hosts)
+        self._allowed = frozenset(plain_name(host) for host in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it for its host."""
@@ -58,7 +58,12 @@ class HostCheck:
 def host_name(value: str) -> str | None:
     """Return the name in a ``Host`` header: lower case, without port; ``None`` where the header is malformed."""
     found = _HOST.fullmatch(value)
-    return found[1].lower().removesuffix(".") if found else None
+    return plain_name(found[1]) if found else None
+
+
+def plain_name(host: str) -> str:
+    """Return a name as names are compared: in lower case, without a dot at the end."""
+    return host.lower().removesuffix(".")
 
 
 def _is_unix_socket(scope: Scope) -> bool:

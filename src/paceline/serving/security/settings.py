@@ -8,13 +8,18 @@ from typing import Final
 from paceline.core.errors import InputError
 from paceline.serving.security.api_keys import ApiKeys
 from paceline.serving.security.cors import CorsPolicy
-from paceline.serving.security.loopback import is_loopback, is_socket_path
+from paceline.serving.security.host_check import ANY_HOST, host_name, plain_name
+from paceline.serving.security.loopback import is_loopback, is_socket_path, open_warning
 from paceline.serving.security.tls import TlsFiles
 
 HEALTH_PATHS: Final = frozenset({"/health", "/v1/health"})
 """May be read without a key: whatever watches over servers asks here."""
 POLLED_PATHS: Final = HEALTH_PATHS | {"/models", "/v1/models", "/props", "/metrics"}
 """Asked for again and again by whatever watches over servers."""
+
+_LIMITS: Final = (
+    "max_body_bytes", "body_timeout_s", "max_header_bytes", "header_timeout_s", "read_timeout_s", "max_connections"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class SecuritySettings:
         body_timeout_s: seconds from the end of a request's headers until its body is there.
         max_header_bytes: bytes of a request's first line and headers.
         header_timeout_s: seconds until all headers of a request are there.
+        read_timeout_s: seconds until a client has to read what waits for it; it counts as one that left afterwards.
         max_connections: connections at a time; requests on further ones get status 503.
     """
 
@@ -48,13 +54,24 @@ class SecuritySettings:
     body_timeout_s: float = 60.0
     max_header_bytes: int = 16 << 10
     header_timeout_s: float = 10.0
+    read_timeout_s: float = 60.0
     max_connections: int = 1000
 
     def __post_init__(self) -> None:
-        limits = ("max_body_bytes", "body_timeout_s", "max_header_bytes", "header_timeout_s", "max_connections")
-        for name in limits:
+        for name in _LIMITS:
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}: it has to be above 0")
+        for host in self.allowed_hosts:
+            if host != ANY_HOST and host_name(host) != plain_name(host):
+                raise InputError(
+                    f"--allowed-hosts cannot use {host!r}: write a name without port, such as box.lan or [fd00::1]"
+                )
+
+    def warnings(self) -> list[str]:
+        """Return the lines that warn of a server that more can use than one may think."""
+        has_keys = bool(self.keys)
+        found = (open_warning(self.hosts, has_keys), self.cors.warning(has_keys))
+        return [warning for warning in found if warning is not None]
 
     @property
     def checks_hosts(self) -> bool:
