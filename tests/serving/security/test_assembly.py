@@ -193,6 +193,14 @@ def test_connections_beyond_the_limit_are_refused() -> None:
             assert third.line() == "HTTP/1.1 503 Service Unavailable"
 
 
+def test_headers_of_cors_keep_their_capitals_on_the_wire() -> None:
+    with serving(Echo(), EVERYTHING) as port:
+        answer = httpx.options(f"http://127.0.0.1:{port}", headers={"Origin": "https://p.example"})
+    names = {name for name, _ in answer.headers.raw if name.lower().startswith(b"access-control-allow")}
+    wanted = ("Origin", "Credentials", "Methods", "Headers")
+    assert names == {f"Access-Control-Allow-{name}".encode() for name in wanted}
+
+
 def test_an_answer_names_no_software() -> None:
     with serving(Echo(), SecuritySettings()) as port:
         assert "server" not in httpx.get(f"http://127.0.0.1:{port}").headers

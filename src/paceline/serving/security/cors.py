@@ -2,7 +2,8 @@
 
 Starlette's ``CORSMiddleware`` is not used because llama-server's clients and tests expect other answers: a preflight of
 a foreign origin gets status 200 without the header (Starlette: 400), ``Access-Control-Allow-Headers`` is ``*`` as it
-was configured (Starlette: what was asked for), and every OPTIONS request is answered, not the preflights alone.
+was configured (Starlette: what was asked for), every OPTIONS request is answered, not the preflights alone, and the
+names of these headers are looked up with capitals (Starlette: ASGI's lower case; uvicorn on h11 keeps what is given).
 """
 
 from __future__ import annotations
@@ -105,9 +106,9 @@ class Cors:
         origin = header(scope, b"origin")
         shared = [(b"vary", b"Origin")]
         if origin is not None and self._policy.allows(origin):
-            shared.append((b"access-control-allow-origin", origin.encode("latin-1")))
+            shared.append((b"Access-Control-Allow-Origin", origin.encode("latin-1")))
             if self._policy.credentials:
-                shared.append((b"access-control-allow-credentials", b"true"))
+                shared.append((b"Access-Control-Allow-Credentials", b"true"))
         if scope["method"] == "OPTIONS":
             # Browsers send no key with a preflight.
             headers = [*shared, *self._preflight_headers(scope), (b"content-length", b"0")]
@@ -117,7 +118,7 @@ class Cors:
 
         async def send_shared(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), *shared, (b"access-control-expose-headers", _READABLE)]
+                headers = [*message.get("headers", ()), *shared, (b"Access-Control-Expose-Headers", _READABLE)]
                 message = {**message, "headers": headers}
             await send(message)
 
@@ -128,9 +129,9 @@ class Cors:
         if headers == "*" and ANY_ORIGIN not in self._policy.origins:
             headers = header(scope, b"access-control-request-headers") or headers
         return [
-            (b"access-control-allow-methods", self._policy.methods.encode()),
-            (b"access-control-allow-headers", headers.encode("latin-1")),
-            (b"access-control-max-age", str(_PREFLIGHT_S).encode()),
+            (b"Access-Control-Allow-Methods", self._policy.methods.encode()),
+            (b"Access-Control-Allow-Headers", headers.encode("latin-1")),
+            (b"Access-Control-Max-Age", str(_PREFLIGHT_S).encode()),
         ]
 
 
