@@ -98,13 +98,13 @@ $(WHEEL)/.built: $(SOURCES)
 $(VENV)/.installed: $(WHEEL)/.built constraints.txt
 	$(PIP) uninstall --quiet --quiet --yes paceline
 	@echo "installing paceline; llama.cpp is compiled the first time, which takes a few minutes"
-	$(INSTALL) $(WHEEL)/*.whl
+	$(INSTALL) "$$(echo $(WHEEL)/*.whl)[serve]"
 	touch $@
 
 # Byte code is written where a module is first imported: most of torch's and transformers' never is, and would take
 # half a minute.
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) --no-compile "$$(echo $(WHEEL)/*.whl)[torch,plots,dev]"
+	$(INSTALL) --no-compile "$$(echo $(WHEEL)/*.whl)[torch,plots,serve,dev]"
 	touch $@
 
 clean:
