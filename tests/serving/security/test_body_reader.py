@@ -8,7 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from paceline.core.errors import InputError
 from paceline.serving.security import ApiKeys, SecuritySettings, secured
-from tests.serving.security.asking import Echo, Socket, answer, ask, body_part, call, http_scope, run, serving
+from tests.serving.security.asking import Echo, Sent, Socket, answer, ask, body_part, call, http_scope, run, serving
 
 SMALL = SecuritySettings(max_body_bytes=10)
 HINT = "and the server takes at most 10: send less, or start the server with a larger --max-body"
@@ -110,6 +110,18 @@ def test_the_rest_of_a_refused_body_is_read_before_the_end_of_the_answer() -> No
 def test_limits_are_above_zero(name: str, value: float) -> None:
     with pytest.raises(InputError, match=f"^{name} is {value}: it has to be above 0$"):
         SecuritySettings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_nothing_is_waited_for_after_the_end_of_a_body() -> None:
+    parts = iter([body_part(b"x" * 11, more=False)])
+    sent = Sent()
+
+    async def receive() -> Message:
+        return next(parts)
+
+    run(lambda: secured(Echo(), SMALL)(http_scope(transfer_encoding="chunked"), receive, sent))
+    assert sent.status == 413
+    assert not sent[-1]["more_body"]
 
 
 # Over a socket
