@@ -39,6 +39,7 @@ from paceline.options import (
     read_options,
     variables_of_the_table,
 )
+from paceline.serving.settings import ServerOptions
 
 
 def test_every_option_may_be_left_out_or_none() -> None:
@@ -272,7 +273,7 @@ def test_the_library_asks_the_environment_for_nothing_by_itself(monkeypatch: pyt
 def test_every_variable_is_of_one_field_and_none_of_them_is_taken() -> None:
     fields = [
         field
-        for part in (*REQUEST_PARTS, ModelOptions, DraftOptions, HubOptions, ChatParams)
+        for part in (*REQUEST_PARTS, ModelOptions, DraftOptions, HubOptions, ChatParams, ServerOptions)
         for field in fields_of(part)
         if field.option.variable is not None
     ]
@@ -284,5 +285,7 @@ def test_every_variable_is_of_one_field_and_none_of_them_is_taken() -> None:
 def test_the_guide_lists_every_variable() -> None:
     guide = (Path(__file__).parents[1] / "docs" / "guides" / "environment.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(PACELINE_\w+)` \| (?:`([-\w]+)`)?", guide, re.MULTILINE)
-    flags = {name: next(iter(field.option.flags), "") for name, field in variables_of_the_table().items()}
+    flags = {
+        name: next(iter(field.option.flags), "").partition("/")[0] for name, field in variables_of_the_table().items()
+    }
     assert dict(rows) == flags | {CACHE_VARIABLE: ""}

@@ -233,7 +233,7 @@ def test_another_template_takes_the_place_of_all(model: Path, tmp_path: Path) ->
     assert render(template) == "other <s>"
     assert render(template, tools=TOOLS) == "other <s>"
     assert template is not None
-    assert template.origin == str(file)
+    assert template.origin == file.name
     assert template.adds_opening == model.is_file()
 
 
@@ -277,5 +277,5 @@ def test_a_file_without_end_is_not_read_to_its_end(model: Path) -> None:
     endless = Path("/dev/zero")
     if not endless.exists():
         pytest.skip("there is no /dev/zero")
-    with pytest.raises(ModelFileError, match="the chat template of /dev/zero has more than 65536 characters"):
+    with pytest.raises(ModelFileError, match="the chat template of zero has more than 65536 characters"):
         find_template(model, VOCABULARY, replaced_by=endless)

@@ -45,7 +45,7 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: str | Path
     sources = _of_folder(path) if is_folder else _of_gguf(metadata)
     origin = path.name
     if isinstance(replaced_by, Path):
-        sources, origin = {_DEFAULT: _read_template(replaced_by)}, str(replaced_by)
+        sources, origin = {_DEFAULT: _read_template(replaced_by)}, replaced_by.name
     elif replaced_by is not None:
         sources, origin = {_DEFAULT: replaced_by}, "--chat-template"
     # A model may have a template for conversations with tools alone.

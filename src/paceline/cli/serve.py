@@ -19,7 +19,6 @@ from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, is_
 from paceline.cli.setup import FoundModels, PolicyName, Remember, Setup, choose_setup, request_options
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
-from paceline.engines.loading import foreseen_context_length
 from paceline.models.description import describe
 from paceline.options import ModelChoice
 from paceline.planning.policies.fixed import FixedPolicy
@@ -89,7 +88,7 @@ def serve(
     security = _security(options)
     sockets = bind(options.host, options.port)
     urls = [url_of(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
-    for warning in _warnings(options, security):
+    for warning in security.warnings():
         console.print(f"warning: {warning}", style="yellow", markup=False)
     found = _sized(context, setup.find(), models, options)
     chat = replace(conversation, forget=False)
@@ -183,46 +182,41 @@ def _sized(context: typer.Context, found: FoundModels, models: ModelChoice, opti
     if total is None:
         # As elsewhere: the model's own, each its own room.
         target = replace(target, max_sequences=parallel)
-    elif unified:
-        target = replace(target, max_sequences=parallel, cells=foreseen_context_length(target))
     else:
-        if total // parallel < 1:
+        if not unified and total // parallel < 1:
             raise InputError(f"-c {total} for {parallel} requests (-np) leaves none a token: raise -c or lower -np")
-        target = replace(target, max_sequences=parallel, context_length=total // parallel)
+        # One request has no more than the model was made for, however much room there is.
+        trained = describe(Path(target.path)).context_length or total
+        length = min(total if unified else total // parallel, trained)
+        target = replace(target, max_sequences=parallel, context_length=length, cells=total if unified else None)
     draft = found.draft
     if draft is not None:
-        length = draft.context_length
-        if length is not None and target.context_length is not None and draft.context_may_shrink:
-            length = target.context_length
-        draft = replace(draft, max_sequences=parallel, context_length=length)
+        if draft.context_length is not None and draft.context_may_shrink:
+            draft = replace(draft, context_length=target.context_length)
+        draft = replace(draft, max_sequences=parallel)
     return FoundModels(target, draft)
 
 
 def _security(options: ServerOptions) -> SecuritySettings:
     from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles
-    from paceline.serving.security.settings import HEALTH_PATHS
+    from paceline.serving.security.settings import HEALTH_PATHS, POLLED_PATHS
 
     key, certificate = (None if name is None else Path(name) for name in (options.ssl_key_file, options.ssl_cert_file))
     file = None if options.api_key_file is None else Path(options.api_key_file)
     public = {f"{options.prefix}{path}" for path in (*HEALTH_PATHS, "/")}
+    quiet = {f"{options.prefix}{path}" for path in POLLED_PATHS}
     return SecuritySettings(
         hosts=options.host,
         keys=ApiKeys.from_options([",".join(options.api_key)] if options.api_key else [], [file] if file else []),
         allowed_hosts=options.allowed_hosts,
         cors=CorsPolicy(options.cors_origins),
         public_paths=frozenset(public),
+        quiet_paths=frozenset(quiet),
         tls=TlsFiles.from_options(key, certificate),
         max_body_bytes=options.max_body << 20,
         body_timeout_s=options.read_s,
+        read_timeout_s=options.read_s,
     )
-
-
-def _warnings(options: ServerOptions, security: SecuritySettings) -> list[str]:
-    from paceline.serving.security import open_warning
-
-    has_keys = bool(security.keys)
-    found = [open_warning(options.host, has_keys), security.cors.warning(has_keys)]
-    return [warning for warning in found if warning is not None]
 
 
 def _how(served: ServedModel) -> str:

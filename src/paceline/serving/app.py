@@ -283,8 +283,10 @@ def _add_health(router: APIRouter, server: Server) -> None:
         assert server.metrics is not None
         accepts = request.headers.get("accept", "")
         body, kind = server.metrics.render(openmetrics="application/openmetrics-text" in accepts)
-        headers = {"Process-Start-Time-Unix": server.metrics.process_start, "Content-Type": kind}
-        return Response(body, headers=headers)
+        response = Response(body, headers={"Content-Type": kind})
+        # With its capitals, as llama-server sends it.
+        response.raw_headers.append((b"Process-Start-Time-Unix", server.metrics.process_start.encode()))
+        return response
 
     if server.options.ui:
 

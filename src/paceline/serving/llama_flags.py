@@ -48,6 +48,8 @@ FOREIGN: Final[Mapping[str, ForeignFlag]] = {
     **dict.fromkeys(("--backend-sampling", "--backend_sampling", "-bs"), ForeignFlag(0, "rows are sampled here")),
     **dict.fromkeys(("--cache-reuse", "-sps", "--slot-prompt-similarity"), ForeignFlag(1, "beginnings are reused")),
     **dict.fromkeys(("--no-cache-idle-slots", "--cache-idle-slots"), ForeignFlag(0, "beginnings are reused")),
+    **dict.fromkeys(("--cors-methods", "--cors-headers"), ForeignFlag(1, "those that the routes need")),
+    **dict.fromkeys(("--cors-credentials", "--no-cors-credentials"), ForeignFlag(0, "the server reads no cookies")),
     "--no-context-shift": ForeignFlag(0, _ALWAYS),
     "--keep": ForeignFlag(1, "the context is never shifted"),
     "--props": ForeignFlag(0, "properties cannot be changed while the server runs"),

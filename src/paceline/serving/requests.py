@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -14,6 +15,9 @@ from paceline.serving.security import read_json
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
+_SHORT: Final = 1 << 16
+"""Bytes of a body that are read at once; longer ones take a while, in which other requests go on."""
+
 
 def body_of(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
     """Return a dependency that reads a request's body, whatever type the request says it has.
@@ -22,7 +26,10 @@ def body_of(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
     """
 
     async def read(request: Request) -> _Body:
-        return checked(model, read_json(await request.body()))
+        body = await request.body()
+        if len(body) <= _SHORT:
+            return checked(model, read_json(body))
+        return await asyncio.to_thread(lambda: checked(model, read_json(body)))
 
     return read
 

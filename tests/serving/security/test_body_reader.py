@@ -62,7 +62,7 @@ def test_a_body_that_takes_too_long_is_refused() -> None:
     sent = call(app, http_scope(content_length="9"), body_part(b"ab", more=True))
     message = (
         "the body did not arrive within 0.05 s, 2 bytes of it did: send it faster, or start the server with a longer "
-        "--body-timeout"
+        "--timeout"
     )
     assert sent.status == 408
     assert json.loads(sent.text) == refused(408, message, "timeout_error")

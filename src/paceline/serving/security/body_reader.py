@@ -54,7 +54,7 @@ class BodyReader:
         except TimeoutError:
             text = (
                 f"the body did not arrive within {self._timeout_s:g} s, {len(body)} bytes of it did: send it faster, "
-                "or start the server with a longer --body-timeout"
+                "or start the server with a longer --timeout"
             )
             # Whoever is this slow is not waited for once more.
             await refuse(scope, receive, send, 408, text, "timeout_error", linger_s=0)
