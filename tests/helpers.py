@@ -271,10 +271,20 @@ class ScribblingDrafter:
         return rng.random() < 0.3
 
 
+@dataclass(frozen=True)
+class Told:
+    """An observer that hands rounds to a function."""
+
+    observe: Callable[[RoundRecord], None]
+
+
 class WatchingPolicy(PolicyBase):
     """Another policy, and a count of what the walks did, from the trees and paths themselves.
 
+    A policy does not hear of the drafts of requests that have another one, so that the loop's observers count.
+
     Attributes:
+        observers: for the loop.
         partial: by request id, rounds in which at least one draft was accepted and emitted, and the walk then left
             the tree although more was drafted where it stood.
         active: requests that began and have not ended.
@@ -282,6 +292,7 @@ class WatchingPolicy(PolicyBase):
 
     def __init__(self, inner: Policy) -> None:
         self._inner = inner
+        self.observers = [Told(self.count)]
         self._num_output: Counter[int] = Counter()
         self.active: set[int] = set()
         self.partial: Counter[int] = Counter()
@@ -305,17 +316,20 @@ class WatchingPolicy(PolicyBase):
         self._inner.select(requests, trees)
 
     def observe(self, record: RoundRecord) -> None:
-        for request, tree, path, emitted in zip(
-            record.requests, record.trees, record.paths, record.emitted, strict=True
-        ):
+        for request, emitted in zip(record.requests, record.emitted, strict=True):
             assert request.id in self.active, "observed after its end"
             # It is not asked in rounds that read prompts, too.
             assert emitted == request.num_output - self._num_output.get(request.id, request.num_output - emitted)
+        self._num_output = Counter()
+        self._inner.observe(record)
+
+    def count(self, record: RoundRecord) -> None:
+        for request, tree, path, emitted in zip(
+            record.requests, record.trees, record.paths, record.emitted, strict=True
+        ):
             left_the_tree = bool(path) and len(tree.candidates(path[-1])) > 0
             if left_the_tree and emitted == len(path) + 1:
                 self.partial[request.id] += 1
-        self._num_output = Counter()
-        self._inner.observe(record)
 
     def plain_round(self, record: RoundRecord) -> PlainTimes | None:
         return self._inner.plain_round(record)

@@ -335,12 +335,15 @@ def test_a_request_may_bring_lengths_of_its_own(monkeypatch: pytest.MonkeyPatch)
     options = paceline.ModelOptions(embedded_target(), max_sequences=3, context_length=256)
     asked = paceline.GenerateOptions(max_tokens=40, temperature=0.8, seed=1, ignore_end=True)
     fixed = paceline.GenerateOptions(policy="fixed", draft_max=8, **asked)
+    sure_only = paceline.GenerateOptions(p_min=0.5, **fixed)
+    planned = paceline.GenerateOptions(policy="auto", **asked)
+    plainly = paceline.GenerateOptions(speculate=False, **asked)
     with paceline.load(options, draft=embedded_draft()) as model:
-        plain = model.generate("def f(x):", speculate=False, **asked)
+        plain = model.generate("def f(x):", **plainly)
         streams = [
             model.stream("def f(x):", **fixed),
-            model.stream("def f(x):", p_min=0.5, **fixed),
-            model.stream("def f(x):", policy="auto", **asked),
+            model.stream("def f(x):", **sure_only),
+            model.stream("def f(x):", **planned),
         ]
         own, sure, auto = [stream.result() for stream in streams]
         for answer in (own, sure, auto):
@@ -350,7 +353,7 @@ def test_a_request_may_bring_lengths_of_its_own(monkeypatch: pytest.MonkeyPatch)
         assert own.stats.num_drafted > sure.stats.num_drafted > 0
         assert len(model.drafters) == 3
         with pytest.raises(paceline.SamplingError, match=r"draft-min 2 with rejection at temperature 0\.8 would"):
-            model.generate("def f(x):", verify="rejection", draft_min=2, **asked)
+            model.generate("def f(x):", verify="rejection", draft_min=2, temperature=0.8)
         with pytest.raises(paceline.InputError, match="draft-max 500 is out of range"):
             model.stream("def f(x):", policy="fixed", draft_max=500)
     with paceline.load(options, draft=embedded_draft(), policy=paceline.FixedPolicy(2)) as model:

@@ -212,7 +212,7 @@ def build_model(scene: Scene, rng: random.Random) -> LogitFunction:
 
 def build_speculation(setup: Setup, rng: random.Random) -> SpeculationParams:
     """Return what one of several requests asks of speculation, mostly nothing in particular."""
-    if rng.random() < 0.65:
+    if rng.random() < 0.75:
         return SpeculationParams()
     drafters = tuple(rng.sample(setup.drafters, rng.randint(1, len(setup.drafters))))
     draft_max = rng.choice((None, 1, 3, 6))
@@ -220,8 +220,8 @@ def build_speculation(setup: Setup, rng: random.Random) -> SpeculationParams:
         rng.random() < 0.7,
         drafters=rng.choice((None, drafters)),
         draft_max=draft_max,
-        draft_min=rng.choice((0, rng.randint(0, draft_max or 5))),
-        p_min=rng.choice((0.0, 0.0, 0.3)),
+        draft_min=rng.choice((0, 0, rng.randint(0, draft_max or 5))),
+        p_min=rng.choice((0.0, 0.0, 0.0, 0.3)),
         policy=rng.choice((None, "fixed")),
     )
 
@@ -410,7 +410,8 @@ def assert_equals_plain(
     )
     drafters = list(build_drafters(scene, setup, rng, model, plain))
     policy = watch(build_policy(scene, setup, rng, costs))
-    loop = DecodingLoop(engine, drafters, policy, clock=engine.clock, growth=rng.choice((0, 0, 3, 16)))
+    growth = rng.choice((0, 0, 3, 16))
+    loop = DecodingLoop(engine, drafters, policy, clock=engine.clock, observers=policy.observers, growth=growth)
     joins = [0, *(rng.randint(0, 6) for _ in range(num_requests - 1))]
     cancels = {index: rng.randint(0, 8) for index in range(num_requests) if setup.cancels and rng.random() < 0.4}
 

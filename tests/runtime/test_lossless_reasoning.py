@@ -61,8 +61,8 @@ class ReasoningWatch(WatchingPolicy):
         super().__init__(inner)
         self._cases = cases
 
-    def observe(self, record: RoundRecord) -> None:
-        super().observe(record)
+    def count(self, record: RoundRecord) -> None:
+        super().count(record)
         for request, tree, path, emitted in zip(
             record.requests, record.trees, record.paths, record.emitted, strict=True
         ):
