@@ -103,41 +103,36 @@ def count_plain(settled: Sequence[Settled], record: RoundRecord, plain: PlainTim
         record: the round.
         plain: what a plain round of those that decode takes by the policy; ``None`` if it cannot say.
     """
-    first = _first_token(settled, record, plain)
+    first = plain if plain is not None and not record.prefill_rows else _first_token(settled, record, plain)
     for each in settled:
-        stats = each.part.request.stats
+        part, stats = each.part, each.part.request.stats
         if stats.plain is None:
             continue
-        if _is_read_again(each):
-            stats.plain.add(record.round_s, record.round_s, record.round_s)
-        elif each.part.decodes:
-            num_emitted = len(each.emission.token_ids) if each.emission is not None else 0
+        if part.decodes:
             if first is None:
                 stats.plain = None
-            elif num_emitted == 1 or plain is None:
+            elif each.emission is not None and each.emission.token_ids:
+                more = len(each.emission.token_ids) - 1
                 stats.plain.add(first.expected_s, first.low_s, first.high_s)
-            elif num_emitted:
-                more = num_emitted - 1
-                stats.plain.add(
-                    first.expected_s + more * plain.expected_s,
-                    first.low_s + more * plain.low_s,
-                    first.high_s + more * plain.high_s,
-                )
+                if more and plain is not None:
+                    stats.plain.add(more * plain.expected_s, more * plain.low_s, more * plain.high_s)
+        elif _is_read_again(each):
+            stats.plain.add(record.round_s, record.round_s, record.round_s)
 
 
 def _first_token(settled: Sequence[Settled], record: RoundRecord, plain: PlainTimes | None) -> PlainTimes | None:
-    """Return what plain decoding would have taken for the first token of each request; ``None`` if unknown."""
-    if plain is not None and not record.prefill_rows:
-        return plain
-    taken_s = record.round_s - record.draft_s
-    own_rows = sum(each.part.num_rows for each in settled if each.part.decodes)
-    count = sum(each.part.decodes for each in settled)
-    if own_rows == count:
+    """Return what plain decoding would have taken for each request's first token; ``None`` if unknown."""
+    taken_s, count, drafted = record.round_s - record.draft_s, 0, 0
+    for each in settled:
+        if each.part.decodes:
+            count += 1
+            drafted += each.part.num_rows - 1
+    if not drafted:
         return PlainTimes(taken_s, taken_s, taken_s)
     if plain is None:
         return None
-    undrafted_share = (count + record.prefill_rows) / (own_rows + record.prefill_rows)
-    expected_s = max(taken_s * undrafted_share, plain.expected_s)
+    undrafted = count + record.prefill_rows
+    expected_s = max(taken_s * undrafted / (undrafted + drafted), plain.expected_s)
     return PlainTimes(expected_s, min(plain.low_s, expected_s), max(taken_s, expected_s))
 
 
