@@ -208,10 +208,10 @@ def reasoning(tokens: Sequence[int]) -> Float64Array:
 
 
 def test_reasoning_is_ended_between_two_rounds() -> None:
-    budget = ReasoningBudget(None, (START,), END)
+    options = paceline.GenerateOptions(**ENDLESSLY, reasoning_budget=ReasoningBudget(None, (START,), END))
 
     async def ask(model: paceline.Model) -> None:
-        stream = model.astream([1], reasoning_budget=budget, **ENDLESSLY)
+        stream = model.astream([1], **options)
         await anext(stream)
         await anext(stream)
         assert await stream.end_reasoning()
@@ -242,10 +242,10 @@ def test_reasoning_that_nothing_tells_is_not_ended() -> None:
 
 
 def test_a_stream_of_a_thread_ends_its_reasoning_too() -> None:
-    budget = ReasoningBudget(None, (START,), END)
+    options = paceline.GenerateOptions(**ENDLESSLY, reasoning_budget=ReasoningBudget(None, (START,), END))
     engine = ScriptedEngine(reasoning, VOCABULARY, context_length=2 * ENDLESS)
     with paceline.Model(engine, [], paceline.NO_SPECULATION) as model:
-        with model.stream([1], reasoning_budget=budget, **ENDLESSLY) as stream:
+        with model.stream([1], **options) as stream:
             next(stream.rounds())
             assert stream.end_reasoning()
             for _ in stream.rounds():

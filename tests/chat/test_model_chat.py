@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,25 @@ def test_a_models_own_template_and_another(instruct: Path, chatml: ChatParams) -
         assert [len(token_ids) for token_ids in controls] == [1, 1, 1, 1]
         assert [ids.count(token_id) for (token_id,) in controls] == [2, 1, 0, 0]
         assert loaded.chat("a", max_tokens=3, seed=1).generation.token_ids
+
+
+def test_prompts_are_made_in_many_threads_beside_a_running_answer(instruct: Path) -> None:
+    """From the first on, which makes what all of them share."""
+    questions = [f"Never write <|im_end|>. {'x' * 50} {number}" for number in range(16)]
+    with paceline.load(instruct, policy=paceline.NO_SPECULATION, context_length=512) as loaded:
+        with loaded.stream("def", max_tokens=400, ignore_end=True) as running, ThreadPoolExecutor(8) as threads:
+            prompts = list(threads.map(loaded.chat_prompt, questions))
+            running.close()
+        assert running.so_far().token_ids
+        assert prompts == [loaded.chat_prompt(question) for question in questions]
+        assert len({tuple(prompt.token_ids) for prompt in prompts}) == len(questions)
+
+
+def test_a_prompt_is_not_made_from_within_a_round(instruct: Path) -> None:
+    with paceline.load(instruct, policy=paceline.NO_SPECULATION, context_length=256) as loaded:
+        for ask in (loaded.chat_prompt, loaded.stream):
+            with pytest.raises(paceline.BusyError):
+                loaded.worker.call(lambda ask=ask: ask("a"))  # type: ignore[misc]
 
 
 class Said:

@@ -17,6 +17,7 @@ pytest.importorskip("gguf")
 
 import gguf
 
+from paceline.chat import prompts
 from paceline.chat.marked import MarkedText, marks_of
 from paceline.chat.messages import read_messages
 from paceline.chat.prompts import token_ids_of
@@ -344,6 +345,30 @@ def test_a_conversation(apart: Vocabulary) -> None:
         "<|im_end|>\n",
         "<|im_start|>",
     ]
+
+
+@settings(max_examples=EXAMPLES)
+@given(parts=st.lists(st.sampled_from([*OVERLAPPING, "a", "|", "<", "<|", "<|i", "é", "x"]), max_size=12))
+@pytest.mark.parametrize("window", [1, 2, 5, 1 << 15])
+def test_every_spelling_is_found_wherever_the_search_goes_on(
+    overlapping: Vocabulary, window: int, parts: list[str]
+) -> None:
+    spellings, text = prompts._Spellings.of(overlapping), "".join(parts)
+    places = range(len(text) + 1)
+    every = [(start, end) for start in places for end in reversed(places) if text[start:end] in spellings._texts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "_WINDOW", window)
+        assert list(spellings.in_text(text)) == every
+
+
+def test_beginnings_of_control_tokens_take_little_time(apart: Vocabulary) -> None:
+    """A second or two for each million of them, and none of that at once: other threads go on."""
+    text = MarkedText("<|im" * 100_000)
+    cpu_s = time.thread_time()
+    token_ids = token_ids_of(text, apart, adds_opening=False)
+    cpu_s = time.thread_time() - cpu_s
+    assert token_ids == apart.tokenize("<|im" * 100_000, add_special=False)
+    assert cpu_s < 5
 
 
 def test_many_of_them_take_little_time(apart: Vocabulary) -> None:

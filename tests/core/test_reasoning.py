@@ -97,12 +97,12 @@ def test_an_end_that_is_asked_for_is_a_function_of_the_history_and_its_place(
 def test_reasoning_without_a_limit_ends_where_that_is_asked_for() -> None:
     keeper = BudgetKeeper(ReasoningBudget(None, START, END), 1)
     before, within = [1, 2, 2], [1, 2, 2, 7, 3]
-    assert not keeper.may_force
+    may_force = [keeper.may_force]
     assert not keeper.end(before)
     assert keeper.forced([*before, 7]) is None
-    assert not keeper.may_force
+    may_force.append(keeper.may_force)
     assert keeper.end(within)
-    assert keeper.may_force
+    assert [*may_force, keeper.may_force] == [False, False, True]
     assert [keeper.forced([*within, *(8, 9, 3)[:length]]) for length in range(4)] == [8, 9, None, None]
     # The next reasoning may be as long as it likes.
     after = [*within, 8, 9, 3, 7, *[3] * 50]
@@ -216,12 +216,12 @@ def test_a_sampler_reads_no_history_until_an_end_is_asked_for(temperature: float
         temperature, top_k=0, top_p=1.0, min_p=0.0, reasoning_budget=ReasoningBudget(None, START, END)
     )
     sampler, row = RowSampler(params, 1), np.eye(12)[3] * 50
-    assert not sampler.reads_history
+    reads = [sampler.reads_history]
     assert sampler.emit(row, 2, ()) == 3
     assert not sampler.end_reasoning([1, 2])
-    assert not sampler.reads_history
+    reads.append(sampler.reads_history)
     assert sampler.end_reasoning([1, 7])
-    assert sampler.reads_history
+    assert [*reads, sampler.reads_history] == [False, False, True]
     assert [sampler.emit(row, 2 + n, [1, 7, *END[:n]]) for n in range(3)] == [8, 9, 3]
     assert not RowSampler(SamplingParams(temperature)).end_reasoning([1, 7])
 

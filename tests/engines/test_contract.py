@@ -11,6 +11,7 @@ import functools
 import random
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -433,6 +434,32 @@ def test_the_vocabulary_spells_out_its_text(engine: Engine) -> None:
     for end_id in vocabulary.end_ids:
         assert vocabulary.token_bytes(end_id) == b""
         assert vocabulary.token_spelling(end_id)
+
+
+def test_any_thread_may_use_the_vocabulary(engine: Engine) -> None:
+    vocabulary = engine.vocabulary
+    texts = ["def#f(x):return[x]"[place:] * 20 for place in range(8)]
+    expected = [vocabulary.tokenize(text) for text in texts]
+    spelled = [vocabulary.token_spelling(token_id) for token_id in range(vocabulary.size)]
+    wrong: list[object] = []
+    barrier = threading.Barrier(4)
+
+    def read(number: int) -> None:
+        barrier.wait()
+        for turn in range(20):
+            which = (number + turn) % len(texts)
+            if vocabulary.tokenize(texts[which]) != expected[which]:
+                wrong.append(texts[which])
+            for token_id in range(turn, vocabulary.size, 20):
+                if vocabulary.token_spelling(token_id) != spelled[token_id]:
+                    wrong.append(token_id)
+
+    readers = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
 
 
 def test_any_history_of_passes_leaves_the_right_rows(engine: Engine) -> None:

@@ -373,15 +373,14 @@ def test_a_round_that_was_cut_short_is_taken_back_before_the_end_is_noted() -> N
     while request.num_output < 3:
         loop.step()
     stood = list(request.output_ids)
-    commit = loop._engine.commit
 
     def fail(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    loop._engine.commit = fail  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        loop.step()
-    loop._engine.commit = commit  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop._engine, "commit", fail)
+        with pytest.raises(KeyboardInterrupt):
+            loop.step()
     assert loop.end_reasoning(request)
     while request.finish_reason is None:
         loop.step()

@@ -191,6 +191,6 @@ class _Spellings:
                 start = match.start()
                 if start >= window + _WINDOW:
                     break
-                for length in self._lengths:
-                    if text[start : start + length] in self._texts:
-                        yield start, start + length
+                for end in (start + length for length in self._lengths):
+                    if end <= len(text) and text[start:end] in self._texts:
+                        yield start, end
