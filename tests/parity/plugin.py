@@ -10,10 +10,9 @@ Environment:
 from __future__ import annotations
 
 import base64
-import importlib
 import json
 import os
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +20,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.parity import scope
+
+# The modules and classes of HTTP clients, and what a request of theirs calls its body. openai is on either httpx.
+CLIENTS = (("requests", "Session", "body"), ("httpx", "Client", "content"), ("httpx2", "Client", "content"))
 
 _outcomes: dict[str, dict[str, Any]] = {}
 
@@ -58,21 +60,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     Path(os.environ["PARITY_RESULTS"]).write_text(json.dumps(_outcomes, indent=1) + "\n")
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Note down what is asked from now on, by either of the clients that the tests use."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note down what is asked from now on, by whichever clients the tests have imported."""
     if "PARITY_RECORD" in os.environ:
-        _note_down("requests", "Session", lambda request: request.body)
-        _note_down("httpx", "Client", lambda request: request.content)
+        for module, name, body in CLIENTS:
+            if module in sys.modules:
+                _note_down(getattr(sys.modules[module], name), body)
 
 
-def _note_down(module: str, name: str, content: Callable[[Any], bytes | str | None]) -> None:
-    client = getattr(importlib.import_module(module), name)
+def _note_down(client: Any, body_name: str) -> None:
     send = client.send
 
     def noted(self: Any, request: Any, **options: Any) -> Any:
         url = urlsplit(str(request.url))
         if url.path != "/health":
-            body = content(request)
+            body = getattr(request, body_name)
             body = body.encode() if isinstance(body, str) else body or b""
             headers = {key.lower(): value for key, value in request.headers.items()}
             names = ("authorization", "x-api-key", "origin", "content-type")

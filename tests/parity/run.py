@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.parity import pairs, scope
+from tests.parity import asked, pairs, scope
 from tests.parity.servers import Server, copied_tests, free_port
 
 # Seconds for one case. The slowest of llama.cpp's takes about 20 on two cores.
@@ -71,8 +71,9 @@ def run_tests(
 
 
 def failed_by_text(outcomes: Outcomes) -> list[str]:
-    """Return the cases that failed at a check of what the tests' own model says."""
-    return [case for case, how in outcomes.items() if how["outcome"] == "failed" and scope.is_text_check(how["line"])]
+    """Return the cases that failed for what the model says alone."""
+    failing = {case: how["line"] for case, how in outcomes.items() if how["outcome"] == "failed"}
+    return [case for case, line in failing.items() if scope.fails_by_text(case, line)]
 
 
 def report(outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:
@@ -123,11 +124,14 @@ def main(words: Sequence[str] | None = None) -> int:
             else:
                 outcomes[server.name] = run_tests(folder, server, options.model, groups=groups, cases=options.cases)
         result = report(outcomes)
-        asked = options.pair_cases or result["by_text"]
-        if options.pairs and asked and len(options.servers) > 1:
-            record = folder / "record.jsonl"
-            run_tests(folder, options.servers[0], options.model, groups=groups, cases=asked, record=record)
-            result["pairs"] = pairs.compare(pairs.read(record), options.servers, options.model, folder)
+        if options.pairs and len(options.servers) > 1:
+            starts = [] if options.cases or options.pair_cases else asked.starts()
+            cases = options.pair_cases or result["by_text"]
+            if cases:
+                record = folder / "record.jsonl"
+                run_tests(folder, options.servers[0], options.model, groups=groups, cases=cases, record=record)
+                starts += pairs.read(record)
+            result["pairs"] = pairs.compare(starts, options.servers, options.model, folder)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,0 +1,203 @@
+"""Requests of our own, asked as pairs beside those of llama.cpp's tests: each route, with the fields clients send.
+
+Left out is what paceline answers differently on purpose: samplers out of their range, bodies that are not JSON,
+``suffix`` and ``best_of``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from tests.parity.launcher import TEXT_MODELS
+from tests.parity.pairs import Start
+
+PROMPT = "I believe the meaning of life is"
+MESSAGES = [{"role": "system", "content": "Book"}, {"role": "user", "content": "What is the best book"}]
+KEY = "sk-pairs"
+TEMPLATES = ("chatml", "llama3", "command-r", "gemma", "phi3")
+
+# Greedy and without an end: the same number of tokens, hence the same kinds of events, whatever the server.
+FIXED: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+FLAGS = ["--port", "0", "--hf-repo", TEXT_MODELS[0], "--alias", "pairs", "--seed", "42", "--temp", "0.8"]
+SIZES = ["--ctx-size", "512", "--parallel", "2", "--batch-size", "32", "--n-predict", "64"]
+
+
+def starts() -> list[Start]:
+    """Return the servers to start and what to ask of each."""
+    return [
+        Start("asked: state", [*FLAGS, *SIZES, "--slots", "--no-jinja", "--metrics"], _state()),
+        Start("asked: completion", [*FLAGS, *SIZES, "--slots", "--no-jinja"], _completion()),
+        Start("asked: chat", [*FLAGS, *SIZES, "--no-slots", "--jinja"], _chat()),
+        Start("asked: verbose", [*FLAGS, *SIZES, "--no-slots", "--jinja", "--verbose"], _verbose()),
+        Start("asked: switched off", [*FLAGS, *SIZES, "--no-slots", "--no-jinja", "--no-ui"], _switched_off()),
+        Start("asked: key", [*FLAGS, *SIZES, "--no-slots", "--no-jinja", "--api-key", KEY], _key()),
+        Start("asked: names", [*FLAGS, *SIZES, "--no-slots", "--no-jinja", "--tags", "b,a"], [_get("/v1/models")]),
+        *(
+            Start("asked: template", [*FLAGS, "--no-slots", "--no-jinja", "--chat-template", name], _template())
+            for name in TEMPLATES
+        ),
+    ]
+
+
+def _state() -> list[dict[str, Any]]:
+    return [
+        *map(_get, ("/health", "/v1/health", "/props", "/slots", "/models", "/v1/models", "/metrics", "/nowhere")),
+        _post("/completion", prompt=PROMPT, n_predict=4, **FIXED),
+        *map(_get, ("/slots", "/metrics", "/slots?fail_on_no_slot=1")),
+        _post("/tokenize", content="What is the capital of France ?"),
+        _post("/tokenize", content="What is", add_special=True),
+        _post("/tokenize", content="unicode 媽 and 🤗", with_pieces=True),
+        _post("/tokenize", content="<|im_start|>user", parse_special=False),
+        _post("/tokenize", content=["a", 5, "b"]),
+        _post("/tokenize"),
+        _post("/detokenize", tokens=[1780, 314, 260]),
+        _post("/detokenize"),
+        _post("/nowhere", prompt=PROMPT),
+        _get("/completion"),
+    ]
+
+
+def _completion() -> list[dict[str, Any]]:
+    native: list[dict[str, Any]] = [
+        {},
+        {"n_probs": 3},
+        {"n_probs": 3, "temperature": 1.0, "post_sampling_probs": True},
+        {"n_probs": 3, "post_sampling_probs": True},
+        {"return_tokens": True},
+        {"timings_per_token": True},
+        {"return_progress": True, "cache_prompt": False},
+        {"n": 2},
+        {"response_fields": ["content", "generation_settings/n_predict", "prompt", "nothing"]},
+        {"response_fields": []},
+        {"logit_bias": [[" the", -100], [260, False]]},
+        {"logit_bias": {"260": -100, " happy": 1.5}},
+        {"stop": ["\n", "."]},
+        {"stop": None, "top_k": None, "temperature": None, "seed": None},
+        {"seed": 7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repeat_penalty": 1.1, "presence_penalty": 0.1},
+        {"samplers": ["top_k", "temperature"]},
+        {"id_slot": 1, "cache_prompt": True},
+    ]
+    prompts: list[Any] = [[PROMPT, "Hello"], [PROMPT], [1, 2, 3, PROMPT, 7], {"prompt_string": PROMPT}, [504, 1450], ""]
+    wrong: list[Any] = [None, 3, [], [1, 99_999_999], {"prompt_string": PROMPT, "multimodal_data": "x"}, PROMPT * 60]
+    openai: list[dict[str, Any]] = [{}, {"logprobs": 3}, {"n": 2}, {"stream_options": {"include_usage": True}}]
+    return [
+        *(_post("/completion", **{"prompt": PROMPT, "n_predict": 4, **FIXED, **more}) for more in native),
+        *(
+            _post("/completion", **{"prompt": PROMPT, "n_predict": 4, **FIXED, **more, "stream": True})
+            for more in native
+            if "n" not in more
+        ),
+        *(_post("/completion", prompt=prompt, n_predict=2, **FIXED) for prompt in [*prompts, *wrong]),
+        _post("/completion", prompt=PROMPT * 60, stream=True),
+        _post("/completion", prompt=PROMPT, n_predict=-1, ignore_eos=True),
+        _post("/completion", prompt=PROMPT, n_predict=300, **FIXED),
+        _post("/completion", prompt=PROMPT, n_predict="many"),
+        _post("/completion", prompt=PROMPT, temperature="hot"),
+        _post("/completion", n_predict=2),
+        _post("/completions", prompt=PROMPT, max_tokens=2, **FIXED),
+        *(
+            _post("/v1/completions", prompt=PROMPT, max_tokens=3, stream=stream, **FIXED, **more)
+            for more in openai
+            for stream in (False, True)
+            if not (stream and "n" in more)
+        ),
+        _post("/v1/completions", prompt=[PROMPT, "Hello"], max_tokens=3, **FIXED),
+        _post("/v1/completions", max_tokens=3),
+    ]
+
+
+def _chat() -> list[dict[str, Any]]:
+    fields: list[dict[str, Any]] = [
+        {},
+        {"logprobs": True, "top_logprobs": 4},
+        {"logprobs": True},
+        {"n": 2},
+        {"stream_options": {"include_usage": True}},
+        {"stream_options": {"include_usage": False}},
+        {"stream_options": {"include_usage": True}, "timings_per_token": True},
+        {"return_progress": True, "cache_prompt": False},
+        {"verbose": True},
+        {"model": "another", "user": "a", "metadata": {"a": "b"}},
+    ]
+    said = {"role": "assistant", "content": "The best"}
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "the best book"}]
+    conversations: list[Any] = [
+        [*MESSAGES, said],
+        [{"role": "user", "content": parts}],
+        [{"role": "user", "content": "Hi"}, said, {"role": "user", "content": "And?"}],
+    ]
+    wrong: list[Any] = [None, "text", [123], [{}], [{"role": "user"}], [{"role": "user", "content": 1}], [said, said]]
+    return [
+        *(
+            _post("/v1/chat/completions", messages=MESSAGES, max_tokens=3, stream=stream, **FIXED, **more)
+            for more in fields
+            for stream in (False, True)
+            if not (stream and "n" in more)
+        ),
+        *(_post("/v1/chat/completions", messages=talk, max_tokens=2, verbose=True, **FIXED) for talk in conversations),
+        *(_post("/chat/completions", messages=talk, max_tokens=2) for talk in wrong),
+        _post("/v1/chat/completions", max_tokens=2),
+        _post("/v1/chat/completions", messages=MESSAGES * 100),
+        _post("/v1/chat/completions", messages=MESSAGES * 100, stream=True),
+        _post("/v1/chat/completions", messages=MESSAGES, top_logprobs=3),
+        _post("/v1/chat/completions", messages=MESSAGES, response_format={"type": "sound"}),
+        _post(
+            "/v1/chat/completions", messages=[*MESSAGES, said], add_generation_prompt=True, continue_final_message=True
+        ),
+        _post("/v1/chat/completions/input_tokens", messages=MESSAGES),
+        _post("/v1/chat/completions/control", id="chatcmpl-none", action="reasoning_end"),
+        _post("/v1/chat/completions/control"),
+        *(_post("/apply-template", messages=talk) for talk in [MESSAGES, *conversations]),
+        _post("/apply-template", messages=MESSAGES, add_generation_prompt=False),
+        _post("/apply-template", messages="text"),
+    ]
+
+
+def _verbose() -> list[dict[str, Any]]:
+    return [
+        *(_post("/v1/chat/completions", messages=MESSAGES, max_tokens=2, stream=on, **FIXED) for on in (False, True)),
+        *(_post("/v1/completions", prompt=PROMPT, max_tokens=2, stream=on, **FIXED) for on in (False, True)),
+        _post("/completion", prompt=PROMPT, n_predict=2, **FIXED),
+    ]
+
+
+def _switched_off() -> list[dict[str, Any]]:
+    return [
+        *map(_get, ("/", "/slots", "/metrics")),
+        _post("/props"),
+        _post("/slots/0?action=save", filename="a"),
+        _post("/v1/embeddings", input="a"),
+        _post("/v1/rerank", query="a", documents=["b"]),
+    ]
+
+
+def _key() -> list[dict[str, Any]]:
+    request: dict[str, Any] = {"prompt": PROMPT, "n_predict": 2, **FIXED}
+    return [
+        *map(_get, ("/health", "/props", "/v1/models")),
+        _post("/completion", **request),
+        _post("/completion", headers={"authorization": "Bearer wrong"}, **request),
+        _post("/completion", headers={"authorization": f"Bearer {KEY}"}, **request),
+        _post("/completion", headers={"x-api-key": KEY}, **request),
+    ]
+
+
+def _template() -> list[dict[str, Any]]:
+    return [_post("/apply-template", messages=MESSAGES)]
+
+
+def _get(path: str) -> dict[str, Any]:
+    return {"method": "GET", "path": path, "headers": {}, "body": ""}
+
+
+def _post(path: str, *, headers: dict[str, str] | None = None, **body: Any) -> dict[str, Any]:
+    content = base64.b64encode(json.dumps(body).encode()).decode()
+    return {
+        "method": "POST",
+        "path": path,
+        "headers": {"content-type": "application/json", **(headers or {})},
+        "body": content,
+    }
