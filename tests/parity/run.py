@@ -78,6 +78,8 @@ def failed_by_text(outcomes: Outcomes) -> list[str]:
 
 def report(outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:
     """Return what the first server passes and others do not, and what fails at the first."""
+    if not outcomes:
+        return {"reference": None, "outcomes": {}, "by_text": [], "missing": {}}
     (reference, first), *others = outcomes.items()
     by_text = failed_by_text(first)
     failing = [case for case, how in first.items() if how["outcome"] not in ("passed", "skipped")]
@@ -113,31 +115,42 @@ def main(words: Sequence[str] | None = None) -> int:
         0 if every server passes what the first passes, and answers pairs of requests alike.
     """
     options = _parse(words)
-    groups = [scope.IN_SCOPE, *options.groups]
-    outcomes: dict[str, Outcomes] = {}
     with copied_tests(options.tests, options.model) as folder:
-        for server in options.servers:
-            if server.name in options.reuse:
-                earlier = json.loads(Path(options.reuse[server.name]).read_text())["outcomes"][server.name]
-                wanted = options.cases or [case for case in earlier if scope.group_of(case) in groups]
-                outcomes[server.name] = {case: earlier[case] for case in wanted}
-            else:
-                outcomes[server.name] = run_tests(folder, server, options.model, groups=groups, cases=options.cases)
-        result = report(outcomes)
+        result = report({}) if options.asked else report(_outcomes(options, folder))
         if options.pairs and len(options.servers) > 1:
-            starts = [] if options.cases or options.pair_cases else asked.starts()
-            cases = options.pair_cases or result["by_text"]
-            if cases:
-                record = folder / "record.jsonl"
-                run_tests(folder, options.servers[0], options.model, groups=groups, cases=cases, record=record)
-                starts += pairs.read(record)
+            starts = _to_ask(options, folder, result["by_text"])
             result["pairs"] = pairs.compare(starts, options.servers, options.model, folder)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    _print(outcomes, result)
+    _print(result)
     differs = any(pair["differences"] for pair in result.get("pairs", []))
     return int(differs or any(result["missing"].values()))
+
+
+def _outcomes(options: argparse.Namespace, folder: Path) -> dict[str, Outcomes]:
+    """Return how the cases ended at each server, from an earlier report where the options say so."""
+    groups = [scope.IN_SCOPE, *options.groups]
+    outcomes: dict[str, Outcomes] = {}
+    for server in options.servers:
+        if server.name in options.reuse:
+            earlier = json.loads(Path(options.reuse[server.name]).read_text())["outcomes"][server.name]
+            wanted = options.cases or [case for case in earlier if scope.group_of(case) in groups]
+            outcomes[server.name] = {case: earlier[case] for case in wanted if case in earlier}
+        else:
+            outcomes[server.name] = run_tests(folder, server, options.model, groups=groups, cases=options.cases)
+    return outcomes
+
+
+def _to_ask(options: argparse.Namespace, folder: Path, by_text: Sequence[str]) -> list[pairs.Start]:
+    """Return what to ask as pairs: what cases ask that fail by text, and our own requests unless cases were named."""
+    cases = options.pair_cases or by_text
+    starts = [] if options.cases or options.pair_cases else asked.starts()
+    if cases:
+        record = folder / "record.jsonl"
+        run_tests(folder, options.servers[0], options.model, groups=[], cases=cases, record=record)
+        starts += pairs.read(record)
+    return starts
 
 
 def _parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -155,6 +168,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--group", dest="groups", action="append", default=[], choices=scope.TO_COME)
     parser.add_argument("--case", dest="cases", action="append", help="run this case alone; repeat for more")
+    parser.add_argument("--asked", action="store_true", help="ask requests of our own as pairs, and run no case")
     parser.add_argument("--no-pairs", dest="pairs", action="store_false", help="leave pairs of requests out")
     parser.add_argument("--pair-case", dest="pair_cases", action="append", help="a case to ask as pairs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the file that gets the report")
@@ -174,20 +188,22 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _print(outcomes: Mapping[str, Outcomes], result: Mapping[str, Any]) -> None:
-    reference = result["reference"]
-    print(table(outcomes))
-    lists = {
-        f"{reference} fails by text": result["by_text"],
-        f"{reference} fails otherwise": result["fails_at_reference"],
-        **{f"{reference} passes, {name} does not": cases for name, cases in result["missing"].items()},
-    }
-    for title, cases in lists.items():
-        print(f"\n{title}: {len(cases)}")
-        for case in cases:
-            print(f"  {case}")
+def _print(result: Mapping[str, Any]) -> None:
+    if result["outcomes"]:
+        reference = result["reference"]
+        print(table(result["outcomes"]))
+        _print_cases(f"{reference} fails by text", result["by_text"])
+        _print_cases(f"{reference} fails otherwise", result["fails_at_reference"])
+        for name, cases in result["missing"].items():
+            _print_cases(f"{reference} passes, {name} does not", cases)
     if "pairs" in result:
         print(f"\n{pairs.summary(result['pairs'])}")
+
+
+def _print_cases(title: str, cases: Sequence[str]) -> None:
+    print(f"\n{title}: {len(cases)}")
+    for case in cases:
+        print(f"  {case}")
 
 
 def _passes(run: Outcomes, cases: Sequence[str]) -> int:

@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 LAUNCHER = Path(__file__).with_name("launcher.py")
 
 START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 5  # as llama.cpp's tests have it
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,10 @@ class Server:
                 yield port
             finally:
                 process.terminate()
+                try:
+                    process.wait(STOP_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
 
     def _wait(self, port: int, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
