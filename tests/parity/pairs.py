@@ -16,6 +16,9 @@ from tests.parity.servers import Server
 
 ANSWER_TIMEOUT_S = 120
 
+# Characters of a request's body that a report shows.
+SHOWN = 200
+
 # Fields whose values say nothing of what the model wrote: they must be equal.
 EQUAL = frozenset(
     {
@@ -104,7 +107,7 @@ def compare(starts: Sequence[Start], servers: Sequence[Server], model: Path, fol
                     {
                         "case": start.case,
                         "server": server.name,
-                        "request": f"{request['method']} {request['path']}",
+                        "request": _words(request),
                         "differences": differences(first, answer),
                     }
                     for server, answer in zip(servers[1:], others, strict=True)
@@ -113,10 +116,13 @@ def compare(starts: Sequence[Start], servers: Sequence[Server], model: Path, fol
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return lines of text: how many pairs are alike, and where others differ."""
+    """Return lines of text: how many pairs are alike, and each difference with the first request that shows it."""
     lines = [f"pairs: {len(results)}, alike: {sum(not result['differences'] for result in results)}"]
+    shown: dict[str, list[str]] = {}
     for result in results:
-        lines += [f"  {result['case']} {result['request']}: {text}" for text in result["differences"]]
+        for text in result["differences"]:
+            shown.setdefault(f"{result['server']}: {text}", []).append(f"{result['case']}: {result['request']}")
+    lines += [f"  {len(requests)} x {text}\n      {requests[0]}" for text, requests in shown.items()]
     return "\n".join(lines)
 
 
@@ -193,6 +199,12 @@ def _type(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
     return {int: "number", float: "number", str: "string", list: "array", dict: "object"}[type(value)]
+
+
+def _words(request: Mapping[str, Any]) -> str:
+    """Return a request as a line of text, with the end of a long body left out."""
+    body = base64.b64decode(request["body"]).decode()
+    return f"{request['method']} {request['path']} {body if len(body) <= SHOWN else body[:SHOWN] + '...'}"
 
 
 def _ask(port: int, request: Mapping[str, Any]) -> Answer:
