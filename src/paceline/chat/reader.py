@@ -132,7 +132,7 @@ class ChatReader:
         return ContextLengthError(
             f"{what} has {num_tokens} tokens and the context holds {self._context_length}, answer included: {way_out}, "
             "or raise the context length (-c)"
-        )
+        ).sized(num_tokens, self._context_length)
 
     def _tokens(self, text: MarkedText) -> list[int]:
         return token_ids_of(text, self._vocabulary, adds_opening=self.template.adds_opening)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -235,6 +235,7 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
     _add_generation(router, server)
     _add_tokens(router, server)
     _add_facts(router, server)
+    _add_not_offered(router)
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi() -> JSONResponse:
@@ -353,6 +354,36 @@ def _add_generation(router: APIRouter, server: Server) -> None:
             return {"success": False, "message": "no active completion for this id"}
         ended = [await choice.stream.end_reasoning() for choice in answer.choices]
         return {"success": any(ended), "message": "" if any(ended) else "the answer does not reason now"}
+
+
+_NOT_OFFERED: Final = (
+    ("/embedding", "embeddings"),
+    ("/embeddings", "embeddings"),
+    ("/v1/embeddings", "embeddings"),
+    ("/rerank", "reranking"),
+    ("/reranking", "reranking"),
+    ("/v1/rerank", "reranking"),
+    ("/v1/reranking", "reranking"),
+    ("/infill", "infilling"),
+    ("/v1/responses", "the Responses API: use /v1/chat/completions"),
+    ("/responses", "the Responses API: use /v1/chat/completions"),
+    ("/v1/messages", "Anthropic's API: use /v1/chat/completions"),
+    ("/lora-adapters", "adapters"),
+    ("/slots/{number}", "slot files: what was read is kept in memory"),
+)
+
+
+def _add_not_offered(router: APIRouter) -> None:
+    """Add routes of llama-server that this one does not have, so that clients are told."""
+    for path, what in _NOT_OFFERED:
+        router.add_api_route(path, _refusing(what), methods=["POST"], include_in_schema=False)
+
+
+def _refusing(what: str) -> Callable[[], Awaitable[None]]:
+    async def refuse() -> None:
+        raise NotOfferedError(f"this server does not support {what}")
+
+    return refuse
 
 
 def _add_tokens(router: APIRouter, server: Server) -> None:

@@ -79,6 +79,7 @@ class Asked:
         ping_s: seconds between comments in a silent stream; 0 for none.
         most_predict_s: seconds after the first token at which the answer ends at the next line; ``None`` for none.
         cache_salt: with whom what was read is shared, beside the key.
+        samplers: the sampling steps that were named, under llama.cpp's names; none for the usual ones.
         warnings: what the client ought to know of its request.
     """
 
@@ -100,6 +101,7 @@ class Asked:
     ping_s: float = 30.0
     most_predict_s: float | None = None
     cache_salt: str = ""
+    samplers: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -134,8 +136,9 @@ def read_asked(
         options.setdefault("max_tokens", MAX_TOKENS)
     if "stop" in given:
         options["stop"] = _stops_of(given["stop"], settings.max_stop)
-    if "samplers" in given:
-        options.update(_steps_of(given["samplers"]))
+    samplers = _sampler_names(given["samplers"]) if "samplers" in given else ()
+    if samplers:
+        options.update(_steps_of(samplers))
     num_choices = _num_choices(given, settings.max_choices)
     num_logprobs = _num_logprobs(given, api)
     if num_logprobs is not None:
@@ -169,6 +172,7 @@ def read_asked(
         ping_s=max(0.0, float(ping_s)),
         most_predict_s=_most_predict_s(given),
         cache_salt=given.get("cache_salt", ""),
+        samplers=samplers,
         warnings=tuple(f"unknown field {name!r} was ignored" for name in unknown),
     )
 
@@ -287,10 +291,13 @@ def _length_of(given: Mapping[str, Any]) -> tuple[bool, int | None]:
 
 def _biases_of(given: Any) -> tuple[dict[int, float], tuple[tuple[str, float], ...]]:
     """Return biases of token ids, and those of texts, which the tokenizer has to read."""
-    pairs = given.items() if isinstance(given, Mapping) else given or ()
+    pairs = list(given.items()) if isinstance(given, Mapping) else given or ()
     ids: dict[int, float] = {}
     texts: list[tuple[str, float]] = []
-    for token, bias in pairs:
+    for pair in pairs:
+        token, bias = pair if len(pair) == 2 else (None, None)
+        if isinstance(token, float | bool | None) or isinstance(bias, str | None) or bias is True:
+            raise FieldError("logit_bias", f"logit_bias has {shown(pair)}: give pairs of a token and a number or false")
         value = -math.inf if bias is False else float(bias)
         if isinstance(token, str):
             if not token.lstrip("-").isdigit():
@@ -308,16 +315,22 @@ def _stops_of(given: str | Sequence[str], most: int) -> tuple[str, ...]:
     return stops
 
 
-def _steps_of(given: str | Sequence[str]) -> GenerateOptions:
-    """Return the options that put sampling steps in an order, and switch off those that are not named."""
+def _sampler_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the sampling steps that are named, or spelled by llama.cpp's letters."""
     letters = {letter: name for name, (letter, _, _) in _SAMPLERS.items()}
     letters |= {letter: name for name, letter in _OTHER_SAMPLERS.items() if letter}
-    names = [letters.get(letter, letter) for letter in given] if isinstance(given, str) else list(given)
-    order: list[str] = []
+    names = tuple(letters.get(letter, letter) for letter in given) if isinstance(given, str) else tuple(given)
     for name in names:
         if name not in _SAMPLERS and name not in _OTHER_SAMPLERS:
             there_are = ", ".join((*_SAMPLERS, *_OTHER_SAMPLERS))
             raise FieldError("samplers", f"unknown sampling step {name!r}: choose from {there_are}")
+    return names
+
+
+def _steps_of(names: Sequence[str]) -> GenerateOptions:
+    """Return the options that put sampling steps in an order, and switch off those that are not named."""
+    order: list[str] = []
+    for name in names:
         ours = "temperature" if name == "temp" else _SAMPLERS[name][1] if name in _SAMPLERS else None
         if ours is not None and ours not in order:
             order.append(ours)

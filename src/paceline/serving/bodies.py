@@ -101,7 +101,7 @@ class _Generation(_Body):
     n: Whole | None = Field(None, description="Answers to the prompt.", json_schema_extra={"minimum": 1})
     n_cmpl: Whole | None = Field(None, description="As n.", json_schema_extra={"minimum": 1})
     stop: list[str] | str | None = Field(None, description="Texts that end the answer where they begin.")
-    logit_bias: dict[str, Bias] | list[tuple[int | str, Bias]] | None = Field(
+    logit_bias: dict[str, Bias] | list[list[int | str | Bias]] | None = Field(
         None, description="Added to the logits of tokens, by id or by text; false bans."
     )
     samplers: list[str] | str | None = Field(None, description="The order of the sampling steps, by llama.cpp's names.")

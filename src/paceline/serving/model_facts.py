@@ -22,7 +22,6 @@ def models_of(served: ServedModel, *, created: int) -> dict[str, Any]:
         served: the model.
         created: when it was loaded, in seconds since 1970.
     """
-    capabilities = ["completion", "chat"] if served.template is not None else ["completion"]
     return {
         "object": "list",
         "data": [
@@ -46,7 +45,7 @@ def models_of(served: ServedModel, *, created: int) -> dict[str, Any]:
                 "type": "model",
                 "description": "",
                 "tags": [""],
-                "capabilities": capabilities,
+                "capabilities": ["completion"],
                 "parameters": "",
                 "details": {
                     "parent_model": "",
@@ -88,10 +87,13 @@ def props_of(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
         # The name alone: where files lie on this machine is nobody's business.
         "model_path": "" if target is None else Path(target.path).name,
         "modalities": {"vision": False, "video": False, "audio": False},
+        "media_marker": "",
         "endpoint_slots": options.slots,
         "endpoint_props": False,
         "endpoint_metrics": options.metrics,
         "ui": options.ui,
+        "ui_settings": {},
+        "cors_proxy_enabled": False,
         "chat_template": "" if served.template is None else served.template.source,
         "chat_template_caps": caps_of(served.template),
         "bos_token": _spelled(opening[0], served) if opening else "",

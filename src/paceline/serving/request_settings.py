@@ -9,13 +9,14 @@ from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules
 from paceline.serving.asked import Asked
 from paceline.serving.hosting import ServedModel
 
-_NAMES: Final = {
-    "penalties": "penalties",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "temperature": "temperature",
+_STEPS: Final = {
+    "penalties": ("penalties", "dry", "top_n_sigma"),
+    "top_k": ("top_k", "typ_p"),
+    "top_p": ("top_p",),
+    "min_p": ("min_p", "xtc"),
+    "temperature": ("temperature",),
 }
+"""Where llama-server's chain has our steps, with those behind them that are switched off."""
 
 _SWITCHED_OFF: Final[dict[str, Any]] = {
     "dynatemp_range": 0.0,
@@ -93,8 +94,12 @@ def short_settings_of(
         "reasoning_format": "none" if asked is None or asked.api != "chat" else served.chat.reasoning_format,
         "reasoning_in_content": False,
         "generation_prompt": "",
-        "samplers": [_NAMES[step] for step in params.order if step in _NAMES],
+        "samplers": list(asked.samplers) if asked is not None and asked.samplers else _chain_of(params),
         "speculative.types": speculative,
         "timings_per_token": asked is not None and asked.timings_per_token,
         "post_sampling_probs": asked is not None and asked.post_sampling,
     }
+
+
+def _chain_of(params: SamplingParams) -> list[str]:
+    return [name for step in params.order for name in _STEPS.get(step, ())]

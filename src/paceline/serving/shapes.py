@@ -300,6 +300,8 @@ class CompletionShape(_OpenAiBase):
                 chunk["choices"] = [self._delta(choice, event.text, self._logprobs(choice, event.logprobs))]
                 if self.asked.timings_per_token:
                     chunk["timings"] = self.running_timings(choice)
+                if self.asked.verbose:
+                    (chunk["__verbose"],) = NativeShape(self.answer).chunks([event])
             elif isinstance(event, Progress):
                 chunk["choices"] = [self._delta(choice, "")]
                 chunk["prompt_progress"] = self.progress(event)
@@ -373,7 +375,6 @@ class ChatShape(_OpenAiBase):
             choice = event.choice
             chunk = self.head(in_stream=True)
             if isinstance(event, Progress):
-                self._opened.add(choice.number)
                 chunk["choices"] = [self._delta(choice, {"role": "assistant", "content": None})]
                 chunk["prompt_progress"] = self.progress(event)
                 found.append(chunk)
