@@ -246,6 +246,9 @@ class Model:
     def astream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncStream:
         """Start an answer and return it for ``async for``, in a running event loop.
 
+        A text is tokenized in the engine's thread. Where it is long and other answers are under way, give token ids,
+        from ``await asyncio.to_thread(model.target.vocabulary.tokenize, text)``.
+
         Raises:
             InputError: an option cannot be used. What is wrong with the prompt is raised by the first wait.
             ClosedError: the model is closed.

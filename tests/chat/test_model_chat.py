@@ -166,9 +166,9 @@ def test_prompts_are_made_in_many_threads_beside_a_running_answer(instruct: Path
     questions = [f"Never write <|im_end|>. {'x' * 50} {number}" for number in range(16)]
     with paceline.load(instruct, policy=paceline.NO_SPECULATION, context_length=512) as loaded:
         with loaded.stream("def", max_tokens=400, ignore_end=True) as running, ThreadPoolExecutor(8) as threads:
+            next(iter(running))
             prompts = list(threads.map(loaded.chat_prompt, questions))
             running.close()
-        assert running.so_far().token_ids
         assert prompts == [loaded.chat_prompt(question) for question in questions]
         assert len({tuple(prompt.token_ids) for prompt in prompts}) == len(questions)
 

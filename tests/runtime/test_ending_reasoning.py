@@ -56,12 +56,12 @@ from tests.tiers import by_tier
 NUM_SCENES = by_tier(150, quick=40)
 MOST_STEPS = 1000
 LEAST = {
-    "asked within": by_tier(1500, quick=300),
-    "asked outside": by_tier(600, quick=100),
-    "asked while it waits": by_tier(50, quick=15),
-    "drafted end accepted": by_tier(300, quick=50),
-    "end not drafted": by_tier(300, quick=50),
-    "preempted later": by_tier(60, quick=10),
+    "asked within": by_tier(1000, quick=250),
+    "asked outside": by_tier(400, quick=80),
+    "asked while it waits": by_tier(25, quick=4),
+    "drafted end accepted": by_tier(250, quick=50),
+    "end not drafted": by_tier(1000, quick=200),
+    "preempted later": by_tier(30, quick=5),
 }
 """Cases that the examples have to show."""
 
