@@ -146,7 +146,7 @@ def test_the_launcher_gives_a_model_where_headers_alone_are_asked_for() -> None:
 def test_the_launcher_starts_either_server() -> None:
     assert launcher.command(["--port", "1"], {"PARITY_SERVER": "/llama-server"}) == ["/llama-server", "--port", "1"]
     ours = launcher.command(["--port", "1"], {"PARITY_SERVER": "paceline", "PARITY_PYTHON": "/python"})
-    assert ours == ["/python", "-m", "paceline", "serve", "--port", "1"]
+    assert ours == ["/python", "-m", "paceline", "serve", "--port", "1", "--cors-origins", "*"]
 
 
 @pytest.mark.parametrize(

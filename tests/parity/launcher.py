@@ -85,7 +85,9 @@ def command(flags: list[str], environment: dict[str, str]) -> list[str]:
     server = environment["PARITY_SERVER"]
     if server != "paceline":
         return [server, *flags]
-    return [environment.get("PARITY_PYTHON", sys.executable), "-m", "paceline", "serve", *flags]
+    # llama-server lets the pages of all origins ask unless it is told otherwise; paceline lets none.
+    origins = [] if "--cors-origins" in flags else ["--cors-origins", "*"]
+    return [environment.get("PARITY_PYTHON", sys.executable), "-m", "paceline", "serve", *flags, *origins]
 
 
 def main() -> None:
