@@ -72,6 +72,7 @@ def speculation_of(stats: RequestStats, asked: SpeculationParams, policy: str) -
         "gain": stats.gain,
         "gain_low": stats.gain_low,
         "gain_high": stats.gain_high,
+        "off_rounds": dict(stats.off_rounds),
         "off_reason": stats.off_reason,
         "off_reason_text": None if stats.off_reason is None else OFF_REASONS[stats.off_reason],
         "preemptions": stats.preemptions,
