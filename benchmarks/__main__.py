@@ -22,6 +22,8 @@ from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
 from benchmarks.llama_bench import llama_bench
 from benchmarks.pair.command import EPILOG, pair
 from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
+from benchmarks.serving import EPILOG as SERVING_EPILOG
+from benchmarks.serving import serving
 from benchmarks.sharing import EPILOG as SHARING_EPILOG
 from benchmarks.sharing import sharing
 from benchmarks.sweep import EPILOG as SWEEP_EPILOG
@@ -73,6 +75,7 @@ app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
 app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)
 app.command("chats", epilog=CHATS_EPILOG)(chats)
 app.command("sharing", epilog=SHARING_EPILOG)(sharing)
+app.command("serving", epilog=SERVING_EPILOG)(serving)
 # This looks for what makes the others scatter.
 app.command("cores", epilog=CORES_EPILOG)(cores)
 # These measure policies on what was recorded before, so they are not among all that runs by itself.
