@@ -196,10 +196,8 @@ def serving(
     if quick:
         clients, workloads, repeats, requests, tokens, prompt = "1,4", "code", 1, 8, 96, 64
     if repeats < 1 or requests < 1 or tokens < 2 or prompt < 2:
-        raise InputError(
-            f"{repeats} laps of {requests} requests of {prompt} tokens with answers of {tokens}: the least is 1 of 1 of 2 "
-            "with 2"
-        )
+        asked = f"{repeats} laps of {requests} requests of {prompt} tokens with answers of {tokens}"
+        raise InputError(f"{asked}: the least is 1 of 1 of 2 with 2")
     counts, beside_counts = _numbers(clients, "--clients"), _numbers(beside, "--beside")
     kinds = workloads.split(",")
     for kind in kinds:
