@@ -440,7 +440,7 @@ def _add_facts(router: APIRouter, server: Server) -> None:
     async def models() -> dict[str, Any]:
         return models_of(server.host.served, created=int(server.host.started_s))
 
-    @router.get("/v1/models/{name}", summary="The model, by one of its names")
+    @router.get("/v1/models/{name:path}", summary="The model, by one of its names")
     async def model(name: str) -> dict[str, Any]:
         served = server.host.served
         if name not in served.names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Sequence
@@ -273,7 +274,7 @@ class CompletionShape(_OpenAiBase):
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer)
-        self._offsets = dict.fromkeys(range(len(answer.choices)), 0)
+        self._offsets = [_Offsets() for _ in answer.choices]
         self._echoed: set[int] = set()
 
     def choice(self, choice: Choice) -> dict[str, Any]:
@@ -321,23 +322,46 @@ class CompletionShape(_OpenAiBase):
     def _logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if self.asked.num_logprobs is None or not logprobs:
             return None
-        spelled = [self._spelled(each.token_id) for each in logprobs]
-        offsets = []
-        for text in spelled:
-            offsets.append(self._offsets[choice.number])
-            self._offsets[choice.number] += len(text)
+        # Control tokens add nothing to the text, which the tokens are to spell.
+        spelled = [self.vocabulary.token_bytes(each.token_id) for each in logprobs]
         return {
-            "tokens": spelled,
+            "tokens": [_named(piece) for piece in spelled],
             "token_logprobs": [max(each.logprob, _LOWEST) for each in logprobs],
             "top_logprobs": [
-                {self._spelled(token_id): max(logprob, _LOWEST) for token_id, logprob in each.top} for each in logprobs
+                {
+                    _named(piece_of(token_id, self.vocabulary)): max(logprob, _LOWEST)
+                    for token_id, logprob in each.top
+                }
+                for each in logprobs
             ],
-            "text_offset": offsets,
+            "text_offset": [self._offsets[choice.number].next(piece) for piece in spelled],
             "content": self.probabilities(logprobs),
         }
 
-    def _spelled(self, token_id: int) -> str:
-        return piece_of(token_id, self.vocabulary).decode("utf-8", "replace")
+
+class _Offsets:
+    """Counts the characters before each token of a text."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._count = 0
+
+    def next(self, piece: bytes) -> int:
+        """Return where a token begins; one that goes on with a character begins where that does."""
+        begin, unfinished = self._count, self._decoder.getstate()[0]
+        if unfinished and len((unfinished + piece[:1]).decode("utf-8", "replace")) > 1:
+            # Those bytes are no character, which is known now and stands for itself.
+            begin += 1
+        self._count += len(self._decoder.decode(piece))
+        return begin
+
+
+def _named(piece: bytes) -> str:
+    """Return the text of a token, or as OpenAI does the bytes of one that is a part of a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
 class ChatShape(_OpenAiBase):
@@ -404,6 +428,9 @@ class ChatShape(_OpenAiBase):
         for kind, text in said.parts:
             name = "content" if kind == "content" else "reasoning_content"
             found.append({**self.head(in_stream=True), "choices": [self._delta(said.choice, {name: text})]})
+        if not found and said.logprobs:
+            # The end of the answer, which adds no text.
+            found.append({**self.head(in_stream=True), "choices": [self._delta(said.choice, {})]})
         if not found:
             return []
         if said.logprobs:

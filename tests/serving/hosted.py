@@ -1,0 +1,193 @@
+"""Servers to ask over a socket: uvicorn in a thread, in front of a scripted model or of the embedded pair."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+import openai
+import uvicorn
+
+import paceline
+from paceline.chat.params import ChatParams
+from paceline.chat.sources import find_template
+from paceline.cli.serve import _security
+from paceline.models.description import describe
+from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.serving.app import Server, create_app
+from paceline.serving.hosting import ModelHost, ServedModel
+from paceline.serving.listening import bind, url_of
+from paceline.serving.security import socket_options
+from paceline.serving.settings import ServerOptions
+from tests.chat.conversing import CHATML
+from tests.runtime.test_worker import WAIT_S
+from tests.serving.scripted import scripted_model
+
+NAME: Final = "scripted"
+"""Of scripted models."""
+
+
+@dataclass
+class Hosted:
+    """A server that runs, and what is behind it.
+
+    Attributes:
+        url: where it is, without ``/v1``.
+        server: answers.
+        host: has the model.
+        over: set whenever an answer is over.
+    """
+
+    url: str
+    server: Server
+    host: ModelHost
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def model(self) -> paceline.Model:
+        return self.host.served.model
+
+    @property
+    def sequences(self) -> int:
+        """Sequences and waiting requests that the engine has, told between two rounds."""
+        return self.model.worker.call(lambda: len(self.model.loop.active))
+
+    def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=WAIT_S, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=WAIT_S, **options)
+
+    def answer(self, path: str, body: dict[str, Any], **options: Any) -> Any:
+        """Return the JSON of an answer that is there to be had."""
+        response = self.post(path, body, **options)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def refusal(self, path: str, body: dict[str, Any], status: int = 400) -> dict[str, Any]:
+        """Return the error of a request that is refused."""
+        response = self.post(path, body)
+        assert response.status_code == status, response.text
+        error: dict[str, Any] = response.json()["error"]
+        assert error["code"] == status
+        assert "\n" not in error["message"]
+        return error
+
+    def chunks(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """Return the JSON of all events of a stream; ``[DONE]`` is checked and left out."""
+        events = events_of(self.post(path, {**body, "stream": True}))
+        if path not in ("/completion", "/completions"):
+            assert events.pop() == "[DONE]"
+        return [json_of(event) for event in events]
+
+    @contextmanager
+    def client(self, **options: Any) -> Iterator[openai.OpenAI]:
+        """Yield OpenAI's own client, which checks every answer and never asks again by itself."""
+        given = {"api_key": "none", "max_retries": 0, "timeout": WAIT_S, **options}
+        with openai.OpenAI(base_url=f"{self.url}/v1", _strict_response_validation=True, **given) as client:
+            yield client
+
+    @asynccontextmanager
+    async def async_client(self, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+        given = {"api_key": "none", "max_retries": 0, "timeout": WAIT_S, **options}
+        async with openai.AsyncOpenAI(base_url=f"{self.url}/v1", _strict_response_validation=True, **given) as client:
+            yield client
+
+
+def events_of(response: httpx.Response) -> list[str]:
+    """Return what a stream of server-sent events says."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [event for event in response.text.split("\n\n") if event and not event.startswith(":")]
+    assert all(event.startswith("data: ") for event in events)
+    return [event.removeprefix("data: ") for event in events]
+
+
+def json_of(event: str) -> Any:
+    return httpx.Response(200, text=event).json()
+
+
+@contextmanager
+def hosted(
+    load: Callable[[], ServedModel], options: ServerOptions | None = None, *, wait: bool = True
+) -> Iterator[Hosted]:
+    """Serve a model on a free port of the loopback; everything is ended and freed afterwards.
+
+    Args:
+        load: loads the model, in a thread of its own.
+        options: of the server.
+        wait: until the model is there.
+    """
+    options = options or ServerOptions()
+    server: Server
+    ready = threading.Event()
+
+    def on_ready(served: ServedModel) -> None:
+        server.ready(served)
+        ready.set()
+
+    host = ModelHost(lambda report: load(), on_ready=on_ready)
+    server = Server(host, options)
+    security = _security(options)
+    (listener,) = bind(["127.0.0.1"], 0)
+    config = uvicorn.Config(
+        create_app(server, security), log_config=None, lifespan="off", **socket_options(security)
+    )
+    web = uvicorn.Server(config)
+    running = Hosted(url_of(listener, has_tls=options.has_tls, prefix=options.prefix), server, host)
+    ended = server._over
+
+    def note_end(answer: Any) -> None:
+        ended(answer)
+        running.over.set()
+
+    server._over = note_end  # type: ignore[method-assign]
+
+    async def serve() -> None:
+        loading = asyncio.create_task(host.load())
+        await web.serve([listener])
+        await loading
+        await host.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        if wait:
+            assert ready.wait(WAIT_S)
+        yield running
+    finally:
+        host.stop_taking()
+        server.end_answers()
+        web.should_exit = True
+        thread.join(WAIT_S)
+        listener.close()
+    assert not thread.is_alive()
+
+
+def scripted(template: str = CHATML, names: Sequence[str] = (NAME,), **model: Any) -> ServedModel:
+    """Return a scripted model that is ready to be served; ``model`` as for :func:`scripted_model`."""
+    made = scripted_model(**model)
+    chat = ChatParams(template=template, forget=False)
+    found = find_template(embedded_draft(), made.target.vocabulary, replaced_by=template)
+    policy = "fixed" if made.drafters else "plain"
+    return ServedModel(made, None, tuple(sorted(names)), policy=policy, template=found, chat=chat)
+
+
+def pair(**options: Any) -> ServedModel:
+    """Return the embedded pair, which drafts whether that pays or not."""
+    target = embedded_target()
+    # Which attention is faster is measured where that is not said.
+    settings: dict[str, Any] = {"context_length": 512, "max_sequences": 4, "flash_attention": False, **options}
+    model = paceline.load(
+        paceline.ModelOptions(target, **settings),
+        draft=paceline.ModelOptions(embedded_draft(), **settings),
+        policy=paceline.FixedPolicy(4),
+    )
+    chat = ChatParams(template=CHATML, forget=False)
+    template = find_template(target, model.target.vocabulary, replaced_by=CHATML)
+    return ServedModel(model, describe(target), (target.stem,), policy="fixed", template=template, chat=chat)
