@@ -19,6 +19,7 @@ from paceline.chat.sources import find_template
 from paceline.cli.serve import _security
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.serving.answering import Answer
 from paceline.serving.app import Server, create_app
 from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.listening import bind, url_of
@@ -40,17 +41,23 @@ class Hosted:
         url: where it is, without ``/v1``.
         server: answers.
         host: has the model.
+        taken: set whenever the engine is asked for an answer.
         over: set whenever an answer is over.
     """
 
     url: str
     server: Server
     host: ModelHost
+    taken: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def model(self) -> paceline.Model:
         return self.host.served.model
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
 
     @property
     def sequences(self) -> int:
@@ -125,10 +132,12 @@ def hosted(
     """
     options = options or ServerOptions()
     server: Server
+    running: Hosted
     ready = threading.Event()
 
     def on_ready(served: ServedModel) -> None:
         server.ready(served)
+        _note_answers(running)
         ready.set()
 
     host = ModelHost(lambda report: load(), on_ready=on_ready)
@@ -140,13 +149,6 @@ def hosted(
     )
     web = uvicorn.Server(config)
     running = Hosted(url_of(listener, has_tls=options.has_tls, prefix=options.prefix), server, host)
-    ended = server._over
-
-    def note_end(answer: Any) -> None:
-        ended(answer)
-        running.over.set()
-
-    server._over = note_end  # type: ignore[method-assign]
 
     async def serve() -> None:
         loading = asyncio.create_task(host.load())
@@ -167,6 +169,22 @@ def hosted(
         thread.join(WAIT_S)
         listener.close()
     assert not thread.is_alive()
+
+
+def _note_answers(running: Hosted) -> None:
+    """Have what the server notes of answers set the events."""
+    board = running.server.board
+    add, remove = board.add, board.remove
+
+    def note_taken(answer: Answer) -> None:
+        add(answer)
+        running.taken.set()
+
+    def note_over(answer: Answer) -> None:
+        remove(answer)
+        running.over.set()
+
+    board.add, board.remove = note_taken, note_over  # type: ignore[method-assign]
 
 
 def scripted(template: str = CHATML, names: Sequence[str] = (NAME,), **model: Any) -> ServedModel:

@@ -280,6 +280,7 @@ class Answer:
         served: the model.
         asked: what is asked for.
         choices: in the order of prompts, and of the choices of each.
+        interrupted: whether the server ended it, as it ends itself.
     """
 
     def __init__(
@@ -290,6 +291,7 @@ class Answer:
         self.served = served
         self.asked = asked
         self.choices: list[Choice] = []
+        self.interrupted = False
         try:
             for prompt in prompts:
                 for choice in range(asked.num_choices):
@@ -347,6 +349,11 @@ class Answer:
             timer.cancel()
         for choice in self.choices:
             choice.stream.cancel_soon()
+
+    def interrupt(self) -> None:
+        """End what still runs, as the server ends."""
+        self.interrupted = True
+        self.cancel()
 
     async def _rounds_of(self, choice: Choice) -> AsyncIterator[list[Event]]:
         async for emission in choice.stream.emissions():

@@ -17,7 +17,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.core.errors import InputError, PacelineError
 from paceline.serving.answering import Answer, Ended, Event, PreparedPrompt
@@ -107,7 +107,7 @@ class Server:
         """End all answers where they are."""
         if self._board is not None:
             for answer in self._board.answers:
-                answer.cancel()
+                answer.interrupt()
 
     def load(self) -> ServerLoad:
         """Return what the server is busy with."""
@@ -147,8 +147,14 @@ class Server:
         except BaseException:
             self._over(answer)
             raise
-        return EventSourceResponse(
+
+        def ended() -> None:
+            answer.cancel()
+            self._over(answer)
+
+        return _Events(
             self._stream(answer, shape),
+            ended=ended,
             ping=int(asked.ping_s),
             ping_message_factory=lambda: ServerSentEvent(comment="", sep="\n"),
             sep="\n",
@@ -170,6 +176,7 @@ class Server:
                 task.cancel()
             answer.cancel()
             self._over(answer)
+        _check_whole(answer)
         return Response(to_json(shape.whole()), media_type="application/json")
 
     async def _followed(self, answer: Answer) -> None:
@@ -180,18 +187,14 @@ class Server:
         try:
             async for events in answer.rounds():
                 self._note(answer, events)
+                _check_whole(answer)
                 chunks = shape.chunks(events)
                 if chunks:
                     yield as_events(chunks)
-            if self.host.state == "closing" and any(c.finish_reason == "cancelled" for c in answer.choices):
-                yield as_events([error_of(RefusedError(503, "unavailable_error", "the server is ending"))[1]])
             if shape.ends_with_done:
                 yield b"data: [DONE]\n\n"
         except Exception as error:
             yield as_events([error_of(error)[1]])
-        finally:
-            answer.cancel()
-            self._over(answer)
 
     def _note(self, answer: Answer, events: Sequence[Event]) -> None:
         """Count what came, and give those that started their places."""
@@ -220,6 +223,33 @@ class Server:
 
     def _over(self, answer: Answer) -> None:
         self.board_of(answer).remove(answer)
+
+
+class _Events(EventSourceResponse):
+    """A stream of events that is told when it is over, also where the client went before anything was sent.
+
+    Args:
+        events: to be sent.
+        ended: called once, however it ends.
+        options: of sse-starlette.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], *, ended: Callable[[], None], **options: Any) -> None:
+        super().__init__(events, **options)
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+
+
+def _check_whole(answer: Answer) -> None:
+    """Raise where the end of the server cut an answer off, so that nobody takes what there is for all of it."""
+    if answer.interrupted and any(choice.finish_reason == "cancelled" for choice in answer.choices):
+        raise RefusedError(503, "unavailable_error", "the server is ending, and the answer is not complete: ask again")
 
 
 def create_app(server: Server, security: SecuritySettings) -> ASGIApp:

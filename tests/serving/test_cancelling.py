@@ -1,0 +1,150 @@
+"""Clients that go away: what was done for them ends within two rounds, and nothing of it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from starlette.types import Message
+
+from paceline.serving.app import create_app
+from paceline.serving.security import SecuritySettings
+from tests.runtime.test_worker import WAIT_S
+from tests.serving.hosted import Hosted, hosted, scripted
+from tests.serving.scripted import Turnstile, writing_model
+
+ENDLESS = {"prompt": "abc", "ignore_eos": True, "n_predict": -1, "seed": 1}
+MESSAGES = [{"role": "user", "content": "abc"}]
+PATHS = ["/completion", "/v1/completions", "/v1/chat/completions"]
+
+
+@contextmanager
+def stepped() -> Iterator[tuple[Hosted, Turnstile]]:
+    """Yield a server of one answer at a time, whose rounds the test lets through."""
+    gate = Turnstile(writing_model())
+    with hosted(lambda: scripted(target=gate, drafts=False, max_sequences=1)) as running:
+        try:
+            yield running, gate
+        finally:
+            gate.open()
+
+
+def body_of(path: str, **fields: object) -> dict[str, object]:
+    return {**ENDLESS, **fields, **({"messages": MESSAGES} if "chat" in path else {})}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stream_that_is_closed_frees_its_sequence_within_two_rounds(path: str) -> None:
+    with stepped() as (running, gate), httpx.Client(timeout=WAIT_S) as client:
+        with client.stream("POST", running.url + path, json=body_of(path, stream=True)) as response:
+            lines = response.iter_lines()
+            gate.let(20)
+            assert next(lines).startswith("data: {")
+            assert gate.waiting.wait(WAIT_S)
+            running.over.clear()
+        assert running.over.wait(WAIT_S)
+        gate.let(2)
+        assert running.sequences == 0
+        assert running.server.board.answers == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_answer_that_nobody_waits_for_is_not_written(path: str, streaming: bool) -> None:
+    """Of two requests, the one that runs and the one that waits for it."""
+    with stepped() as (running, gate):
+        sockets = []
+        for _ in range(2):
+            running.taken.clear()
+            sockets.append(sent(running, path, body_of(path, stream=streaming)))
+            assert running.taken.wait(WAIT_S)
+        assert gate.waiting.wait(WAIT_S)
+        running.over.clear()
+        sockets[1].close()
+        # A request is taken between two rounds.
+        gate.let(1)
+        assert running.over.wait(WAIT_S)
+        running.over.clear()
+        sockets[0].close()
+        assert running.over.wait(WAIT_S)
+        gate.let(2)
+        assert running.sequences == 0
+        assert running.server.board.answers == []
+        gate.open()
+        assert len(running.answer(path, body_of(path, n_predict=5))) > 0
+
+
+def test_one_that_goes_away_takes_no_other_with_it(server: Hosted) -> None:
+    body = {"prompt": "abc", "n_predict": 400, "seed": 3, "ignore_eos": True}
+    expected = server.answer("/completion", body)["content"]
+    contents: list[str] = []
+
+    def ask() -> None:
+        contents.append(server.answer("/completion", body)["content"])
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    with httpx.Client(timeout=WAIT_S) as client:
+        for _ in range(8):
+            endless = body_of("/completion", stream=True)
+            with client.stream("POST", f"{server.url}/completion", json=endless) as response:
+                assert next(response.iter_lines()).startswith("data: {")
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert contents == [expected] * 4
+
+
+def test_a_stream_whose_client_went_before_it_began_is_kept_by_nobody(server: Hosted) -> None:
+    """The connection breaks while the request is being taken, so that nothing of the answer is ever sent."""
+    app = create_app(server.server, SecuritySettings())
+    body = json.dumps(body_of("/completion", stream=True)).encode()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/completion",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1")],
+        "server": ("127.0.0.1", 80),
+        "client": ("127.0.0.1", 1),
+    }
+
+    async def ask() -> None:
+        said: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            return said.pop(0) if said else {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            raise OSError("the client is gone")
+
+        with pytest.raises(OSError, match="gone"):
+            await app(scope, receive, send)
+        assert server.server.board.answers == []
+
+    asyncio.run(ask())
+    while server.sequences:
+        pass
+
+
+def sent(running: Hosted, path: str, body: dict[str, object]) -> Connection:
+    return Connection(running.port, path, json.dumps(body).encode())
+
+
+class Connection:
+    """A request whose answer nobody reads."""
+
+    def __init__(self, port: int, path: str, body: bytes) -> None:
+        import socket
+
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._socket.sendall(head.encode() + body)
+
+    def close(self) -> None:
+        self._socket.close()
