@@ -43,6 +43,7 @@ class Hosted:
         host: has the model.
         taken: set whenever the engine is asked for an answer.
         over: set whenever an answer is over.
+        web: asks it.
     """
 
     url: str
@@ -50,6 +51,7 @@ class Hosted:
     host: ModelHost
     taken: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
+    web: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=WAIT_S))
 
     @property
     def model(self) -> paceline.Model:
@@ -65,10 +67,10 @@ class Hosted:
         return self.model.worker.call(lambda: len(self.model.loop.active))
 
     def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=WAIT_S, **options)
+        return self.web.post(self.url + path, json=body, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=WAIT_S, **options)
+        return self.web.get(self.url + path, **options)
 
     def answer(self, path: str, body: dict[str, Any], **options: Any) -> Any:
         """Return the JSON of an answer that is there to be had."""
@@ -144,9 +146,7 @@ def hosted(
     server = Server(host, options)
     security = _security(options)
     (listener,) = bind(["127.0.0.1"], 0)
-    config = uvicorn.Config(
-        create_app(server, security), log_config=None, lifespan="off", **socket_options(security)
-    )
+    config = uvicorn.Config(create_app(server, security), log_config=None, lifespan="off", **socket_options(security))
     web = uvicorn.Server(config)
     running = Hosted(url_of(listener, has_tls=options.has_tls, prefix=options.prefix), server, host)
 
@@ -163,6 +163,7 @@ def hosted(
             assert ready.wait(WAIT_S)
         yield running
     finally:
+        running.web.close()
         host.stop_taking()
         server.end_answers()
         web.should_exit = True

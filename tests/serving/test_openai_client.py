@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types import Completion
@@ -295,7 +294,7 @@ def test_a_model_that_is_loading_is_an_internal_server_error_with_status_503() -
         with pytest.raises(openai.InternalServerError, match="Loading model") as caught:
             client.completions.create(model=NAME, prompt="b")
         assert caught.value.status_code == 503
-        assert httpx.get(f"{running.url}/health").json() == {
+        assert running.get("/health").json() == {
             "error": {"code": 503, "message": "Loading model", "type": "unavailable_error", "param": None}
         }
         go_on.set()

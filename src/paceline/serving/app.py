@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.core.errors import InputError, PacelineError
+from paceline.core.numbers import shown
 from paceline.serving.answering import Answer, Ended, Event, PreparedPrompt
 from paceline.serving.asked import Api, Asked, at_fault, read_asked
 from paceline.serving.bodies import (
@@ -39,6 +41,7 @@ from paceline.serving.errors import (
     kind_of,
     response_of,
 )
+from paceline.serving.fields import FieldError
 from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.metrics import RequestOver, ServerLoad, ServerMetrics
 from paceline.serving.model_facts import models_of, props_of
@@ -137,7 +140,7 @@ class Server:
         try:
             answer = Answer(served, asked, prompts, namespace=namespace, most_s=self.options.request_s)
         except InputError as error:
-            raise at_fault(asked.options, error) from None
+            raise at_fault(asked, error, served.check) from None
         board.add(answer)
         shape = _SHAPES[asked.api](answer)
         try:
@@ -272,7 +275,7 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
         return JSONResponse(document(app))
 
     app.include_router(router)
-    for kind in (PacelineError, HTTPException, Exception):
+    for kind in (PacelineError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answered(server))
     return secured(app, security)
 
@@ -285,6 +288,11 @@ def _answered(server: Server) -> Callable[[Request, Exception], Awaitable[Respon
         if isinstance(error, HTTPException):
             # Of Starlette's own there are a path and a method that nobody offers, which llama-server does not part.
             error = NotFoundError("File Not Found")
+        elif isinstance(error, RequestValidationError):
+            # Bodies are read here; what FastAPI reads is in the query.
+            first = error.errors()[0]
+            name = str(first["loc"][-1])
+            error = FieldError(name, f"{name} is {shown(first['input'])}: {first['msg']}")
         response = response_of(error)
         if server.metrics is not None:
             server.metrics.refused(response.status_code, kind_of(error))

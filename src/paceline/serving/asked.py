@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from paceline.api import GenerateOptions
@@ -13,8 +14,8 @@ from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
 from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams, draw_seed
-from paceline.options import REQUEST_PARTS, read_options
-from paceline.serving.bodies import ChatBody, CompletionBody, Speculative
+from paceline.options import REQUEST_PARTS
+from paceline.serving.bodies import ChatBody, CompletionBody, Speculative, whole_of
 from paceline.serving.fields import FieldError, check_known
 from paceline.serving.settings import ServerOptions
 
@@ -46,6 +47,9 @@ _OTHER_SAMPLERS: Final[Mapping[str, str]] = {
     "temp": "",
 }
 """Steps that only act with fields that are refused here; a list may name them."""
+
+_ID: Final = re.compile("-?[0-9]{1,18}")
+"""How a token id is written where names are texts, as in JSON objects."""
 
 _DOTTED: Final[Mapping[str, str]] = {
     "speculative.n_max": "draft_max",
@@ -81,6 +85,7 @@ class Asked:
         cache_salt: with whom what was read is shared, beside the key.
         samplers: the sampling steps that were named, under llama.cpp's names; none for the usual ones.
         warnings: what the client ought to know of its request.
+        names: of the fields that set options, by the option.
     """
 
     api: Api
@@ -103,6 +108,7 @@ class Asked:
     cache_salt: str = ""
     samplers: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_asked(
@@ -124,12 +130,15 @@ def read_asked(
         name: value for name in type(body).model_fields if (value := getattr(body, name, None)) is not None
     }
     extra = dict(body.model_extra or {})
-    options = _options_of(given, defaults)
-    options.update(_speculation_of(given.get("speculative"), extra))
+    options, names = _options_of(given, defaults)
+    speculation, speculation_names = _speculation_of(given.get("speculative"), extra)
+    options.update(speculation)
+    names |= speculation_names
     biases, bias_texts = _biases_of(given.get("logit_bias"))
     if biases:
         options["logit_bias"] = biases
     reads_only, length = _length_of(given)
+    names["max_tokens"] = next((name for name in _LENGTHS if name in given), "max_tokens")
     if length is not None:
         options["max_tokens"] = length
     elif api == "chat" or options.get("max_tokens") is None:
@@ -139,10 +148,12 @@ def read_asked(
     samplers = _sampler_names(given["samplers"]) if "samplers" in given else ()
     if samplers:
         options.update(_steps_of(samplers))
+        names["order"] = "samplers"
     num_choices = _num_choices(given, settings.max_choices)
     num_logprobs = _num_logprobs(given, api)
     if num_logprobs is not None:
         options["logprobs"] = num_logprobs
+        names["logprobs"] = next(name for name in ("top_logprobs", "logprobs", "n_probs") if name in given)
         options["post_sampling_probs"] = bool(given.get("post_sampling_probs"))
     echo = bool(given.get("echo"))
     if echo and num_logprobs is not None:
@@ -174,21 +185,23 @@ def read_asked(
         cache_salt=given.get("cache_salt", ""),
         samplers=samplers,
         warnings=tuple(f"unknown field {name!r} was ignored" for name in unknown),
+        names=names,
     )
 
 
-def at_fault(options: GenerateOptions, error: InputError) -> InputError:
-    """Return the error of options with the name of the one that is at fault, if one alone is.
+def at_fault(asked: Asked, error: InputError, check: Callable[[GenerateOptions], object]) -> InputError:
+    """Return the error of options with the name of the field that is at fault, if one alone is.
 
     Args:
-        options: of a call that was refused.
+        asked: what was refused.
         error: what it was refused by.
+        check: raises for options that cannot be used.
     """
-    for name, value in options.items():
+    for name, value in asked.options.items():
         try:
-            read_options({name: value})
+            check(cast("GenerateOptions", {name: value}))
         except InputError:
-            return FieldError(name, str(error))
+            return FieldError(asked.names.get(name, name), str(error))
     return error
 
 
@@ -203,15 +216,18 @@ def chat_params_of(body: ChatBody | Any, defaults: ChatParams) -> ChatParams:
         FieldError: a field cannot be used.
     """
     given: dict[str, Any] = {}
+    names: dict[str, str] = {}
     variables = dict(getattr(body, "chat_template_kwargs", None) or {})
     switch = variables.pop("enable_thinking", None)
     if switch is not None:
         if not isinstance(switch, bool):
             raise FieldError("chat_template_kwargs", f"enable_thinking is {shown(switch)}: give true or false")
         given["reasoning"] = "on" if switch else "off"
+        names["reasoning"] = "chat_template_kwargs"
     if variables:
+        names["template_variables"] = "chat_template_kwargs"
         given["template_variables"] = {**defaults.template_variables, **variables}
-    for name, field in (
+    for name, option in (
         ("reasoning_effort", "reasoning_effort"),
         ("reasoning_format", "reasoning_format"),
         ("reasoning_budget_tokens", "reasoning_budget"),
@@ -221,61 +237,76 @@ def chat_params_of(body: ChatBody | Any, defaults: ChatParams) -> ChatParams:
     ):
         value = getattr(body, name, None)
         if value is not None:
-            given[field] = value
+            given[option], names[option] = value, name
     try:
         return replace(defaults, **given)
     except InputError as error:
-        raise FieldError(next(iter(given), "messages"), str(error)) from error
+        raise FieldError(_first_at_fault(given, names, defaults), str(error)) from error
 
 
-def _options_of(given: Mapping[str, Any], defaults: GenerateOptions) -> GenerateOptions:
-    """Return the options that fields of the table set."""
+def _first_at_fault(given: Mapping[str, Any], names: Mapping[str, str], defaults: ChatParams) -> str:
+    """Return the name of the first field that cannot be used by itself; else that of the last, which fits no other."""
+    for option, value in given.items():
+        try:
+            replace(defaults, **{option: value})
+        except InputError:
+            return names[option]
+    return names[list(given)[-1]]
+
+
+def _options_of(given: Mapping[str, Any], defaults: GenerateOptions) -> tuple[GenerateOptions, dict[str, str]]:
+    """Return the options that fields of the table set, and the names of these fields by option."""
     options: dict[str, Any] = {**defaults}
+    names: dict[str, str] = {}
     for part in REQUEST_PARTS:
         if part is SpeculationParams:
             continue
-        for field in fields_of(part):
-            if field.name in ("logit_bias", "stop", "max_tokens", "logprobs", "post_sampling_probs"):
+        for entry in fields_of(part):
+            if entry.name in ("logit_bias", "stop", "max_tokens", "logprobs", "post_sampling_probs"):
                 continue
-            for name in field.json_names:
+            for name in entry.json_names:
                 if name in given:
-                    options[field.name] = given[name]
+                    options[entry.name], names[entry.name] = given[name], name
                     break
     if options.get("seed") == -1:
         options["seed"] = None
-    return cast("GenerateOptions", options)
+    return cast("GenerateOptions", options), names
 
 
-def _speculation_of(speculative: Speculative | None, extra: dict[str, Any]) -> GenerateOptions:
-    """Return the options that say how a request is sped up; takes llama-server's names out of ``extra``."""
+def _speculation_of(speculative: Speculative | None, extra: dict[str, Any]) -> tuple[GenerateOptions, dict[str, str]]:
+    """Return the options that say how a request is sped up, and the names of their fields by option.
+
+    llama-server's names are taken out of ``extra``.
+    """
     asked: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    is_off = False
     if speculative is not None:
-        asked = {
-            field.name: value
-            for field in fields_of(SpeculationParams)
-            if (value := getattr(speculative, field.name, None)) is not None
-        }
-        if speculative.enabled is False or speculative.off:
-            asked = {"speculate": False}
         if speculative.model_extra:
             name = next(iter(speculative.model_extra))
-            raise FieldError(f"speculative.{name}", f"speculative has no {name!r}: see its fields in the documentation")
+            there_are = ", ".join(Speculative.model_fields)
+            raise FieldError(f"speculative.{name}", f"speculative has no {name!r}: its fields are {there_are}")
+        for entry in fields_of(SpeculationParams):
+            value = getattr(speculative, entry.name, None)
+            if value is not None:
+                asked[entry.name], names[entry.name] = value, f"speculative.{entry.name}"
+        is_off = speculative.enabled is False or bool(speculative.off)
     for name, option in _DOTTED.items():
         value = extra.pop(name, None)
         if value is None:
             continue
-        if option:
-            asked.setdefault(option, value)
-        elif value == "none":
-            asked = {"speculate": False}
-        elif value not in ("auto", "default"):
-            raise FieldError(name, f"{name} is {shown(value)}: name drafters in speculative.drafters instead")
-    if asked.get("draft_max") == 0:
-        asked = {"speculate": False}
+        if not option:
+            if value not in ("none", "auto", "default"):
+                raise FieldError(name, f"{name} is {shown(value)}: name drafters in speculative.drafters instead")
+            is_off |= value == "none"
+        elif option not in asked:
+            asked[option], names[option] = whole_of(value), name
+    if is_off or asked.get("draft_max") == 0:
+        return {"speculate": False}, {}
     drafters = asked.get("drafters")
     if isinstance(drafters, str):
         asked["drafters"] = [name.strip() for name in drafters.split(",") if name.strip()]
-    return cast("GenerateOptions", asked)
+    return cast("GenerateOptions", asked), names
 
 
 def _length_of(given: Mapping[str, Any]) -> tuple[bool, int | None]:
@@ -291,16 +322,13 @@ def _length_of(given: Mapping[str, Any]) -> tuple[bool, int | None]:
 
 def _biases_of(given: Any) -> tuple[dict[int, float], tuple[tuple[str, float], ...]]:
     """Return biases of token ids, and those of texts, which the tokenizer has to read."""
-    pairs = list(given.items()) if isinstance(given, Mapping) else given or ()
+    pairs = given.items() if isinstance(given, Mapping) else given or ()
     ids: dict[int, float] = {}
     texts: list[tuple[str, float]] = []
-    for pair in pairs:
-        token, bias = pair if len(pair) == 2 else (None, None)
-        if isinstance(token, float | bool | None) or isinstance(bias, str | None) or bias is True:
-            raise FieldError("logit_bias", f"logit_bias has {shown(pair)}: give pairs of a token and a number or false")
+    for token, bias in pairs:
         value = -math.inf if bias is False else float(bias)
         if isinstance(token, str):
-            if not token.lstrip("-").isdigit():
+            if not _ID.fullmatch(token):
                 texts.append((token, value))
                 continue
             token = int(token)

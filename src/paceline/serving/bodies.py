@@ -19,16 +19,25 @@ from paceline.options import REQUEST_PARTS
 _EXAMPLE_TEXT: Final = "def fibonacci(n):"
 
 
-def _whole(value: Any) -> Any:
-    # Clients written in JavaScript have one kind of number.
+def whole_of(value: Any) -> Any:
+    """Return a number without fraction as a whole one: clients written in JavaScript have one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(whole_of)]
 """A whole number, also where it is written as 3.0; no text and no truth value."""
 
 Bias = float | Literal[False]
 """What is added to a token's logit; ``false`` bans it."""
+
+
+def _pair(value: Any) -> Any:
+    # JSON has no tuples.
+    return tuple(value) if isinstance(value, list) else value
+
+
+BiasPair = Annotated[tuple[Whole | str, Bias], BeforeValidator(_pair)]
+"""A token, by id or by text, and its bias."""
 
 
 class _Body(BaseModel):
@@ -101,7 +110,7 @@ class _Generation(_Body):
     n: Whole | None = Field(None, description="Answers to the prompt.", json_schema_extra={"minimum": 1})
     n_cmpl: Whole | None = Field(None, description="As n.", json_schema_extra={"minimum": 1})
     stop: list[str] | str | None = Field(None, description="Texts that end the answer where they begin.")
-    logit_bias: dict[str, Bias] | list[list[int | str | Bias]] | None = Field(
+    logit_bias: dict[str, Bias] | list[BiasPair] | None = Field(
         None, description="Added to the logits of tokens, by id or by text; false bans."
     )
     samplers: list[str] | str | None = Field(None, description="The order of the sampling steps, by llama.cpp's names.")

@@ -13,6 +13,8 @@ from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import PacelineError
 from paceline.models.description import ModelDescription
+from paceline.options import read_options
+from paceline.planning.registry import check_asked
 
 HostState: TypeAlias = Literal["loading", "ready", "failed", "closing"]
 """What has become of the model. ``closing``: the server ends, and takes nothing more."""
@@ -66,6 +68,15 @@ class ServedModel:
     def drafters(self) -> tuple[str, ...]:
         """Names of what drafts."""
         return tuple(drafter.name for drafter in self.model.drafters)
+
+    def check(self, options: GenerateOptions) -> None:
+        """Refuse options of a call that the model cannot have.
+
+        Raises:
+            InputError: with the value and the way out.
+        """
+        speculation = read_options({**options}, verify=self.model.verify, drafters=self.drafters).speculation
+        check_asked(speculation, self.model.policy, self.drafters)
 
     def facts(self) -> Mapping[str, Any]:
         """Return what llama-server's ``/v1/models`` says of a model's file."""

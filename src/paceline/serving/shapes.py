@@ -320,7 +320,7 @@ class CompletionShape(_OpenAiBase):
         return {"index": choice.number, "text": text, "logprobs": logprobs, "finish_reason": None}
 
     def _logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if self.asked.num_logprobs is None or not logprobs:
+        if self.asked.num_logprobs is None or self.asked.reads_only or not logprobs:
             return None
         # Control tokens add nothing to the text, which the tokens are to spell.
         spelled = [self.vocabulary.token_bytes(each.token_id) for each in logprobs]
@@ -328,10 +328,7 @@ class CompletionShape(_OpenAiBase):
             "tokens": [_named(piece) for piece in spelled],
             "token_logprobs": [max(each.logprob, _LOWEST) for each in logprobs],
             "top_logprobs": [
-                {
-                    _named(piece_of(token_id, self.vocabulary)): max(logprob, _LOWEST)
-                    for token_id, logprob in each.top
-                }
+                {_named(piece_of(token_id, self.vocabulary)): max(logprob, _LOWEST) for token_id, logprob in each.top}
                 for each in logprobs
             ],
             "text_offset": [self._offsets[choice.number].next(piece) for piece in spelled],
@@ -443,6 +440,6 @@ class ChatShape(_OpenAiBase):
         return {"index": choice.number, "delta": delta, "finish_reason": None}
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if self.asked.num_logprobs is None or not logprobs:
+        if self.asked.num_logprobs is None or self.asked.reads_only or not logprobs:
             return None
         return {"content": self.probabilities(logprobs), "refusal": None}

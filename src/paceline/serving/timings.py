@@ -42,12 +42,12 @@ def speculation_of(stats: RequestStats, asked: SpeculationParams, policy: str) -
     Args:
         stats: of a finished answer.
         asked: how it was to be sped up.
-        policy: what decided how much was drafted.
+        policy: what decides how much is drafted where the request does not say it.
     """
     phases = stats.phases
     names = sorted({*stats.drafted_by_source, *stats.draft_s_by_source})
     return {
-        "policy": policy,
+        "policy": asked.policy or policy,
         "verify": asked.verify,
         "drafters": {
             name: {

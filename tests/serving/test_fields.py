@@ -1,0 +1,409 @@
+"""The fields of requests: what each does, and that none is read and then ignored without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from paceline.serving.fields import HARMLESS, NEUTRAL, NOT_YET
+from paceline.serving.settings import ServerOptions
+from tests.serving.hosted import Hosted, hosted, scripted
+
+PATHS: Final = ["/completion", "/v1/completions", "/v1/chat/completions"]
+BASE: Final[dict[str, Any]] = {"prompt": "abc", "n_predict": 30, "seed": 7}
+CHAT: Final[dict[str, Any]] = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 20, "seed": 7}
+
+# Values that change nothing, and values that would.
+VALUES: Final[dict[str, tuple[list[Any], list[Any]]]] = {
+    "top_n_sigma": ([-1, 0, -1.0], [1, 0.5, "1", True]),
+    "typical_p": ([1, 1.0], [0.5, "1"]),
+    "dynatemp_range": ([0, 0.0], [0.5]),
+    "dry_multiplier": ([0, 0.0], [0.8]),
+    "xtc_probability": ([0, 0.0], [0.5]),
+    "mirostat": ([0], [1, 2]),
+    "adaptive_target": ([-1, -1.0], [0.5]),
+    "min_keep": ([0, 1], [2]),
+    "best_of": ([1], [2]),
+    "suffix": ([""], ["after"]),
+    "use_beam_search": ([False], [True]),
+    "length_penalty": ([1, 1.0], [1.2]),
+    "min_tokens": ([0], [5]),
+    "stop_token_ids": ([[]], [[5]]),
+    "prompt_logprobs": ([0, False], [1]),
+    "skip_special_tokens": ([True], [False]),
+    "spaces_between_special_tokens": ([True], [False]),
+    "include_stop_str_in_output": ([False], [True]),
+    "bad_words": ([[]], [["a"]]),
+    "allowed_token_ids": ([[]], [[5]]),
+    "modalities": ([["text"]], [["text", "audio"]]),
+    "audio": ([{}], [{"voice": "a"}]),
+    "web_search_options": ([{}], [{"search_context_size": "low"}]),
+    "repetition_penalty": ([1, 1.0], [1.1]),
+    "truncate_prompt_tokens": ([-1], [5]),
+    "chat_template": ([""], ["{{ messages }}"]),
+    "tfs_z": ([1, 1.0], [0.9]),
+    "lora": ([[]], [[{"id": 0, "scale": 1.0}]]),
+    "n_indent": ([0], [2]),
+    "grammar_lazy": ([False], [True]),
+    "grammar_triggers": ([[]], [[{"type": 0, "value": "a"}]]),
+    "chat_format": ([0], [1]),
+    "chat_parser": ([""], ["a"]),
+    "multimodal_data": ([[]], [["aGk="]]),
+    "response_format": ([{"type": "text"}], [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}]),
+    "json_schema": ([{}], [{"type": "object"}]),
+    "grammar": ([""], ['root ::= "a"']),
+    "guided_json": ([{}], [{"type": "object"}]),
+    "guided_regex": ([""], ["a*"]),
+    "guided_choice": ([[]], [["a", "b"]]),
+    "guided_grammar": ([""], ["a"]),
+    "structured_outputs": ([{}], [{"regex": "a"}]),
+    "tools": ([[]], [[{"type": "function", "function": {"name": "f"}}]]),
+    "functions": ([[]], [[{"name": "f"}]]),
+    "tool_choice": (["none", "auto"], ["required", {"type": "function", "function": {"name": "f"}}]),
+    "function_call": (["none", "auto"], [{"name": "f"}]),
+}
+SIMILAR: Final[dict[str, Any]] = {"user": "me", "store": False, "metadata": {"a": "b"}, "id_slot": 3, "n_keep": 5}
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Hosted]:
+    with hosted(scripted, ServerOptions(strict_fields=True, max_choices=3, max_stop=2)) as running:
+        yield running
+
+
+def text_of(server: Hosted, **fields: Any) -> str:
+    return str(server.answer("/completion", {**BASE, **fields})["content"])
+
+
+# What is known and not built, what changes nothing, and what nobody knows
+
+
+def test_every_field_that_is_known_and_not_built_is_looked_at_here() -> None:
+    assert set(VALUES) == {*NEUTRAL, *NOT_YET}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_field_that_is_not_built_may_have_the_value_that_changes_nothing(strict: Hosted, name: str) -> None:
+    neutral, others = VALUES[name]
+    for value in (*neutral, None):
+        assert "warnings" not in strict.answer("/completion", {**BASE, "n_predict": 1, name: value})
+    for value in others:
+        error = strict.refusal("/completion", {**BASE, name: value})
+        assert error["param"] == name
+        assert error["message"].startswith(name)
+        assert ("not supported yet" in error["message"]) is (name in NOT_YET)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_fields_that_change_nothing_of_an_answer_are_taken(strict: Hosted, path: str) -> None:
+    body = CHAT if "chat" in path else BASE
+    plain, told = (
+        strict.answer(path, {**body, **fields}) for fields in ({}, {**dict.fromkeys(HARMLESS, 1), **SIMILAR})
+    )
+    assert "warnings" not in told
+    assert told.get("content") == plain.get("content")
+    assert told.get("choices") == plain.get("choices")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_names_that_nobody_knows_are_named_in_the_answer(server: Hosted, strict: Hosted, path: str) -> None:
+    body = {**(CHAT if "chat" in path else BASE), "temprature": 0.1, "frobnicate": None, "zap": {"a": 1}}
+    expected = ["unknown field 'temprature' was ignored", "unknown field 'zap' was ignored"]
+    assert server.answer(path, body)["warnings"] == expected
+    streamed = [chunk["warnings"] for chunk in server.chunks(path, body) if "warnings" in chunk]
+    assert streamed == [expected]
+    error = strict.refusal(path, body)
+    assert error["param"] == "temprature"
+    assert "--strict-fields" in error["message"]
+
+
+def test_null_is_the_same_as_leaving_a_field_out(server: Hosted) -> None:
+    known = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "stop", "n", "stream"]
+    known += ["max_tokens", "max_completion_tokens", "logit_bias", "samplers", "n_probs", "logprobs", "cache_prompt"]
+    known += ["ignore_eos", "speculative", "speculative.n_max", "echo", "response_fields", "sse_ping_interval"]
+    assert text_of(server, **dict.fromkeys(known)) == text_of(server)
+    assert "warnings" not in server.answer("/completion", {**BASE, **dict.fromkeys(known)})
+
+
+# How much is generated
+
+
+@pytest.mark.parametrize("name", ["n_predict", "max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("path", PATHS)
+def test_the_number_of_tokens_has_three_names(server: Hosted, path: str, name: str) -> None:
+    body = {**(CHAT if "chat" in path else BASE), "n_predict": None, "max_tokens": None, "ignore_eos": True}
+    for count in (1, 5, 5.0):
+        assert server.answer(path, {**body, name: count})["timings"]["predicted_n"] == count
+    error = server.refusal(path, {**body, name: -2})
+    assert error["param"] == name
+    assert server.refusal(path, {**body, name: "5"})["param"] == name
+    assert server.refusal(path, {**body, name: True})["param"] == name
+
+
+def test_of_several_names_the_first_in_a_fixed_order_counts(server: Hosted) -> None:
+    body = {"prompt": "abc", "ignore_eos": True}
+    lengths = {"n_predict": 3, "max_completion_tokens": 5, "max_tokens": 7}
+    for name in list(lengths):
+        assert server.answer("/completion", {**body, **lengths})["tokens_predicted"] == lengths.pop(name)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_tokens_reads_the_prompt_alone(server: Hosted, path: str) -> None:
+    body = {**(CHAT if "chat" in path else BASE), "n_predict": 0, "max_tokens": None, "n_probs": 2}
+    answer = server.answer(path, body)
+    assert answer["timings"]["predicted_n"] == 0
+    choice = answer["choices"][0] if "choices" in answer else answer
+    assert (choice.get("content", choice.get("text")) or choice.get("message", {}).get("content") or "") == ""
+    assert not choice.get("logprobs")
+    assert not choice.get("completion_probabilities")
+    if "usage" in answer:
+        assert answer["usage"]["completion_tokens"] == 0
+    for chunk in server.chunks(path, body):
+        for part in chunk.get("choices", [chunk]):
+            said = part.get("content") or part.get("text") or part.get("delta", {}).get("content")
+            assert not said
+
+
+def test_minus_one_writes_until_the_model_ends_or_the_context_does() -> None:
+    with hosted(lambda: scripted(context_length=100)) as running:
+        answer = running.answer("/completion", {**BASE, "n_predict": -1, "ignore_eos": True})
+        assert answer["tokens_evaluated"] + answer["tokens_predicted"] in (100, 101)
+        assert answer["truncated"]
+        assert answer["stop_type"] == "limit"
+        ended = running.answer("/completion", {**BASE, "n_predict": -1, "logit_bias": {"257": 100}})
+        assert (ended["content"], ended["stop_type"], ended["truncated"]) == ("", "eos", False)
+
+
+# How tokens are chosen
+
+
+def test_the_order_of_sampling_steps_is_obeyed(server: Hosted) -> None:
+    hot = {"temperature": 3.0, "top_p": 0.6, "top_k": 0, "min_p": 0.0, "n_predict": 60}
+    last, first = (
+        text_of(server, **hot, samplers=order) for order in (["top_p", "temperature"], ["temperature", "top_p"])
+    )
+    assert last != first
+    assert text_of(server, **hot) == last
+    assert text_of(server, **hot, samplers="pt") == last
+    assert text_of(server, **hot, samplers="tp") == first
+    assert text_of(server, **hot, samplers=["temp", "top_p"]) == first
+    assert text_of(server, **hot, samplers=["dry", "typ_p", "temperature", "xtc", "top_p"]) == first
+    settings = server.answer("/completion", {**BASE, "samplers": "tp"})["generation_settings"]
+    assert settings["samplers"][:2] == ["temperature", "top_p"]
+
+
+@pytest.mark.parametrize(
+    ("name", "letter", "value", "off"),
+    [("temperature", "t", 0.1, 1.0), ("top_k", "k", 1, 0), ("top_p", "p", 0.01, 1.0), ("min_p", "m", 0.99, 0.0)],
+)
+def test_a_step_that_is_not_named_is_switched_off(
+    server: Hosted, name: str, letter: str, value: float, off: float
+) -> None:
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_predict": 60}
+    acts, idle = text_of(server, **{**neutral, name: value}), text_of(server, **neutral)
+    assert acts != idle
+    others = "kpmt".replace(letter, "")
+    assert text_of(server, **{**neutral, name: value}, samplers=others) == idle
+    assert text_of(server, **{**neutral, name: value}, samplers=[]) == idle
+    assert text_of(server, **{**neutral, name: value}, samplers=letter) == acts
+    answer = server.answer("/completion", {**BASE, **neutral, name: value, "samplers": others})
+    assert answer["generation_settings"][name] == off
+
+
+def test_penalties_are_a_step_too(server: Hosted) -> None:
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_predict": 60}
+    penalised = {**neutral, "presence_penalty": 5.0, "frequency_penalty": 2.0}
+    assert text_of(server, **penalised) != text_of(server, **neutral)
+    assert text_of(server, **penalised, samplers="kpmt") == text_of(server, **neutral)
+    assert text_of(server, **penalised, samplers="epkmt") != text_of(server, **neutral)
+
+
+def test_what_is_sampled_from_can_be_seen(server: Hosted) -> None:
+    body = {**BASE, "n_predict": 5, "n_probs": 5, "post_sampling_probs": True}
+    for fields, most in (({"top_k": 2}, 2), ({"top_k": 2, "samplers": "pmt", "min_p": 0, "top_p": 1}, 5)):
+        entries = server.answer("/completion", {**body, **fields})["completion_probabilities"]
+        assert max(len(entry["top_probs"]) for entry in entries) == most
+        assert all(0 < entry["prob"] <= 1 for entry in entries)
+    raw = server.answer("/completion", {**body, "post_sampling_probs": False, "top_k": 2})["completion_probabilities"]
+    assert {len(entry["top_logprobs"]) for entry in raw} == {5}
+
+
+@pytest.mark.parametrize("bias", [{"102": False}, {"f": False}, [[102, False]], [["f", -100]], [[102.0, -1e30]]])
+def test_a_token_is_banned_by_id_or_text(server: Hosted, bias: Any) -> None:
+    assert "f" in text_of(server)
+    assert "f" not in text_of(server, logit_bias=bias)
+
+
+@pytest.mark.parametrize(
+    "bias", [{"5000": 1}, {"-5": 1}, [[5000, 1]], [[-1, False]], {"5": True}, {"5": "x"}, 5, [[1]]]
+)
+def test_a_bias_that_cannot_be_used_names_its_field(server: Hosted, bias: Any) -> None:
+    assert server.refusal("/completion", {**BASE, "logit_bias": bias})["param"] == "logit_bias"
+
+
+@pytest.mark.parametrize("text", ["--5", "²", "-", "1" * 60])
+def test_texts_that_look_like_ids_are_texts(server: Hosted, text: str) -> None:
+    assert server.post("/completion", {**BASE, "logit_bias": {text: 1}}).status_code == 200
+
+
+def test_the_end_of_an_answer_can_be_ignored(server: Hosted) -> None:
+    body = {**BASE, "n_predict": 300, "logit_bias": {"257": 4}}
+    assert server.answer("/completion", body)["stop_type"] == "eos"
+    longer = server.answer("/completion", {**body, "ignore_eos": True})
+    assert longer["tokens_predicted"] == 300
+    assert longer["generation_settings"]["logit_bias"] == [{"token": 257, "bias": None}]
+
+
+def test_a_seed_of_minus_one_draws_one_and_tells_it(server: Hosted) -> None:
+    drawn = [server.answer("/completion", {**BASE, "seed": seed}) for seed in (-1, None)]
+    seeds = [answer["generation_settings"]["seed"] for answer in drawn]
+    assert len(set(seeds)) == 2
+    for answer, seed in zip(drawn, seeds, strict=True):
+        assert text_of(server, seed=seed) == answer["content"]
+
+
+# What is out of range or of another kind
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 101),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 2),
+        ("repeat_penalty", 0),
+        ("presence_penalty", 101),
+        ("frequency_penalty", -101),
+        ("repeat_last_n", -2),
+        ("penalty_last_n", -2),
+        ("seed", -2),
+        ("seed", "x"),
+        ("n", 0),
+        ("n", 4),
+        ("n_cmpl", 4),
+        ("n", "2"),
+        ("stop", 5),
+        ("stop", [5]),
+        ("stop", ["a", "b", "c"]),
+        ("samplers", "q"),
+        ("samplers", ["top_a"]),
+        ("samplers", 5),
+        ("ignore_eos", "yes"),
+        ("cache_prompt", "yes"),
+        ("stream", "yes"),
+        ("stream_options", 5),
+        ("n_probs", -1),
+        ("n_probs", 1001),
+        ("logprobs", -1),
+        ("logprobs", 1001),
+        ("response_fields", 5),
+        ("cache_salt", 5),
+        ("speculative", 5),
+        ("prompt", None),
+        ("prompt", ""),
+        ("prompt", []),
+        ("prompt", {}),
+        ("prompt", 5),
+        ("prompt", [[]]),
+        ("prompt", [1.5]),
+        ("prompt", [5000]),
+        ("prompt", [-1]),
+        ("prompt", ["a", "b", "c", "d"]),
+        ("prompt", {"prompt_string": 5}),
+        ("prompt", {"prompt_string": "a", "multimodal_data": ["aGk="]}),
+    ],
+)
+def test_a_value_that_cannot_be_used_names_its_field(strict: Hosted, name: str, value: Any) -> None:
+    error = strict.refusal("/completion", {**BASE, name: value})
+    assert error["param"] == name
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("messages", None),
+        ("messages", []),
+        ("messages", "hello"),
+        ("messages", [5]),
+        ("messages", [{"content": "no role"}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+        ("top_logprobs", 3),
+        ("chat_template_kwargs", 5),
+        ("chat_template_kwargs", {"enable_thinking": "yes"}),
+        ("chat_template_kwargs", {"messages": []}),
+        ("reasoning_format", "loud"),
+        ("reasoning_budget_tokens", -2),
+        ("thinking_budget_tokens", -2),
+        ("reasoning_effort", 5),
+        ("max_completion_tokens", -2),
+    ],
+)
+def test_a_value_that_a_chat_cannot_use_names_its_field(strict: Hosted, name: str, value: Any) -> None:
+    assert strict.refusal("/v1/chat/completions", {**CHAT, name: value})["param"] == name
+
+
+@pytest.mark.parametrize("body", ["", "[]", "5", "{", '{"prompt": NaN}', '{"prompt": "a", "prompt": "b"}', "\xff"])
+def test_a_body_that_is_no_object_is_refused(server: Hosted, body: str) -> None:
+    response = server.web.post(f"{server.url}/completion", content=body.encode("latin-1"))
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_need_not_say_that_it_is_json(server: Hosted) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    body = b'{"prompt": "abc", "n_predict": 30, "seed": 7}'
+    response = server.web.post(f"{server.url}/completion", content=body, headers=headers)
+    assert response.json()["content"] == text_of(server)
+
+
+def test_a_query_that_cannot_be_used_is_refused_like_a_body(server: Hosted) -> None:
+    response = server.get("/slots?fail_on_no_slot=many")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "fail_on_no_slot"
+
+
+# How an answer is sent
+
+
+def test_fields_of_a_native_answer_can_be_chosen(server: Hosted) -> None:
+    fields = ["content", "generation_settings/n_predict", "no/such", "timings/speculative/rounds"]
+    answer = server.answer("/completion", {**BASE, "response_fields": fields})
+    assert set(answer) == {"content", "generation_settings/n_predict", "timings/speculative/rounds"}
+    assert answer["generation_settings/n_predict"] == 30
+
+
+def test_token_ids_are_sent_where_they_are_asked_for(server: Hosted) -> None:
+    answer = server.answer("/completion", {**BASE, "return_tokens": True})
+    assert len(answer["tokens"]) == answer["tokens_predicted"]
+    assert server.answer("/detokenize", {"tokens": answer["tokens"]})["content"] == answer["content"]
+    streamed = server.chunks("/completion", {**BASE, "return_tokens": True})
+    assert [token for chunk in streamed for token in chunk["tokens"]] == answer["tokens"]
+    assert server.answer("/completion", BASE)["tokens"] == []
+
+
+def test_the_progress_of_a_prompt_is_sent_before_its_answer(server: Hosted) -> None:
+    body = {**BASE, "prompt": "progress " * 90, "return_progress": True, "timings_per_token": True}
+    for cached in (0, 809):
+        chunks = server.chunks("/completion", body)
+        progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+        assert [each["total"] for each in progress] == [810] * len(progress)
+        assert progress[0]["cache"] == progress[0]["processed"] == cached
+        assert progress[-1]["processed"] == 810
+        assert all("timings" in chunk for chunk in chunks)
+
+
+def test_a_verbose_answer_has_its_prompt_and_settings(server: Hosted) -> None:
+    answer = server.answer("/v1/chat/completions", {**CHAT, "verbose": True})
+    assert answer["__verbose"]["prompt"] == "<|im_start|>user\nabc<|im_end|>\n<|im_start|>assistant\n"
+    assert answer["__verbose"]["generation_settings"]["n_predict"] == 20
+    assert "__verbose" not in server.answer("/v1/chat/completions", CHAT)
