@@ -64,7 +64,7 @@ VALUES: Final[dict[str, tuple[list[Any], list[Any]]]] = {
     "tool_choice": (["none", "auto"], ["required", {"type": "function", "function": {"name": "f"}}]),
     "function_call": (["none", "auto"], [{"name": "f"}]),
 }
-SIMILAR: Final[dict[str, Any]] = {"user": "me", "store": False, "metadata": {"a": "b"}, "id_slot": 3, "n_keep": 5}
+REALISTIC: Final[dict[str, Any]] = {"user": "me", "store": False, "metadata": {"a": "b"}, "id_slot": 3, "n_keep": 5}
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_field_that_is_not_built_may_have_the_value_that_changes_nothing(stric
 def test_fields_that_change_nothing_of_an_answer_are_taken(strict: Hosted, path: str) -> None:
     body = CHAT if "chat" in path else BASE
     plain, told = (
-        strict.answer(path, {**body, **fields}) for fields in ({}, {**dict.fromkeys(HARMLESS, 1), **SIMILAR})
+        strict.answer(path, {**body, **fields}) for fields in ({}, {**dict.fromkeys(HARMLESS, 1), **REALISTIC})
     )
     assert "warnings" not in told
     assert told.get("content") == plain.get("content")
