@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -104,6 +104,12 @@ class Turnstile:
     def let(self, rows: int) -> None:
         """Let so many rows through."""
         self._free.release(rows)
+
+    def let_until(self, done: Callable[[], bool]) -> None:
+        """Let rows through one by one until something has happened that waits for the end of a round."""
+        while not done():
+            if self.waiting.wait(0.05):
+                self._free.release()
 
     def open(self) -> None:
         """Let all rows through from now on."""

@@ -1,0 +1,227 @@
+"""What a server says of itself: models, properties, places, figures, and the document of its own API."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from paceline import __version__
+from paceline.core.params import SamplingParams
+from paceline.serving.settings import ServerOptions
+from tests.runtime.test_worker import WAIT_S
+from tests.serving.hosted import NAME, Hosted, hosted, scripted
+from tests.serving.scripted import Turnstile, writing_model
+
+ROUTES: Final = {
+    "/health": {"get"},
+    "/metrics": {"get"},
+    "/completion": {"post"},
+    "/v1/completions": {"post"},
+    "/v1/chat/completions": {"post"},
+    "/v1/chat/completions/input_tokens": {"post"},
+    "/v1/chat/completions/control": {"post"},
+    "/tokenize": {"post"},
+    "/detokenize": {"post"},
+    "/apply-template": {"post"},
+    "/v1/models": {"get"},
+    "/v1/models/{name}": {"get"},
+    "/props": {"get"},
+    "/slots": {"get"},
+}
+ALIASES: Final = ["/v1/health", "/completions", "/chat/completions", "/chat/completions/input_tokens", "/models"]
+
+
+def test_a_model_is_told_in_both_forms() -> None:
+    def load() -> Any:
+        return replace(scripted(names=("b", "a")), tags=("code", "small"))
+
+    with hosted(load) as running:
+        found = running.get("/v1/models").json()
+        assert found == running.get("/models").json()
+        (data,), (model,) = found["data"], found["models"]
+        assert (data["id"], data["aliases"], data["tags"]) == ("a", ["a", "b"], ["code", "small"])
+        assert data["meta"]["n_ctx"] == 4096
+        assert data["meta"]["n_vocab"] == 260
+        assert model["name"] == model["model"] == "a"
+        assert model["capabilities"] == ["completion", "chat"]
+        assert running.get("/v1/models/b").json()["id"] == "b"
+
+
+def test_the_file_of_a_model_is_told(pair_server: Hosted) -> None:
+    meta = pair_server.get("/v1/models").json()["data"][0]["meta"]
+    assert meta["n_params"] > 10**6
+    assert meta["size"] > 10**6
+    assert meta["n_embd"] > 0
+    assert meta["ftype"]
+    props = pair_server.get("/props").json()
+    assert "/" not in props["model_path"]
+    assert props["model_path"].endswith(".gguf")
+
+
+def test_properties_are_the_defaults_of_requests(server: Hosted) -> None:
+    props = server.get("/props").json()
+    settings, params = props["default_generation_settings"], SamplingParams()
+    assert settings["n_ctx"] == 4096
+    assert settings["params"]["temperature"] == params.temperature
+    assert settings["params"]["seed"] == -1
+    assert settings["params"]["n_predict"] == -1
+    assert (props["total_slots"], props["model_alias"]) == (16, NAME)
+    assert "<|im_start|>" in props["chat_template"]
+    assert props["chat_template_caps"]["supports_system_role"] is True
+    assert props["eos_token"] == "<|im_end|>"
+    assert re.match(r"b\d+-", props["build_info"])
+    assert props["build_info"].endswith(__version__)
+    assert props["speculative"] == {
+        "drafters": ["draft", "suffix", "lookup"],
+        "policy": "fixed",
+        "verify": "coupled",
+        "reason": None,
+    }
+    answer = server.answer("/completion", {"prompt": "a", "n_predict": 1})["generation_settings"]
+    assert set(settings["params"]) <= set(answer)
+
+
+def test_properties_cannot_be_changed(server: Hosted) -> None:
+    assert server.refusal("/props", {"n": 1}, 501)["type"] == "not_supported_error"
+
+
+def test_places_tell_what_is_under_way() -> None:
+    gate = Turnstile(writing_model())
+    with hosted(lambda: scripted(target=gate, drafts=False, max_sequences=2)) as running:
+        idle = running.get("/slots").json()
+        assert [(slot["id"], slot["is_processing"], slot["speculative"]) for slot in idle] == [
+            (0, False, False),
+            (1, False, False),
+        ]
+        assert running.get("/slots?fail_on_no_slot=1").status_code == 200
+        body = {"prompt": "secret", "n_predict": 9, "ignore_eos": True, "stream": True}
+        with running.web.stream("POST", f"{running.url}/completion", json=body) as response:
+            gate.let(4)
+            lines = response.iter_lines()
+            assert next(lines)
+            assert gate.waiting.wait(WAIT_S)
+            busy, other = running.get("/slots").json()
+            assert (busy["is_processing"], other["is_processing"]) == (True, False)
+            assert (busy["n_prompt_tokens_processed"], busy["n_prompt_tokens_cache"]) == (6, 0)
+            assert busy["params"]["n_predict"] == 9
+            (token,) = busy["next_token"]
+            assert token["has_next_token"] is True
+            assert token["n_decoded"] + token["n_remain"] == 9
+            assert "secret" not in json.dumps(busy)
+            gate.open()
+            assert [line for line in lines if line]
+        again = running.get("/slots").json()[0]
+        assert again["is_processing"] is False
+        assert again["next_token"][0]["has_next_token"] is False
+
+
+def test_all_places_taken_is_status_503_where_that_is_asked() -> None:
+    gate = Turnstile(writing_model())
+    with hosted(lambda: scripted(target=gate, drafts=False, max_sequences=1)) as running:
+        body = {"prompt": "a", "stream": True, "ignore_eos": True}
+        with running.web.stream("POST", f"{running.url}/completion", json=body) as response:
+            gate.let(4)
+            assert next(response.iter_lines())
+            response_when_full = running.get("/slots?fail_on_no_slot=1")
+            assert response_when_full.status_code == 503
+            assert response_when_full.json()["error"]["type"] == "unavailable_error"
+            assert running.get("/slots").status_code == 200
+        gate.open()
+
+
+def test_what_is_not_offered_is_status_501() -> None:
+    with hosted(scripted, ServerOptions(slots=False, ui=False)) as running:
+        for path, flag in (("/slots", "--slots"), ("/metrics", "--metrics")):
+            response = running.get(path)
+            assert response.status_code == 501
+            assert response.json()["error"]["type"] == "not_supported_error"
+            assert flag in response.json()["error"]["message"]
+        assert running.get("/").status_code == 404
+        props = running.get("/props").json()
+        assert (props["endpoint_slots"], props["endpoint_metrics"], props["ui"]) == (False, False, False)
+
+
+def test_the_page_is_one_of_html(server: Hosted) -> None:
+    page = server.get("/")
+    assert page.text.startswith("<!doctype html>")
+    assert page.headers["content-type"].startswith("text/html")
+
+
+def test_figures_come_under_the_names_of_three_servers() -> None:
+    with hosted(scripted, ServerOptions(metrics=True)) as running:
+        answer = running.answer("/completion", {"prompt": "abc", "n_predict": 40, "ignore_eos": True, "seed": 1})
+        running.refusal("/completion", {"prompt": "abc", "temperature": -1})
+        timings = answer["timings"]
+        response = running.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain")
+        assert float(response.headers["process-start-time-unix"]) > 0
+        lines = [line for line in response.text.splitlines() if not line.startswith("#")]
+        values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+        def value(beginning: str) -> float:
+            return sum(number for name, number in values.items() if name.partition("{")[0] == beginning)
+
+        assert value("llamacpp:prompt_tokens_total") == value("vllm:prompt_tokens_total") == 3
+        assert value("llamacpp:tokens_predicted_total") == value("vllm:generation_tokens_total") == 40
+        assert value("llamacpp:spec_decode_num_draft_tokens_total") == timings["draft_n"]
+        assert value("vllm:spec_decode_num_accepted_tokens_total") == timings["draft_n_accepted"]
+        assert value("vllm:request_success_total") == 1
+        assert value("llamacpp:requests_processing") == value("vllm:num_requests_running") == 0
+        assert any(name.startswith("paceline:") for name in values)
+
+
+# Paths
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm/v2"])
+def test_every_route_is_in_the_document_and_the_document_has_no_loose_ends(prefix: str) -> None:
+    with hosted(scripted, ServerOptions(prefix=prefix)) as running:
+        assert running.url.endswith(prefix)
+        document = running.get("/openapi.json").json()
+        assert document["openapi"].startswith("3.")
+        paths = {
+            path.removeprefix(prefix): {method for method in operations if method in ("get", "post")}
+            for path, operations in document["paths"].items()
+        }
+        assert paths == ROUTES
+        assert all(path.startswith(prefix) for path in document["paths"])
+        references = re.findall(r'"\$ref": "([^"]*)"', json.dumps(document))
+        assert len(references) > 20
+        for reference in references:
+            found = document
+            for part in reference.removeprefix("#/").split("/"):
+                found = found[part]
+            assert found["type"] == "object"
+        chat = document["components"]["schemas"]["ChatBody"]["properties"]
+        assert {"messages", "temperature", "max_completion_tokens", "n_predict", "speculative"} <= set(chat)
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                assert operation["summary"], path
+                assert "422" not in operation["responses"]
+                assert "default" in operation["responses"]
+
+
+def test_aliases_answer_like_the_routes_themselves(server: Hosted) -> None:
+    for path in (*ALIASES, *ROUTES):
+        if "{" in path:
+            continue
+        post = path in ALIASES[1:4] or ROUTES.get(path) == {"post"}
+        response = server.post(path, {}) if post else server.get(path)
+        assert response.status_code in (200, 400), path
+        if response.status_code == 400:
+            assert response.json()["error"]["param"] in ("prompt", "messages", "id")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/no/such"), ("GET", "/completion"), ("PUT", "/props"), ("POST", "/v1/embeddings")]
+)
+def test_what_nobody_offers_is_not_found(server: Hosted, method: str, path: str) -> None:
+    response = server.web.request(method, server.url + path)
+    assert response.status_code == 404
+    assert response.json() == {
+        "error": {"code": 404, "message": "File Not Found", "type": "not_found_error", "param": None}
+    }

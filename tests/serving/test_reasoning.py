@@ -1,0 +1,148 @@
+"""Answers that reason: where their reasoning comes back, and how a client ends it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import pytest
+
+from paceline.core.arrays import Float64Array
+from paceline.engines.scripted import LogitFunction
+from tests.chat.conversing import BEGUN, THINKING
+from tests.runtime.test_worker import WAIT_S
+from tests.serving.hosted import Hosted, hosted, scripted
+from tests.serving.scripted import END, NO_THINK, SIZE, THINK, Turnstile, writing_model
+
+CHAT: Final = "/v1/chat/completions"
+BODY: Final[dict[str, Any]] = {
+    "messages": [{"role": "user", "content": "2 + 2?"}],
+    "temperature": 0.0,
+    "max_tokens": 400,
+}
+ANSWER: Final = "It is <b>4</b>."
+
+
+def reasoning(thoughts: int) -> LogitFunction:
+    """Return a model that reasons for so many tokens, or until it is told to stop, and then answers."""
+
+    def written(tokens: Sequence[int], marker: int) -> int:
+        # Templates write empty lines behind markers.
+        return sum(token != ord("\n") for token in tokens[marker + 1 :])
+
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        opened = max((place for place, token in enumerate(tokens) if token == THINK), default=None)
+        closed = max((place for place, token in enumerate(tokens) if token == NO_THINK), default=None)
+        if closed is not None:
+            script = [*ANSWER.encode(), END]
+            said = script[min(written(tokens, closed), len(script) - 1)]
+        elif opened is not None:
+            said = ord("h") if written(tokens, opened) < thoughts else NO_THINK
+        else:
+            said = THINK
+        row: Float64Array = 50.0 * np.eye(SIZE)[said]
+        return row
+
+    return logits
+
+
+@contextmanager
+def thinking(template: str = THINKING, thoughts: int = 20) -> Iterator[Hosted]:
+    with hosted(lambda: scripted(template, target=reasoning(thoughts))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("template", [THINKING, BEGUN])
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_comes_apart_from_the_answer(template: str, stream: bool) -> None:
+    with thinking(template) as server:
+        reply = message_of(server, BODY, stream=stream)
+        assert (reply["reasoning_content"].strip(), reply["content"]) == ("h" * 20, ANSWER)
+        kept = message_of(server, {**BODY, "reasoning_format": "none"}, stream=stream)
+        assert "reasoning_content" not in kept
+        assert kept["content"].replace("\n", "") == f"<think>{'h' * 20}</think>{ANSWER}"
+        usage = server.answer(CHAT, BODY)["usage"]
+        assert usage["completion_tokens_details"]["reasoning_tokens"] == pytest.approx(21, abs=1)
+
+
+def message_of(server: Hosted, body: dict[str, Any], *, stream: bool) -> dict[str, Any]:
+    if not stream:
+        message: dict[str, Any] = server.answer(CHAT, body)["choices"][0]["message"]
+        return message
+    found: dict[str, str] = {}
+    for chunk in server.chunks(CHAT, body):
+        for choice in chunk["choices"]:
+            for name, text in choice["delta"].items():
+                if text is not None and name != "role":
+                    found[name] = found.get(name, "") + text
+    return found
+
+
+@pytest.mark.parametrize("name", ["reasoning_budget_tokens", "thinking_budget_tokens"])
+def test_reasoning_has_a_budget(name: str) -> None:
+    with thinking() as server:
+        for budget in (0, 5):
+            reply = message_of(server, {**BODY, name: budget}, stream=False)
+            assert (reply.get("reasoning_content") or "").count("h") == budget
+            assert reply["content"] == ANSWER
+        plain, drafted = (
+            server.answer(CHAT, {**BODY, name: 5, "speculative": {"off": off}})["choices"] for off in (True, False)
+        )
+        assert plain == drafted
+
+
+@contextmanager
+def running_answer(
+    model: LogitFunction, **fields: Any
+) -> Iterator[tuple[Turnstile, Iterator[str], Callable[[], dict[str, Any]]]]:
+    """Yield what lets the rounds of an answer through, the lines of its stream, and what asks for its reasoning's end."""
+    gate = Turnstile(model)
+    body = {**BODY, **fields, "max_tokens": -1, "stream": True}
+    with (
+        hosted(lambda: scripted(THINKING, target=gate, drafts=False, context_length=10**6)) as server,
+        ThreadPoolExecutor(1) as threads,
+        httpx.Client(timeout=WAIT_S) as other,
+        server.web.stream("POST", server.url + CHAT, json=body) as response,
+    ):
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+        gate.let(10)
+        answer_id = json.loads(next(lines))["id"]
+
+        def end_reasoning() -> dict[str, Any]:
+            control = {"id": answer_id, "action": "reasoning_end"}
+            asked = threads.submit(other.post, f"{server.url}{CHAT}/control", json=control)
+            gate.let_until(asked.done)
+            result: dict[str, Any] = asked.result().json()
+            return result
+
+        try:
+            yield gate, lines, end_reasoning
+        finally:
+            gate.open()
+
+
+def test_a_client_ends_the_reasoning_of_a_running_answer() -> None:
+    with running_answer(reasoning(10**6)) as (gate, lines, end_reasoning):
+        assert end_reasoning()["success"] is True
+        gate.open()
+        deltas = [choice["delta"] for line in lines if line != "[DONE]" for choice in json.loads(line)["choices"]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == ANSWER
+        assert "h" in "".join(delta.get("reasoning_content") or "" for delta in deltas)
+        assert end_reasoning() == {"success": False, "message": "no active completion for this id"}
+
+
+def test_an_answer_that_does_not_reason_says_so() -> None:
+    with running_answer(writing_model(), ignore_eos=True) as (_, _, end_reasoning):
+        assert end_reasoning() == {"success": False, "message": "the answer does not reason now"}
+
+
+def test_the_reasoning_can_be_switched_off_by_variable() -> None:
+    with thinking() as server:
+        reply = message_of(server, {**BODY, "chat_template_kwargs": {"enable_thinking": False}}, stream=False)
+        assert not reply.get("reasoning_content")
+        assert reply["content"] == ANSWER
