@@ -47,7 +47,7 @@ def test_a_model_is_told_in_both_forms() -> None:
         assert data["meta"]["n_ctx"] == 4096
         assert data["meta"]["n_vocab"] == 260
         assert model["name"] == model["model"] == "a"
-        assert model["capabilities"] == ["completion", "chat"]
+        assert model["capabilities"] == ["completion"]
         assert running.get("/v1/models/b").json()["id"] == "b"
 
 
