@@ -100,7 +100,7 @@ def test_reasoning_has_a_budget(name: str) -> None:
 def running_answer(
     model: LogitFunction, **fields: Any
 ) -> Iterator[tuple[Turnstile, Iterator[str], Callable[[], dict[str, Any]]]]:
-    """Yield what lets the rounds of an answer through, the lines of its stream, and what asks for its reasoning's end."""
+    """Yield what lets the rounds of an answer through, the lines of its stream, and what ends its reasoning."""
     gate = Turnstile(model)
     body = {**BODY, **fields, "max_tokens": -1, "stream": True}
     with (

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from paceline import __version__
 from paceline.cli import exits, models
@@ -27,7 +28,7 @@ from paceline.cli.profile import profile_command
 from paceline.cli.run import EPILOG as RUN_EPILOG
 from paceline.cli.run import run
 from paceline.cli.serve import EPILOG as SERVE_EPILOG
-from paceline.cli.serve import serve
+from paceline.cli.serve import ServeCommand, serve
 from paceline.core.errors import InputError, ModelWarning, PacelineError
 from paceline.terminal_text import printable_line
 
@@ -41,18 +42,25 @@ app = typer.Typer(
 )
 
 
-def _add_command(name: str, function: Callable[..., None], epilog: str, **context_settings: bool) -> None:
+def _add_command(
+    name: str,
+    function: Callable[..., None],
+    epilog: str,
+    *,
+    kind: type[TyperCommand] | None = None,
+    **context_settings: bool,
+) -> None:
     """Add a subcommand whose help is its docstring, without the docstring's line breaks."""
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    app.command(name, epilog=epilog, help=text, context_settings=context_settings)(function)
+    app.command(name, cls=kind, epilog=epilog, help=text, context_settings=context_settings)(function)
 
 
 # In the order in which one comes to need them.
 _add_command("run", run, RUN_EPILOG, allow_extra_args=True)  # it refuses them itself, and says where a prompt goes
 _add_command("chat", chat, CHAT_EPILOG)
 # Flags of llama-server that are no options of ours come as words, and are told apart by the command.
-_add_command("serve", serve, SERVE_EPILOG, allow_extra_args=True, ignore_unknown_options=True)
+_add_command("serve", serve, SERVE_EPILOG, kind=ServeCommand, allow_extra_args=True, ignore_unknown_options=True)
 app.add_typer(models.app, name="models")
 _add_command("profile", profile_command, PROFILE_EPILOG)
 _add_command("bench", bench, BENCH_EPILOG)

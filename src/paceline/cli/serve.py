@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from paceline.api import GenerateOptions, Model, load
 from paceline.chat.params import ChatParams
@@ -22,7 +24,7 @@ from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, 
 from paceline.models.description import describe
 from paceline.options import ModelChoice
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.serving.llama_flags import remarks_on, with_llama_variables
+from paceline.serving.llama_flags import remarks_on, shielded, with_llama_variables
 from paceline.serving.settings import ServerOptions
 
 if TYPE_CHECKING:
@@ -47,6 +49,15 @@ taken, and named.[/dim]
 
 {ENVIRONMENT_NOTE}
 """
+
+
+class ServeCommand(TyperCommand):
+    """A command that leaves llama-server's flags to :func:`~paceline.serving.llama_flags.remarks_on`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line."""
+        known = [name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)]
+        return super().parse_args(ctx, [shielded(word, known) for word in args])
 
 
 @with_options(together=(("order", "model_defaults", "seed"),), variables=lambda: with_llama_variables(os.environ))
@@ -75,7 +86,7 @@ def serve(
         raise CapabilityError("a server needs packages that are not installed: pip install 'paceline[serve]'") from None
     from paceline.serving.app import Server, create_app
     from paceline.serving.hosting import ModelHost
-    from paceline.serving.listening import bind, url_of
+    from paceline.serving.listening import listening, url_of
     from paceline.serving.logs import log_to_stderr
     from paceline.serving.running import run
 
@@ -86,38 +97,38 @@ def serve(
     refuse_given(context, {"forget": "is of paceline chat: clients send the turns that they want answered"})
     setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
     security = _security(options)
-    sockets = bind(options.host, options.port)
-    urls = [url_of(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
-    for warning in security.warnings():
-        console.print(f"warning: {warning}", style="yellow", markup=False)
-    found = _sized(context, setup.find(), models, options)
-    chat = replace(conversation, forget=False)
+    with listening(options.host, options.port) as sockets:
+        urls = [url_of(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
+        for warning in security.warnings():
+            console.print(f"warning: {warning}", style="yellow", markup=False)
+        found = _sized(context, setup.find(), models, options)
+        chat = replace(conversation, forget=False)
 
-    def load_here(report: Callable[[float], None]) -> ServedModel:
-        model = _loaded(setup, found, options, report)
-        defaults = request_options(context, model, given, params, rules, speculation)
-        if "seed" not in given.names:
-            del defaults["seed"]
-        if rules.max_tokens == MAX_TOKENS or "max_tokens" not in given.names:
-            del defaults["max_tokens"]
-        return _served(model, found, setup, options, chat, defaults)
+        def load_here(report: Callable[[float], None]) -> ServedModel:
+            model = _loaded(setup, found, options, report)
+            defaults = request_options(context, model, given, params, rules, speculation)
+            if "seed" not in given.names:
+                del defaults["seed"]
+            if rules.max_tokens == MAX_TOKENS or "max_tokens" not in given.names:
+                del defaults["max_tokens"]
+            return _served(model, found, setup, options, chat, defaults)
 
-    ready = threading.Event()
+        ready = threading.Event()
 
-    def on_ready(served: ServedModel) -> None:
-        server.ready(served)
-        ready.set()
-        for url in urls:
-            console.print(f"{served.id} is served at {url}", style="bold", markup=False)
-        console.print(_how(served), style="dim", markup=False)
+        def on_ready(served: ServedModel) -> None:
+            server.ready(served)
+            ready.set()
+            for url in urls:
+                console.print(f"{served.id} is served at {url}", style="bold", markup=False)
+            console.print(_how(served), style="dim", markup=False)
 
-    log_to_stderr(verbose=bool(found.target.verbose))
-    host = ModelHost(load_here, on_ready=on_ready)
-    server = Server(host, options, verbose=bool(found.target.verbose))
-    console.print(f"loading {Path(found.target.path).name}", style="dim", markup=False)
-    signals = run(create_app(server, security), server, security, sockets)
-    if signals and not ready.is_set():
-        raise typer.Exit(exits.INTERRUPTED)
+        log_to_stderr(verbose=bool(found.target.verbose))
+        host = ModelHost(load_here, on_ready=on_ready)
+        server = Server(host, options, verbose=bool(found.target.verbose))
+        console.print(f"loading {Path(found.target.path).name}", style="dim", markup=False)
+        signals = run(create_app(server, security), server, security, sockets)
+        if signals and not ready.is_set():
+            raise typer.Exit(exits.INTERRUPTED)
 
 
 def _loaded(setup: Setup, found: FoundModels, options: ServerOptions, report: Callable[[float], None]) -> Model:

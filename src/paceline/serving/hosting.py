@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 from paceline.api import GenerateOptions, Model
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
-from paceline.core.errors import PacelineError
+from paceline.core.errors import ClosedError, PacelineError
 from paceline.models.description import ModelDescription
 from paceline.options import read_options
 from paceline.planning.registry import check_asked
@@ -145,7 +145,8 @@ class ModelHost:
         try:
             served = await asyncio.to_thread(self._load, self._report)
         except PacelineError as error:
-            self.state, self.error = "failed", error
+            if not self._given_up:
+                self.state, self.error = "failed", error
             return
         if self._given_up:
             await asyncio.to_thread(served.model.close)
@@ -169,7 +170,8 @@ class ModelHost:
 
     def _report(self, share: float) -> None:
         if self._given_up:
-            raise KeyboardInterrupt
+            # No KeyboardInterrupt, which would end the event loop wherever it is.
+            raise ClosedError("the server ended before its model was loaded")
         self.share = share
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.core.errors import InputError
@@ -35,6 +36,27 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
             each.close()
         raise
     return bound
+
+
+@contextlib.contextmanager
+def listening(hosts: Sequence[str], port: int) -> Iterator[list[socket.socket]]:
+    """Yield sockets bound to addresses; they are closed afterwards, and the paths of Unix sockets removed.
+
+    Args:
+        hosts: as for :func:`bind`.
+        port: as for :func:`bind`.
+
+    Raises:
+        InputError: as for :func:`bind`.
+    """
+    bound = bind(hosts, port)
+    try:
+        yield bound
+    finally:
+        for each in bound:
+            each.close()
+        for host in filter(is_socket_path, hosts):
+            Path(host).unlink(missing_ok=True)
 
 
 def url_of(bound: socket.socket, *, has_tls: bool, prefix: str) -> str:

@@ -8,11 +8,13 @@ change what the server does, and are refused.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from paceline.core.errors import InputError
+from paceline.options import from_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,32 +125,64 @@ VARIABLES: Final[Mapping[str, str]] = {
 
 
 def with_llama_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables with llama-server's under our names, where ours do not say it."""
+    """Return environment variables with llama-server's under our names, where ours do not say it.
+
+    Raises:
+        InputError: one of them cannot be used; the message names it as llama-server does.
+    """
     found = dict(variables)
     for theirs, ours in VARIABLES.items():
-        if variables.get(theirs) and not found.get(ours):
-            found[ours] = variables[theirs]
+        text = variables.get(theirs)
+        if text and not found.get(ours):
+            try:
+                from_environment({ours: text})
+            except InputError as error:
+                raise InputError(str(error).replace(ours, theirs, 1)) from None
+            found[ours] = text
     return found
+
+
+_SHIELD: Final = "--"
+"""Stands before a flag that would be taken for another one and its value; see :func:`shielded`."""
+
+_SEVERAL_LETTERS: Final = re.compile(r"-[A-Za-z][A-Za-z_-]+")
+
+
+def shielded(word: str, known: Collection[str]) -> str:
+    """Return a word of a command line as one that no parser takes for a flag of one letter with its value.
+
+    llama-server has flags such as ``-cb``, which others read as ``-c`` with the value ``b``.
+
+    Args:
+        word: of the command line.
+        known: names of the options that there are.
+    """
+    name = word.partition("=")[0]
+    return _SHIELD + word if _SEVERAL_LETTERS.fullmatch(name) and name not in known else word
 
 
 def remarks_on(arguments: Sequence[str], known: Collection[str]) -> list[str]:
     """Return what to say of the words of a command line that no option took.
 
     Args:
-        arguments: those words.
+        arguments: those words, which may be :func:`shielded`.
         known: names of the options that there are, for hints at a slip.
 
     Raises:
         InputError: a word is no flag of llama-server either, or one that would change what the server does.
     """
     remarks = []
-    words = list(arguments)
+    words = [word.removeprefix(_SHIELD) if word.startswith(f"{_SHIELD}-") else word for word in arguments]
     while words:
         word = words.pop(0)
         name, equals, _ = word.partition("=")
         flag = FOREIGN.get(name)
         if flag is None:
-            near = difflib.get_close_matches(name, [*known, *FOREIGN], n=1, cutoff=0.8)
+            # Its own options first: who slips means one of those.
+            near = [
+                *difflib.get_close_matches(name, known, n=1, cutoff=0.8),
+                *difflib.get_close_matches(name, FOREIGN, n=1, cutoff=0.8),
+            ]
             hint = f"did you mean {near[0]}?" if near else "see paceline serve --help"
             what = f"there is no option {name}" if name.startswith("-") else f"{word!r} belongs to no option"
             raise InputError(f"{what}: {hint}")

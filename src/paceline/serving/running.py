@@ -45,6 +45,9 @@ class _Uvicorn(uvicorn.Server):
         self.signals += 1
         if self.signals == 1:
             self._told()
+        else:
+            # By itself uvicorn heeds a second interrupt, and no second SIGTERM.
+            self.force_exit = True
         super().handle_exit(sig, frame)
 
     @contextlib.contextmanager

@@ -1,0 +1,72 @@
+"""Servers in processes of their own, started by the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.cli.test_entry import heed_interrupts
+from tests.runtime.test_worker import WAIT_S
+
+UNMEASURED = ("--draft-max", "3", "-fa", "off", "-c", "4096")
+"""Options with which nothing is measured when the embedded pair is loaded."""
+
+
+@dataclass
+class Process:
+    """A server that runs.
+
+    Attributes:
+        url: where it is.
+        process: the process.
+        said: lines on standard error so far.
+    """
+
+    url: str
+    process: subprocess.Popen[str]
+    said: list[str] = field(default_factory=list)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def status(self) -> int:
+        """Wait for its end, and return its exit status."""
+        return self.process.wait(WAIT_S)
+
+
+@contextmanager
+def served(*options: str, variables: Mapping[str, str] | None = None) -> Iterator[Process]:
+    """Yield a server of the embedded pair, once it says that it is ready; it is killed if it still runs afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "serve", *UNMEASURED, *options],
+        env={**os.environ, **{"PACELINE_PORT": "0"}, **(variables or {})},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
+    )
+    assert process.stderr is not None
+    running = Process("", process)
+    try:
+        for line in process.stderr:
+            running.said.append(line.rstrip("\n"))
+            if " is served at " in line:
+                running.url = line.split(" is served at ")[1].strip()
+                break
+        assert running.url, running.said
+        # What it says later is read, so that it is never held up by a full pipe.
+        reader = threading.Thread(target=lambda: running.said.extend(process.stderr or ()))
+        reader.start()
+        yield running
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        if running.url:
+            reader.join(WAIT_S)
+        process.stderr.close()

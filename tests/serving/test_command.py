@@ -1,0 +1,284 @@
+"""``paceline serve`` as a command: how it begins, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline.cli.main import main
+from paceline.models.embedded import embedded_target
+from tests.runtime.test_worker import WAIT_S
+from tests.serving.hosted import events_of, hosted, scripted
+from tests.serving.processes import served
+from tests.serving.security.certificates import CERTIFICATE, KEY
+
+BODY: dict[str, Any] = {"prompt": "def fibonacci(n):\n", "ignore_eos": True, "seed": 1}
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Run the command with options that it cannot use, and return the one line that it says."""
+
+    def run(*options: str, status: int = 2) -> str:
+        monkeypatch.setattr(sys, "argv", ["paceline", "serve", *options])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == status
+        said = capsys.readouterr().err.removeprefix("loading broken.gguf\n")
+        assert said.count("\n") == 1, said
+        assert said.startswith("paceline: ")
+        return said
+
+    return run
+
+
+# How it begins
+
+
+def test_a_server_answers_with_503_until_the_model_is_there() -> None:
+    go_on = threading.Event()
+
+    def load() -> Any:
+        assert go_on.wait(WAIT_S)
+        return scripted()
+
+    loading = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error", "param": None}}
+    with hosted(load, wait=False) as running:
+        for path in ("/health", "/v1/health", "/v1/models", "/props", "/slots"):
+            response = running.get(path)
+            assert (response.status_code, response.json()) == (503, loading)
+            assert response.headers["retry-after"]
+        for path in ("/completion", "/v1/chat/completions", "/tokenize"):
+            body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+            assert (running.post(path, body).status_code, running.post(path, body).json()) == (503, loading)
+        go_on.set()
+        while running.get("/health").status_code == 503:
+            pass
+        assert running.get("/health").json() == {"status": "ok"}
+        assert running.answer("/completion", {"prompt": "a", "n_predict": 1})["tokens_predicted"] == 1
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(refused: Refused) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = refused("--port", port)
+        assert port in said
+        assert "--port" in said
+
+
+def test_a_model_that_is_missing_is_told_in_one_line(refused: Refused, tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.gguf")
+    assert missing in refused("-m", missing, "--port", "0")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF but not really")
+    assert "broken.gguf" in refused("-m", str(broken), "--port", "0")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--port", "70000"], "70000"),
+        (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
+        (["--host", ","], "--host"),
+        (["--api-prefix", "llm"], "--api-prefix 'llm'"),
+        (["--ssl-key-file", "key.pem"], "certificate"),
+        (["--api-key-file", "missing.txt"], "missing.txt"),
+        (["--max-n", "0"], "--max-n"),
+        (["--grace", "-1"], "--grace"),
+        (["--lora", "adapter.gguf"], "--lora is not supported"),
+        (["--mmproj", "x.gguf"], "--mmproj is not supported"),
+        (["--context-shift"], "--context-shift is not supported"),
+        (["--grammar", 'root ::= "a"'], "--grammar is not supported"),
+        (["--embeddings"], "--embeddings is not supported"),
+        (["-ctk", "q8_0"], "-ctk is not supported"),
+        (["-mm", "x.gguf"], "-mm is not supported"),
+        (["--prot", "80"], "did you mean --port?"),
+        (["-sm", "layer"], "there is no option -sm"),
+        (["--frobnicate"], "--frobnicate"),
+        (["stray"], "stray"),
+        (["--temp", "-1"], "temperature"),
+        (["-c", "3", "-np", "4", "--no-kv-unified"], "-np"),
+    ],
+)
+def test_what_cannot_be_had_is_told_in_one_line(refused: Refused, options: list[str], said: str) -> None:
+    assert said in refused(*options, *(() if "--port" in options else ("--port", "0")))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "value", "said"),
+    [
+        ("LLAMA_ARG_PORT", "many", "LLAMA_ARG_PORT"),
+        ("LLAMA_ARG_CTX_SIZE", "much", "LLAMA_ARG_CTX_SIZE"),
+        ("PACELINE_PORT", "many", "PACELINE_PORT"),
+    ],
+)
+def test_a_variable_that_cannot_be_read_is_told_by_its_name(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, theirs: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(theirs, value)
+    assert said in refused()
+
+
+def test_variables_of_llama_server_and_flags_that_change_nothing() -> None:
+    variables = {
+        "LLAMA_ARG_MODEL": str(embedded_target()),
+        "LLAMA_ARG_ALIAS": "zeta,alpha",
+        "LLAMA_ARG_N_PARALLEL": "2",
+        "LLAMA_ARG_ENDPOINT_METRICS": "1",
+        "LLAMA_ARG_API_PREFIX": "/llm",
+        "LLAMA_API_KEY": "one,two",
+        "LLAMA_ARG_N_PREDICT": "7",
+    }
+    flags = ("-b", "512", "-cb", "--jinja", "-sps", "0.5", "--cache-reuse=256")
+    with served(*flags, variables=variables) as running:
+        assert running.said[:5] == [
+            "-b 512 changes nothing: passes are as wide as pays here",
+            "-cb changes nothing: always so here",
+            "--jinja changes nothing: always so here",
+            "-sps 0.5 changes nothing: beginnings are reused",
+            "--cache-reuse=256 changes nothing: beginnings are reused",
+        ]
+        assert running.url.endswith("/llm")
+        assert httpx.get(f"{running.url}/health").status_code == 200
+        assert httpx.get(f"{running.url}/v1/models").status_code == 401
+        for key in ("one", "two"):
+            with httpx.Client(base_url=running.url, headers={"Authorization": f"Bearer {key}"}) as client:
+                (model,) = client.get("/v1/models").json()["data"]
+                assert (model["id"], model["aliases"]) == ("alpha", ["alpha", "zeta"])
+                assert client.get("/metrics").status_code == 200
+                assert client.get("/props").json()["total_slots"] == 2
+                answer = client.post("/completion", json=BODY, timeout=WAIT_S).json()
+                assert answer["tokens_predicted"] == 7
+        running.signal(signal.SIGTERM)
+        assert running.status() == 0
+
+
+def test_tls_by_two_flags(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text(KEY)
+    (tmp_path / "certificate.pem").write_text(CERTIFICATE)
+    files = ("--ssl-key-file", str(tmp_path / "key.pem"), "--ssl-cert-file", str(tmp_path / "certificate.pem"))
+    with served(*files) as running:
+        assert running.url.startswith("https://127.0.0.1:")
+        trusting = ssl.create_default_context(cadata=CERTIFICATE)
+        with httpx.Client(base_url=running.url, verify=trusting, timeout=WAIT_S) as client:
+            assert client.post("/completion", json={**BODY, "n_predict": 5}).json()["tokens_predicted"] == 5
+            chunks = events_of(client.post("/completion", json={**BODY, "n_predict": 5, "stream": True}))
+            assert json.loads(chunks[-1])["stop"] is True
+
+
+def test_a_unix_socket_and_a_port_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    with served("--host", f"{path},127.0.0.1") as running:
+        assert running.url == f"unix:{path}"
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
+            assert client.get("/health").json() == {"status": "ok"}
+        running.signal(signal.SIGTERM)
+        assert running.status() == 0
+        assert not path.exists()
+
+
+# How it ends
+
+
+def test_a_stream_that_runs_when_the_signal_comes_is_finished() -> None:
+    with served("--grace", "60") as running, httpx.Client(base_url=running.url, timeout=WAIT_S) as client:
+        with client.stream("POST", "/v1/completions", json={**BODY, "max_tokens": 400, "stream": True}) as response:
+            lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+            assert json.loads(next(lines))["choices"]
+            running.signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-1] == "[DONE]"
+        last = json.loads(rest[-2])
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert last["usage"]["completion_tokens"] == 400
+        assert running.status() == 0
+    assert not any("Traceback" in line for line in running.said)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_what_still_runs_after_the_grace_time_is_ended_with_a_word(stop: signal.Signals) -> None:
+    endless = {**BODY, "max_tokens": -1}
+    outcomes: list[httpx.Response] = []
+    with served("--grace", "0.2") as running, httpx.Client(base_url=running.url, timeout=WAIT_S) as client:
+        whole = threading.Thread(
+            target=lambda: outcomes.append(httpx.post(f"{running.url}/completion", json=endless, timeout=WAIT_S))
+        )
+        whole.start()
+        with client.stream("POST", "/v1/completions", json={**endless, "stream": True}) as response:
+            lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+            assert json.loads(next(lines))["choices"]
+            while client_sees(running.url) < 2:
+                pass
+            running.signal(stop)
+            rest = list(lines)
+        error = json.loads(rest[-1])["error"]
+        assert (error["code"], error["type"]) == (503, "unavailable_error")
+        assert "ending" in error["message"]
+        assert all(json.loads(line)["choices"][0]["finish_reason"] is None for line in rest[:-1])
+        whole.join(WAIT_S)
+        assert outcomes[0].status_code == 503
+        assert outcomes[0].json()["error"]["type"] == "unavailable_error"
+        assert running.status() == 0
+    assert not any("Traceback" in line for line in running.said)
+
+
+def client_sees(url: str) -> int:
+    """Return how many answers are under way."""
+    return sum(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json())
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_server_at_once(second: signal.Signals) -> None:
+    """Long before the grace time, which is longer than the test waits."""
+    with (
+        served("--grace", "600") as running,
+        httpx.Client(base_url=running.url, timeout=WAIT_S) as client,
+        client.stream("POST", "/completion", json={**BODY, "n_predict": 10**6, "stream": True}) as response,
+    ):
+        lines = response.iter_lines()
+        assert next(lines)
+        running.signal(signal.SIGTERM)
+        with pytest.raises(httpx.ConnectError):
+            while True:
+                httpx.get(f"{running.url}/health")
+        running.signal(second)
+        assert running.status() == 0
+    assert not any("Traceback" in line for line in running.said)
+
+
+LOADING = """
+import sys
+import paceline.cli.serve as command
+from paceline.cli.main import main
+
+def load(*arguments, report, **options):
+    print("measuring", file=sys.stderr, flush=True)
+    while True:
+        report(0.5)
+
+command.load = load
+sys.argv = ["paceline", "serve", "--port", "0"]
+main()
+"""
+
+
+def test_a_signal_while_costs_are_measured_gives_that_up() -> None:
+    process = subprocess.Popen([sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("loading ")
+    assert process.stderr.readline() == "measuring\n"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, said) == (130, "")
