@@ -66,7 +66,7 @@ def streamed(server: Hosted, **options: Any) -> list[Completion]:
 def test_a_streamed_completion(server: Hosted, client: openai.OpenAI, include_usage: bool | None) -> None:
     options: dict[str, Any] = {"model": NAME, "prompt": "abc", "max_tokens": LONG, "seed": 1}
     whole = client.completions.create(**options)
-    told = {} if include_usage is None else {"stream_options": {"include_usage": include_usage}}
+    told: dict[str, Any] = {} if include_usage is None else {"stream_options": {"include_usage": include_usage}}
     chunks = streamed(server, **options, **told)
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.choices[0].text
     reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
@@ -134,7 +134,7 @@ def test_a_chat(client: openai.OpenAI) -> None:
 def test_a_streamed_chat(client: openai.OpenAI, include_usage: bool | None) -> None:
     options: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "max_tokens": LONG, "seed": 1}
     whole = client.chat.completions.create(**options)
-    told = {} if include_usage is None else {"stream_options": {"include_usage": include_usage}}
+    told: dict[str, Any] = {} if include_usage is None else {"stream_options": {"include_usage": include_usage}}
     chunks = list(client.chat.completions.create(**options, **told, stream=True))
     assert len({chunk.id for chunk in chunks}) == 1
     deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
@@ -193,8 +193,8 @@ def test_log_probabilities_do_not_depend_on_drafts(client: openai.OpenAI) -> Non
     drafted = client.chat.completions.create(**options)
     plain = client.chat.completions.create(**options, extra_body={"speculative": {"off": True}})
     assert drafted.choices == plain.choices
-    assert drafted.timings["draft_n_accepted"] > 0  # type: ignore[attr-defined]
-    assert "draft_n" not in plain.timings  # type: ignore[attr-defined]
+    assert drafted.timings["draft_n_accepted"] > 0
+    assert "draft_n" not in plain.timings
 
 
 def test_a_stop_text_ends_the_answer_before_it(client: openai.OpenAI) -> None:

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -54,8 +53,13 @@ taken, and named.[/dim]
 class ServeCommand(TyperCommand):
     """A command that leaves llama-server's flags to :func:`~paceline.serving.llama_flags.remarks_on`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line."""
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line.
+
+        Args:
+            ctx: click's, which typer may bring with it.
+            args: the words.
+        """
         known = [name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)]
         return super().parse_args(ctx, [shielded(word, known) for word in args])
 

@@ -1,0 +1,152 @@
+"""What bounds a request: time, size, room, other requests; and errors that are the server's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+import paceline
+from paceline.core.arrays import Float64Array
+from paceline.serving.settings import ServerOptions
+from tests.serving.hosted import NAME, Hosted, hosted, json_of, scripted
+from tests.serving.scripted import writing_model
+
+ENDLESS: dict[str, Any] = {"prompt": "abc", "n_predict": -1, "ignore_eos": True, "seed": 1}
+PATHS = ["/completion", "/v1/completions", "/v1/chat/completions"]
+
+
+def long_scripted(**options: Any) -> Any:
+    return scripted(context_length=10**6, **options)
+
+
+# Time
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_answer_that_takes_too_long_ends_where_it_is(path: str) -> None:
+    body = {**ENDLESS, "messages": [{"role": "user", "content": "abc"}]}
+    with hosted(long_scripted, ServerOptions(request_s=0.2)) as running:
+        answer = running.answer(path, body)
+        if path == "/completion":
+            assert (answer["stop_type"], answer["truncated"]) == ("limit", False)
+        else:
+            assert answer["choices"][0]["finish_reason"] == "length"
+        assert 1 < answer["timings"]["predicted_n"] < 10**6
+        last = running.chunks(path, body)[-1]
+        assert last.get("stop_type") == "limit" or last["choices"][0]["finish_reason"] == "length"
+        assert running.sequences == 0
+
+
+def test_an_answer_may_end_at_the_next_line(server: Hosted) -> None:
+    answer = server.answer("/completion", {**ENDLESS, "n_predict": 3000, "t_max_predict_ms": 1})
+    assert answer["tokens_predicted"] < 3000
+    assert "\n" in answer["content"]
+    assert answer["stop_type"] == "limit"
+
+
+# Size and number
+
+
+def test_a_body_that_is_too_large_is_refused() -> None:
+    with hosted(scripted, ServerOptions(max_body=1)) as running:
+        error = running.refusal("/completion", {"prompt": "a" * (1 << 20)}, 413)
+        assert error["type"] == "invalid_request_error"
+        running.answer("/tokenize", {"content": "a" * 9000})
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_prompt_that_is_too_long_tells_both_lengths(server: Hosted, path: str) -> None:
+    text = "a" * 5000
+    body = {"prompt": text, "messages": [{"role": "user", "content": text}], "max_tokens": 5}
+    for stream in (False, True):
+        error = server.refusal(path, {**body, "stream": stream})
+        assert error["type"] == "exceed_context_size_error"
+        assert error["n_prompt_tokens"] >= 5000
+        assert error["n_ctx"] == 4096
+
+
+def test_all_answers_of_a_request_wait_or_none() -> None:
+    with hosted(lambda: scripted(max_sequences=1, max_waiting=2)) as running:
+        body = {"prompt": "abc", "max_tokens": 20, "seed": 1}
+        assert len(running.answer("/v1/completions", {**body, "n": 3})["choices"]) == 3
+        response = running.post("/v1/completions", {**body, "n": 4})
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "1"
+        assert running.sequences == 0
+        assert running.server.board.answers == []
+
+
+def test_more_requests_than_places_are_answered_in_turn() -> None:
+    with hosted(lambda: scripted(max_sequences=2)) as running:
+        body = {"prompt": "abc", "n_predict": 30, "ignore_eos": True}
+
+        def ask(seed: int) -> Any:
+            return running.answer("/completion", {**body, "seed": seed})
+
+        alone = [ask(seed)["content"] for seed in range(12)]
+        with ThreadPoolExecutor(12) as threads:
+            answers = list(threads.map(ask, range(12)))
+        assert [answer["content"] for answer in answers] == alone
+        assert {answer["id_slot"] for answer in answers} <= {0, 1}
+
+
+# What is shared
+
+
+def test_what_was_read_is_shared_with_nobody_else() -> None:
+    prompt = "one secret beginning, " * 15
+    with hosted(scripted, ServerOptions(api_key=("a", "b"))) as running:
+
+        def cached(key: str, **fields: Any) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            body = {"prompt": prompt, "n_predict": 3, **fields}
+            count: int = running.answer("/completion", body, headers=headers)["timings"]["cache_n"]
+            return count
+
+        assert [cached("a"), cached("b"), cached("a", cache_salt="x")] == [0, 0, 0]
+        whole = len(prompt) - 1
+        assert [cached("a"), cached("b"), cached("a", cache_salt="x")] == [whole] * 3
+        assert cached("a", cache_salt="y") == 0
+        assert cached("a", cache_prompt=False) == 0
+
+
+# The server's own errors
+
+
+def failing(tokens: Sequence[int]) -> Float64Array:
+    if tokens[-1] == ord("!"):
+        raise paceline.EngineError("the device at /dev/secret is gone")
+    return writing_model()(tokens)
+
+
+def test_an_error_of_the_engine_tells_nothing_and_ends_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    with hosted(lambda: scripted(target=failing, drafts=False)) as running, running.client() as client:
+        expected = {
+            "code": 500,
+            "message": "the server failed; its log says why",
+            "type": "server_error",
+            "param": None,
+        }
+        fine = {"prompt": "abc", "n_predict": 200, "ignore_eos": True, "seed": 1}
+        text = running.answer("/completion", fine)["content"]
+        with ThreadPoolExecutor(1) as threads:
+            beside = threads.submit(running.answer, "/completion", fine)
+            response = running.post("/completion", {"prompt": "abc!"})
+            assert beside.result()["content"] == text
+        assert (response.status_code, response.json()) == (500, {"error": expected})
+        events = running.post("/v1/completions", {"prompt": "abc!", "stream": True}).text.strip().split("\n\n")
+        assert json_of(events[-1].removeprefix("data: ")) == {"error": expected}
+        with pytest.raises(openai.InternalServerError, match="its log says why"):
+            client.completions.create(model=NAME, prompt="abc!")
+        with pytest.raises(openai.APIError, match="its log says why"):
+            list(client.completions.create(model=NAME, prompt="abc!", stream=True))
+        assert running.sequences == 0
+        # A stream is put away once its last event is sent.
+        while running.server.board.answers:
+            pass
