@@ -7,6 +7,7 @@ events say is read once all answers are there.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import selectors
@@ -22,15 +23,20 @@ _END: Final = b"\r\n0\r\n\r\n"
 """Ends a body that is sent in chunks."""
 _TAIL: Final = max(len(_EVENT), len(_END)) - 1
 _RECEIVED: Final = 1 << 16
+_STATUS: Final = b"HTTP/1.1 200"
+_LONGEST_SHOWN: Final = 500
+_SILENT_S: Final = 600.0
+_WORDS_S: Final = 1.0
+"""Seconds to wait for the rest of a refusal."""
 
 
 class _Client:
-    """One connection, and the requests that are asked on it."""
+    """Asks one request after the other, each on a connection of its own: llama-server closes it after a stream."""
 
     def __init__(self, selector: selectors.BaseSelector, port: int, bodies: Sequence[dict[str, Any]]) -> None:
-        self.connection = socket.create_connection(("127.0.0.1", port))
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        selector.register(self.connection, selectors.EVENT_READ, self)
+        self._selector = selector
+        self._port = port
+        self._connection: socket.socket | None = None
         self._waiting = [_request(port, body) for body in reversed(bodies)]
         self.raw: list[list[bytes]] = []
         self.sent_s: list[float] = []
@@ -39,19 +45,33 @@ class _Client:
 
     def ask(self) -> bool:
         """Send the next request, and return whether there was one."""
+        if self._connection is not None:
+            self._selector.unregister(self._connection)
+            self._connection.close()
+            self._connection = None
         if not self._waiting:
             return False
+        connection = self._connection = socket.create_connection(("127.0.0.1", self._port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._selector.register(connection, selectors.EVENT_READ, self)
         self.raw.append([])
         self.arrivals.append([])
         self._tail = b""
         self.sent_s.append(time.perf_counter())
-        self.connection.sendall(self._waiting.pop())
+        connection.sendall(self._waiting.pop())
         return True
 
     def read(self) -> bool:
-        """Take what has come, and return whether the answer is there."""
-        data = self.connection.recv(_RECEIVED)
+        """Take what has come, and return whether the answer is there.
+
+        Raises:
+            ValueError: it is a refusal.
+        """
+        assert self._connection is not None
+        data = self._connection.recv(_RECEIVED)
         now_s = time.perf_counter()
+        if not self.raw[-1] and not _STATUS.startswith(data[: len(_STATUS)]):
+            raise ValueError(_refusal(self._connection, data))
         self.raw[-1].append(data)
         seen = self._tail + data
         count = seen.count(_EVENT)
@@ -60,6 +80,15 @@ class _Client:
         self._tail = seen[-_TAIL:]
         # Without a byte, the server has closed the connection.
         return not data or seen.endswith(_END)
+
+
+def _refusal(connection: socket.socket, data: bytes) -> str:
+    """Return the end of what the server says, which it may go on saying after its first bytes."""
+    connection.settimeout(_WORDS_S)
+    with contextlib.suppress(OSError):
+        while more := connection.recv(_RECEIVED):
+            data += more
+    return data.decode("utf-8", "replace")[-_LONGEST_SHOWN:]
 
 
 def _request(port: int, body: dict[str, Any]) -> bytes:
@@ -75,7 +104,7 @@ def _read(client: _Client) -> list[dict[str, Any]]:
     """Return what a client's answers say, now that there is time.
 
     Raises:
-        ValueError: the server refused a request, or ended an answer by an error.
+        ValueError: the server ended one by an error.
     """
     found = []
     for sent_s, pieces, arrivals in zip(client.sent_s, client.raw, client.arrivals, strict=True):
@@ -83,8 +112,8 @@ def _read(client: _Client) -> list[dict[str, Any]]:
         events = [
             json.loads(line.removeprefix(b"data: ")) for line in _whole(body).split(b"\n") if line.startswith(b"data: ")
         ]
-        if not head.startswith(b"HTTP/1.1 200") or not events or not events[-1].get("stop"):
-            raise ValueError((body or head).decode("utf-8", "replace")[-500:])
+        if not events or not events[-1].get("stop"):
+            raise ValueError((body or head).decode("utf-8", "replace")[-_LONGEST_SHOWN:])
         # The last event brings no token.
         at_s, count = arrivals.pop()
         if count > 1:
@@ -112,30 +141,31 @@ def _whole(body: bytes) -> bytes:
 def _main() -> None:
     plan = json.load(sys.stdin)
     gc.disable()
-    # What this process did to start is over for the server, too, once it has answered.
-    with selectors.DefaultSelector() as selector:
-        _ask_all(selector, [_Client(selector, plan["port"], [plan["run_in"]])])
-    selector = selectors.DefaultSelector()
-    clients = [_Client(selector, plan["port"], bodies) for bodies in plan["clients"]]
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    _ask_all(selector, clients)
-    wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     try:
+        # What this process did to start is over for the server, too, once it has answered.
+        _ask_all(plan["port"], [[plan["run_in"]]])
+        clients, wall_s, cpu_s = _ask_all(plan["port"], plan["clients"])
         found: dict[str, Any] = {"replies": [_read(client) for client in clients], "wall_s": wall_s, "cpu_s": cpu_s}
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         found = {"error": f"the server did not answer a request: {error}"}
     json.dump(found, sys.stdout)
 
 
-def _ask_all(selector: selectors.BaseSelector, clients: Sequence[_Client]) -> None:
-    """Have all requests answered, one of each client at a time."""
-    left = sum(client.ask() for client in clients)
-    while left:
-        for key, _ in selector.select():
-            client: _Client = key.data
-            if client.read() and not client.ask():
-                selector.unregister(client.connection)
-                left -= 1
+def _ask_all(port: int, plans: Sequence[Sequence[dict[str, Any]]]) -> tuple[list[_Client], float, float]:
+    """Have all requests of all clients answered; return the clients, the seconds, and those of them on a core."""
+    with selectors.DefaultSelector() as selector:
+        clients = [_Client(selector, port, bodies) for bodies in plans]
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        left = sum(client.ask() for client in clients)
+        while left:
+            ready = selector.select(_SILENT_S)
+            if not ready:
+                raise ValueError(f"it said nothing for {_SILENT_S:.0f} s")
+            for key, _ in ready:
+                client: _Client = key.data
+                left -= client.read() and not client.ask()
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    return clients, wall_s, cpu_s
 
 
 if __name__ == "__main__":
