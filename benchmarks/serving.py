@@ -398,15 +398,22 @@ def _commit() -> str:
     return said.stdout.strip()
 
 
+_NAMES: Final = ("p50", "p95", "p99")
+_SPEEDS: Final = """
+auto, off: decode tokens a second, all clients together; auto/off, least, most: of laps and those around them;
+off/off: noise; whole: auto/off of whole laps; step: auto over auto with the clients of the line before;
+prompts: share of auto's rounds that had no draft because a prompt was read"""
+_TIMES: Final = """
+first, gap: milliseconds until the first token and between arrivals; cpu: share of a core that the clients took;
+same: answers equal to those of the first lap without drafts"""
+
+
 def _print(target: Path, sizes: _Sizes, found: Sequence[_Series]) -> None:
     print(
         f"{target.name}, temperature {sizes.temp:g}, prompts of {sizes.prompt} tokens, answers of {sizes.tokens}; "
         f"medians of {sizes.repeats} laps"
     )
-    print(
-        "\ndecode tokens a second, all clients together; auto over off, its least and most; off over off; whole laps;"
-    )
-    print("this number of clients over the one before, with auto; share of rounds without drafts beside prompts")
+    print(_SPEEDS)
     _row("workload", "clients", "auto", "off", "auto/off", "least", "most", "off/off", "whole", "step", "prompts")
     before: _Series | None = None
     for each in found:
@@ -425,17 +432,9 @@ def _print(target: Path, sizes: _Sizes, found: Sequence[_Series]) -> None:
             f"{prompts:.2f}",
         )
         before = each
-    print(
-        "\nmilliseconds until the first token and between arrivals; share of a core that the clients took; same texts"
-    )
-    _row(
-        "workload",
-        "clients",
-        "side",
-        *(f"{what} {name}" for what in ("first", "gap") for name in _NAMES),
-        "cpu",
-        "same",
-    )
+    print(_TIMES)
+    names = [f"{what} {name}" for what in ("first", "gap") for name in _NAMES]
+    _row("workload", "clients", "side", *names, "cpu", "same")
     for each in found:
         for side, laps in each.loads.items():
             figures = [lap.figures() for lap in laps]
@@ -461,9 +460,6 @@ def _print_beside(series: _Series) -> None:
     for side, run in ((AUTO, RUN_AUTO), (OFF, RUN_OFF)):
         if run in series.run:
             print(f"{where}: {side} {_spread(_over(series.speeds(side), series.run[run]))} of paceline run")
-
-
-_NAMES: Final = ("p50", "p95", "p99")
 
 
 def _ratio(value: float, others: Sequence[float]) -> str:
