@@ -261,7 +261,7 @@ def test_a_second_signal_ends_the_server_at_once(second: signal.Signals) -> None
 def takes_requests(url: str) -> bool:
     try:
         return httpx.get(f"{url}/health").status_code == 200
-    except httpx.ConnectError:
+    except httpx.TransportError:
         return False
 
 

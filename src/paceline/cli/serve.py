@@ -91,7 +91,7 @@ def serve(
     from paceline.serving.app import Server, create_app
     from paceline.serving.hosting import ModelHost
     from paceline.serving.listening import listening, url_of
-    from paceline.serving.logs import log_to_stderr
+    from paceline.serving.logs import logging_to_stderr
     from paceline.serving.running import run
 
     console = error_console()
@@ -126,11 +126,11 @@ def serve(
                 console.print(f"{served.id} is served at {url}", style="bold", markup=False)
             console.print(_how(served), style="dim", markup=False)
 
-        log_to_stderr(verbose=bool(found.target.verbose))
         host = ModelHost(load_here, on_ready=on_ready)
         server = Server(host, options, verbose=bool(found.target.verbose))
         console.print(f"loading {Path(found.target.path).name}", style="dim", markup=False)
-        signals = run(create_app(server, security), server, security, sockets)
+        with logging_to_stderr(verbose=bool(found.target.verbose)):
+            signals = run(create_app(server, security), server, security, sockets)
         if signals and not ready.is_set():
             raise typer.Exit(exits.INTERRUPTED)
 

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import Final
-
-_SHOWN: Final = ("paceline", "uvicorn.error")
+from collections.abc import Iterator
 
 
-def log_to_stderr(*, verbose: bool) -> None:
-    """Write the log to standard error.
+@contextlib.contextmanager
+def logging_to_stderr(*, verbose: bool) -> Iterator[None]:
+    """Write the log to standard error for as long as a server runs.
 
     Args:
         verbose: tell of requests too that are made again and again, such as those for ``/health``.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("{asctime} {message}", datefmt="%H:%M:%S", style="{"))
-    for name in _SHOWN:
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.propagate = False
-    logging.getLogger("paceline").setLevel(logging.DEBUG if verbose else logging.INFO)
     # Of its own life, the server tells by itself.
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    levels = {"paceline": logging.DEBUG if verbose else logging.INFO, "uvicorn.error": logging.WARNING}
+    before = []
+    for name, level in levels.items():
+        logger = logging.getLogger(name)
+        before.append((logger, logger.level, logger.propagate))
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, level, propagate in before:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
