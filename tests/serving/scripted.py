@@ -1,4 +1,4 @@
-"""Scripted models to serve: text of several bytes a character, texts that are known beforehand, rounds let through."""
+"""Scripted models to serve: text in characters of one to four bytes, and rows that a test lets through."""
 
 from __future__ import annotations
 
@@ -64,18 +64,6 @@ def writing_model(seed: int = 1, *, mistakes: float = -4.0, end: float = 1.0) ->
             if begun not in rows:
                 begun = b""
         row: Float64Array = base(tokens) + rows[begun]
-        return row
-
-    return logits
-
-
-def saying(text: str, *, after: int) -> LogitFunction:
-    """Return a model that says one thing behind prompts of ``after`` tokens, and then ends."""
-    script = [*VOCABULARY.tokenize(text, parse_special=True), END]
-
-    def logits(tokens: Sequence[int]) -> Float64Array:
-        row = np.zeros(SIZE)
-        row[script[min(max(len(tokens) - after, 0), len(script) - 1)]] = 50.0
         return row
 
     return logits
