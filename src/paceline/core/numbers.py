@@ -83,8 +83,30 @@ def truth_value(value: object, name: str, error: type[InputError] = InputError) 
 
 def shown(value: object) -> str:
     """Return a value as a message shows it: spelled out where that is short, else its type."""
-    text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN and "\n" not in text else f"of type {type(value).__name__}"
+    text = "" if _is_long(value) else repr(value)
+    return text if 0 < len(text) <= _LONGEST_SHOWN and "\n" not in text else f"of type {type(value).__name__}"
+
+
+def _is_long(value: object) -> bool:
+    """Return whether a value is too long to be spelled out; in no time, where spelling it out may take seconds."""
+    left, rest = _LONGEST_SHOWN, [value]
+    while rest:
+        item = rest.pop()
+        left -= 1
+        if isinstance(item, int):
+            # Python refuses to spell out integers of thousands of digits.
+            size = item.bit_length() // 3
+        elif isinstance(item, str | bytes | bytearray | list | tuple | set | frozenset | dict):
+            size = len(item)
+        else:
+            size = 0
+        if left < 0 or size > _LONGEST_SHOWN:
+            return True
+        if isinstance(item, dict):
+            rest += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset):
+            rest += item
+    return False
 
 
 def _is_truth_value(value: object) -> bool:

@@ -33,6 +33,10 @@ PolicyName: TypeAlias = Literal["auto", "fixed", "accept-ratio", "profile-ev", "
 
 _LARGEST: Final = 2**31 - 1
 
+# With these, no logit overflows in 32 bits, in whatever order it is biased, penalised and divided: 1e9 / 1e-6 / 1e-20.
+_LARGEST_BIAS: Final = 1e9
+_LOWEST_TEMPERATURE: Final = 1e-20
+
 
 def draw_seed() -> int:
     """Return a seed for a request that brings none: 32 random bits, short enough to be typed again."""
@@ -67,7 +71,8 @@ class SamplingParams:
     ``top_k=0``, ``top_p=1``, ``min_p=0``, ``repeat_penalty=1``, the other penalties 0.
 
     Attributes:
-        temperature: 0 is greedy: the largest logit after bias and penalties, the lowest id among equals.
+        temperature: 0 is greedy: the largest logit after bias and penalties, the lowest id among equals. Others are
+            at least 1e-20.
         top_k: keep the ``k`` largest logits (and those equal to the k-th); 0 keeps all.
         top_p: keep the smallest set of largest probabilities that reaches this mass (arXiv 1904.09751).
         min_p: keep tokens with at least this share of the largest probability (arXiv 2407.01082).
@@ -75,7 +80,7 @@ class SamplingParams:
         presence_penalty: subtracted once from the logit of every recent token.
         frequency_penalty: subtracted once for every recent occurrence.
         penalty_last_n: how many last tokens (prompt included) count as recent; -1 is all of them, 0 none.
-        logit_bias: added to the logits of single tokens; ``-inf`` bans one.
+        logit_bias: added to the logits of single tokens, at most 1e9 either way; ``-inf`` bans one.
         seed: with ``choice``, keys all randomness: the same seed gives the same text.
         choice: index among several answers to one prompt.
         order: the processors in the order they run, a permutation of :data:`LLAMA_CPP_ORDER`.
@@ -131,9 +136,8 @@ class SamplingParams:
         1.0,
         _REAL(
             called="repeat penalty",
-            low=0.0,
+            low=1e-6,
             high=100.0,
-            low_excluded=True,
             way_out="--repeat-penalty, 1 switches it off",
             flags=("--repeat-penalty",),
             help="1 switches it off.",
@@ -222,6 +226,11 @@ class SamplingParams:
         if not isinstance(self.reasoning_budget, ReasoningBudget | None):
             raise SamplingError(
                 f"the reasoning budget is {shown(self.reasoning_budget)}: give a ReasoningBudget, or None for no limit"
+            )
+        if 0.0 < self.temperature < _LOWEST_TEMPERATURE:
+            raise SamplingError(
+                f"temperature {self.temperature} is too low to divide by: give 0, which decodes greedily, or at least "
+                f"{_LOWEST_TEMPERATURE:g} (--temp)"
             )
         object.__setattr__(self, "logit_bias", _taken_biases(self.logit_bias))
         if sorted(self.order) != sorted(LLAMA_CPP_ORDER):
@@ -438,9 +447,9 @@ def _taken_biases(given: object) -> dict[int, float]:
         for token_id, bias in given.items()
     }
     for token_id, bias in biases.items():
-        if token_id < 0 or math.isnan(bias) or bias == math.inf:
+        if token_id < 0 or not (bias == -math.inf or abs(bias) <= _LARGEST_BIAS):
             raise SamplingError(
-                f"logit bias {bias} for token {token_id}: give a token id of 0 or more and a number below inf "
-                "(--logit-bias)"
+                f"logit bias {bias} for token {token_id}: give a token id of 0 or more and a number from "
+                f"{-_LARGEST_BIAS:g} to {_LARGEST_BIAS:g}, or -inf to ban the token (--logit-bias)"
             )
     return biases
