@@ -22,6 +22,8 @@ from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
 from benchmarks.llama_bench import llama_bench
 from benchmarks.pair.command import EPILOG, pair
 from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
+from benchmarks.server_soak.command import EPILOG as SERVER_SOAK_EPILOG
+from benchmarks.server_soak.command import server_soak
 from benchmarks.serving import EPILOG as SERVING_EPILOG
 from benchmarks.serving import serving
 from benchmarks.sharing import EPILOG as SHARING_EPILOG
@@ -74,6 +76,7 @@ app.command("worker-overhead", epilog=WORKER_OVERHEAD_EPILOG)(worker_overhead)
 app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
 app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)
 app.command("chats", epilog=CHATS_EPILOG)(chats)
+app.command("server-soak", epilog=SERVER_SOAK_EPILOG)(server_soak)
 app.command("sharing", epilog=SHARING_EPILOG)(sharing)
 app.command("serving", epilog=SERVING_EPILOG)(serving)
 # This looks for what makes the others scatter.

@@ -74,6 +74,11 @@ class Said:
     num_said: int
 
     @property
+    def num_listed(self) -> int:
+        """Probabilities that come with the tokens."""
+        return sum(1 + len(each.top) for each in self.logprobs)
+
+    @property
     def text(self) -> str:
         """All of the text."""
         return "".join(text for _, text in self.parts)
@@ -120,10 +125,12 @@ class Choice:
         parts: the text so far, by kind and text.
         written: the text so far as the model wrote it, markers of reasoning included.
         logprobs: of the tokens said so far.
+        has_new_line: whether a line ended.
         num_reasoning: tokens of reasoning so far.
         timed_out: whether it was ended because it took too long.
         stats: counts and times, once it is over.
         finish_reason: why it ended; empty while it runs.
+        is_counted: whether the server's metrics know that it is over.
     """
 
     def __init__(self, number: int, prompt: PreparedPrompt, stream: AsyncStream, asked: Asked) -> None:
@@ -135,10 +142,12 @@ class Choice:
         self.parts: list[tuple[PartKind, str]] = []
         self.written = ""
         self.logprobs: list[TokenLogprob] = []
+        self.has_new_line = False
         self.num_reasoning = 0
         self.timed_out = False
         self.stats: RequestStats | None = None
         self.finish_reason = ""
+        self.is_counted = False
         self._asked = asked
         self._began_s = time.monotonic()
         self._first_s: float | None = None
@@ -164,9 +173,9 @@ class Choice:
         return "".join(text for _, text in self.parts)
 
     @property
-    def has_new_line(self) -> bool:
-        """Whether a line ended."""
-        return any("\n" in text for _, text in self.parts)
+    def num_listed(self) -> int:
+        """Probabilities that come with the tokens."""
+        return sum(1 + len(each.top) for each in self.logprobs)
 
     @property
     def stop_type(self) -> StopType:
@@ -215,6 +224,13 @@ class Choice:
         """Take note of the end."""
         self.finish_reason, self.stats = finish_reason, stats
 
+    async def ended(self) -> None:
+        """End the answer where it is, if it still runs, and wait until the engine has nothing of it left."""
+        await self.stream.aclose()
+        if self.stream.request is not None:
+            generation = await self.stream.so_far()
+            self.end(str(generation.finish_reason), generation.stats)
+
     def stop(self) -> None:
         """End the answer where it is, as it takes too long."""
         self.timed_out = True
@@ -235,6 +251,7 @@ class Choice:
         if not parts and not (last and self._unsent_ids):
             return []
         self.parts += parts
+        self.has_new_line = self.has_new_line or any("\n" in text for _, text in parts)
         token_ids, self._unsent_ids = self._unsent_ids, []
         logprobs, self._unsent_logprobs = self._unsent_logprobs, []
         self.logprobs += logprobs
@@ -313,8 +330,8 @@ class Answer:
             PacelineError: one of them was refused; then all are ended.
         """
         try:
-            for choice in self.choices:
-                await choice.stream.admitted()
+            # All at once: each wait may take as long as a round.
+            await asyncio.gather(*(choice.stream.admitted() for choice in self.choices))
         except BaseException:
             self.cancel()
             raise

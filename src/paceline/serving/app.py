@@ -14,15 +14,13 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from paceline.core.errors import InputError, PacelineError
-from paceline.core.numbers import shown
-from paceline.serving.answering import Answer, Ended, Event, PreparedPrompt
+from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Said
 from paceline.serving.asked import Api, Asked, at_fault, read_asked
 from paceline.serving.bodies import (
     ChatBody,
@@ -32,7 +30,7 @@ from paceline.serving.bodies import (
     TemplateBody,
     TokenizeBody,
 )
-from paceline.serving.detokenize import check_ids, piece_of, text_of
+from paceline.serving.detokenize import check_ids, piece_of, read_ids, text_of
 from paceline.serving.errors import (
     NotFoundError,
     NotOfferedError,
@@ -41,14 +39,15 @@ from paceline.serving.errors import (
     kind_of,
     response_of,
 )
-from paceline.serving.fields import FieldError
+from paceline.serving.event_stream import EventStream
 from paceline.serving.hosting import ModelHost, ServedModel
+from paceline.serving.leaving import while_there
 from paceline.serving.metrics import RequestOver, ServerLoad, ServerMetrics
 from paceline.serving.model_facts import models_of, props_of
 from paceline.serving.openapi import ERROR_RESPONSES, document
 from paceline.serving.preparing import prepare_chat, prepare_completions, with_bias
 from paceline.serving.prompts import encode, read_mixed
-from paceline.serving.requests import body_of, documented
+from paceline.serving.requests import body_of, documented, parameter_error
 from paceline.serving.security import SecuritySettings, namespace_of, secured
 from paceline.serving.settings import ServerOptions
 from paceline.serving.shapes import ChatShape, CompletionShape, NativeShape, Shape, as_events, to_json
@@ -82,6 +81,7 @@ class Server:
         self.verbose = verbose
         self.metrics: ServerMetrics | None = None
         self._board: SlotBoard | None = None
+        self._endings: set[asyncio.Task[None]] = set()
 
     @property
     def board(self) -> SlotBoard:
@@ -144,43 +144,26 @@ class Server:
         board.add(answer)
         shape = _SHAPES[asked.api](answer)
         try:
-            await answer.admitted()
+            await while_there(request, answer.admitted())
             if not asked.stream:
                 return await self._whole(request, answer, shape)
         except BaseException:
             self._over(answer)
             raise
-
-        def ended() -> None:
-            answer.cancel()
-            self._over(answer)
-
-        return _Events(
+        return EventStream(
             self._stream(answer, shape),
-            ended=ended,
-            ping=int(asked.ping_s),
-            ping_message_factory=lambda: ServerSentEvent(comment="", sep="\n"),
-            sep="\n",
-            send_timeout=self.options.read_s,
+            over=lambda: self._over(answer),
+            ping_s=asked.ping_s,
+            read_s=self.options.read_s,
         )
 
     async def _whole(self, request: Request, answer: Answer, shape: Shape) -> Response:
         """Wait for an answer for as long as the client does."""
-        written = asyncio.create_task(self._followed(answer))
-        gone = asyncio.create_task(_disconnected(request))
-        try:
-            await asyncio.wait((written, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not written.done():
-                # Nobody reads this.
-                return Response(status_code=499)
-            await written
-        finally:
-            for task in (written, gone):
-                task.cancel()
-            answer.cancel()
-            self._over(answer)
+        await while_there(request, self._followed(answer))
         _check_whole(answer)
-        return Response(to_json(shape.whole()), media_type="application/json")
+        body = await _in_turn(lambda: to_json(shape.whole()), sum(choice.num_listed for choice in answer.choices))
+        self._over(answer)
+        return _json(body)
 
     async def _followed(self, answer: Answer) -> None:
         async for events in answer.rounds():
@@ -191,9 +174,10 @@ class Server:
             async for events in answer.rounds():
                 self._note(answer, events)
                 _check_whole(answer)
-                chunks = shape.chunks(events)
-                if chunks:
-                    yield as_events(chunks)
+                listed = sum(event.num_listed for event in events if isinstance(event, Said))
+                written = await _in_turn(lambda events=events: as_events(shape.chunks(events)), listed)  # type: ignore[misc]
+                if written:
+                    yield written
             if shape.ends_with_done:
                 yield b"data: [DONE]\n\n"
         except Exception as error:
@@ -203,20 +187,26 @@ class Server:
         """Count what came, and give those that started their places."""
         for event in events:
             self.board_of(answer).started(answer, event.choice)
-            if isinstance(event, Ended) and self.metrics is not None:
-                stats = event.choice.stats
-                assert stats is not None
-                self.metrics.request_over(
-                    RequestOver(
-                        stats=stats,
-                        finish_reason=event.choice.finish_reason,  # type: ignore[arg-type]
-                        num_prompt=event.choice.num_prompt,
-                        added_s=stats.added_s,
-                        queue_s=stats.queue_s or 0.0,
-                        over_s=stats.arrivals_s[-1] if stats.arrivals_s else stats.added_s + (stats.queue_s or 0.0),
-                        plain_s=None if stats.plain is None else stats.plain.expected_s,
-                    )
-                )
+            if isinstance(event, Ended):
+                self._count(event.choice)
+
+    def _count(self, choice: Choice) -> None:
+        """Count a choice that is over."""
+        choice.is_counted = True
+        stats = choice.stats
+        if self.metrics is None or stats is None:
+            return
+        self.metrics.request_over(
+            RequestOver(
+                stats=stats,
+                finish_reason=choice.finish_reason,  # type: ignore[arg-type]
+                num_prompt=choice.num_prompt,
+                added_s=stats.added_s,
+                queue_s=stats.queue_s or 0.0,
+                over_s=stats.arrivals_s[-1] if stats.arrivals_s else stats.added_s + (stats.queue_s or 0.0),
+                plain_s=None if stats.plain is None else stats.plain.expected_s,
+            )
+        )
 
     def board_of(self, answer: Answer) -> SlotBoard:
         """Return the places of answers, also while the server ends."""
@@ -225,28 +215,38 @@ class Server:
         return self._board
 
     def _over(self, answer: Answer) -> None:
-        self.board_of(answer).remove(answer)
+        """Have what is left of an answer end and be counted; its places are taken until then."""
+        answer.cancel()
+        left = [choice for choice in answer.choices if not choice.is_counted]
+        if not left:
+            self.board_of(answer).remove(answer)
+            return
+        ending = asyncio.create_task(self._end(answer, left))
+        # An event loop holds its tasks weakly.
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    async def _end(self, answer: Answer, left: Sequence[Choice]) -> None:
+        try:
+            for choice in left:
+                await choice.ended()
+                self._count(choice)
+        finally:
+            self.board_of(answer).remove(answer)
 
 
-class _Events(EventSourceResponse):
-    """A stream of events that is told when it is over, also where the client went before anything was sent.
+_MOST_LISTED: Final = 500
+"""Probabilities that are written at once, in about 2 ms; more are written in a thread, and other requests go on."""
+
+
+async def _in_turn(write: Callable[[], bytes], num_listed: int) -> bytes:
+    """Return what is written, in a thread where that takes long.
 
     Args:
-        events: to be sent.
-        ended: called once, however it ends.
-        options: of sse-starlette.
+        write: writes it.
+        num_listed: probabilities in it.
     """
-
-    def __init__(self, events: AsyncIterator[bytes], *, ended: Callable[[], None], **options: Any) -> None:
-        super().__init__(events, **options)
-        self._ended = ended
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._ended()
+    return write() if num_listed <= _MOST_LISTED else await asyncio.to_thread(write)
 
 
 def _check_whole(answer: Answer) -> None:
@@ -289,22 +289,13 @@ def _answered(server: Server) -> Callable[[Request, Exception], Awaitable[Respon
             # Of Starlette's own there are a path and a method that nobody offers, which llama-server does not part.
             error = NotFoundError("File Not Found")
         elif isinstance(error, RequestValidationError):
-            # Bodies are read here; what FastAPI reads is in the query.
-            first = error.errors()[0]
-            name = str(first["loc"][-1])
-            error = FieldError(name, f"{name} is {shown(first['input'])}: {first['msg']}")
+            error = parameter_error(error)
         response = response_of(error)
         if server.metrics is not None:
             server.metrics.refused(response.status_code, kind_of(error))
         return response
 
     return answered
-
-
-async def _disconnected(request: Request) -> None:
-    """Return once the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _add_health(router: APIRouter, server: Server) -> None:
@@ -348,7 +339,12 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         served = server.host.served
         asked = read_asked(body, api, defaults=served.options, settings=server.options, verbose=server.verbose)
         asked = await with_bias(server.host, asked)
-        prompts = await prepare_completions(server.host, body.prompt, most=server.options.max_choices)
+        prompts = await while_there(
+            request,
+            prepare_completions(
+                server.host, body.prompt, num_choices=asked.num_choices, most=server.options.max_choices
+            ),
+        )
         return await server.answer(request, asked, prompts)
 
     @router.post("/completion", summary="Go on with a text", openapi_extra=documented(CompletionBody))
@@ -368,7 +364,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         served = server.host.served
         asked = read_asked(body, "chat", defaults=served.options, settings=server.options, verbose=server.verbose)
         asked = await with_bias(server.host, asked)
-        prompt = await prepare_chat(server.host, body, max_tokens=asked.options.get("max_tokens"))
+        prompt = await while_there(request, prepare_chat(server.host, body, max_tokens=asked.options.get("max_tokens")))
         return await server.answer(request, asked, [prompt])
 
     @router.post(
@@ -425,44 +421,48 @@ def _refusing(what: str) -> Callable[[], Awaitable[None]]:
 
 
 def _add_tokens(router: APIRouter, server: Server) -> None:
+    # Texts may be as long as bodies. All that is done with them is done in threads, the writing of answers too.
     @router.post("/tokenize", summary="Turn a text into tokens", openapi_extra=documented(TokenizeBody))
-    async def tokenize(body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))]) -> dict[str, Any]:
-        parts = read_mixed(body.content, "content")
+    async def tokenize(body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))]) -> Response:
         vocabulary = server.host.served.model.target.vocabulary
 
-        def encoded() -> tuple[list[int], list[bytes]]:
+        def answered() -> bytes:
             token_ids = encode(
-                parts,
+                read_mixed(body.content, "content"),
                 vocabulary,
                 add_special=bool(body.add_special),
                 parse_special=body.parse_special is not False,
             )
             check_ids(token_ids, vocabulary, "content")
-            return token_ids, [piece_of(token_id, vocabulary) for token_id in token_ids] if body.with_pieces else []
+            if not body.with_pieces:
+                return to_json({"tokens": token_ids})
+            pieces = ((token_id, _text_or_bytes(piece_of(token_id, vocabulary))) for token_id in token_ids)
+            return to_json({"tokens": [{"id": token_id, "piece": piece} for token_id, piece in pieces]})
 
-        token_ids, pieces = await asyncio.to_thread(encoded)
-        if not body.with_pieces:
-            return {"tokens": token_ids}
-        return {
-            "tokens": [
-                {"id": token_id, "piece": _text_or_bytes(piece)}
-                for token_id, piece in zip(token_ids, pieces, strict=True)
-            ]
-        }
+        return _json(await asyncio.to_thread(answered))
 
     @router.post("/detokenize", summary="Turn tokens into a text", openapi_extra=documented(DetokenizeBody))
-    async def detokenize(body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))]) -> dict[str, str]:
+    async def detokenize(body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))]) -> Response:
         vocabulary = server.host.served.model.target.vocabulary
-        check_ids(body.tokens, vocabulary, "tokens")
-        return {"content": await asyncio.to_thread(text_of, body.tokens, vocabulary)}
+
+        def answered() -> bytes:
+            token_ids = read_ids(body.tokens, "tokens")
+            check_ids(token_ids, vocabulary, "tokens")
+            return to_json({"content": text_of(token_ids, vocabulary)})
+
+        return _json(await asyncio.to_thread(answered))
 
     @router.post(
         "/apply-template", summary="Write a conversation as the model's template has it",
         openapi_extra=documented(TemplateBody),
     )  # fmt: skip
-    async def apply_template(body: Annotated[TemplateBody, Depends(body_of(TemplateBody))]) -> dict[str, str]:
+    async def apply_template(body: Annotated[TemplateBody, Depends(body_of(TemplateBody))]) -> Response:
         prompt = await prepare_chat(server.host, body, max_tokens=None, tools=body.tools)
-        return {"prompt": prompt.text}
+        return _json(to_json({"prompt": prompt.text}))
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
 from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams, draw_seed
 from paceline.options import REQUEST_PARTS
+from paceline.serving.biases import read_biases
 from paceline.serving.bodies import ChatBody, CompletionBody, Speculative, whole_of
 from paceline.serving.fields import FieldError, check_known
 from paceline.serving.settings import ServerOptions
@@ -134,7 +134,7 @@ def read_asked(
     speculation, speculation_names = _speculation_of(given.get("speculative"), extra)
     options.update(speculation)
     names |= speculation_names
-    biases, bias_texts = _biases_of(given.get("logit_bias"))
+    biases, bias_texts = read_biases(given.get("logit_bias"))
     if biases:
         options["logit_bias"] = biases
     reads_only, length = _length_of(given)
@@ -318,22 +318,6 @@ def _length_of(given: Mapping[str, Any]) -> tuple[bool, int | None]:
                 raise FieldError(name, f"{name} is {length}: give 1 or more, 0 to read the prompt, or -1 for no limit")
             return length == 0, 1 if length == 0 else MAX_TOKENS if length == -1 else min(length, MAX_TOKENS)
     return False, None
-
-
-def _biases_of(given: Any) -> tuple[dict[int, float], tuple[tuple[str, float], ...]]:
-    """Return biases of token ids, and those of texts, which the tokenizer has to read."""
-    pairs = given.items() if isinstance(given, Mapping) else given or ()
-    ids: dict[int, float] = {}
-    texts: list[tuple[str, float]] = []
-    for token, bias in pairs:
-        value = -math.inf if bias is False else float(bias)
-        if isinstance(token, str):
-            if not _ID.fullmatch(token):
-                texts.append((token, value))
-                continue
-            token = int(token)
-        ids[token] = value
-    return ids, tuple(texts)
 
 
 def _stops_of(given: str | Sequence[str], most: int) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
 from paceline.core.fields import Field as TableField
 from paceline.core.fields import fields_of
@@ -27,17 +27,30 @@ def whole_of(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(whole_of)]
 """A whole number, also where it is written as 3.0; no text and no truth value."""
 
-Bias = float | Literal[False]
-"""What is added to a token's logit; ``false`` bans it."""
+Texts = Annotated[list[str], Field(fail_fast=True)]
+"""Texts. The first that is none ends the look: a report on each of millions would take minutes and gigabytes."""
 
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+"""Objects; looked at as :data:`Texts` are."""
 
-def _pair(value: Any) -> Any:
-    # JSON has no tuples.
-    return tuple(value) if isinstance(value, list) else value
-
-
-BiasPair = Annotated[tuple[Whole | str, Bias], BeforeValidator(_pair)]
-"""A token, by id or by text, and its bias."""
+_BIAS: Final = {"anyOf": [{"type": "number"}, {"const": False}]}
+_BIASES: Final = {
+    "anyOf": [
+        {"type": "object", "additionalProperties": _BIAS},
+        {
+            "type": "array",
+            "items": {
+                "type": "array",
+                "prefixItems": [{"anyOf": [{"type": "integer"}, {"type": "string"}]}, _BIAS],
+                "minItems": 2,
+                "maxItems": 2,
+            },
+        },
+        {"type": "null"},
+    ]
+}
+Biases = Annotated[Any, WithJsonSchema(_BIASES)]
+"""Biases as an object or as pairs. They are read, and checked one by one, in :mod:`paceline.serving.biases`."""
 
 
 class _Body(BaseModel):
@@ -58,7 +71,7 @@ class Speculative(_Body):
     enabled: bool | None = Field(None, description="false decodes plainly.")
     off: bool | None = Field(None, description="true decodes plainly.")
     policy: str | None = Field(None, description="auto plans; fixed drafts as the lengths here say.")
-    drafters: list[str] | str | None = Field(None, description="Names of those that may draft.")
+    drafters: Texts | str | None = Field(None, description="Names of those that may draft.")
     draft_max: Whole | None = Field(None, description="Most tokens along one path.")
     draft_min: Whole | None = Field(None, description="Shorter drafts are dropped.")
     p_min: float | None = Field(None, description="A path ends where the draft's probability is below.")
@@ -70,7 +83,7 @@ def _kind_of(field: TableField) -> Any:
         "whole": Whole,
         "real": float,
         "truth": bool,
-        "texts": list[str] | str,
+        "texts": Texts | str,
         "choice": Literal[tuple(field.option.words)] if field.option.words else str,
     }
     return kinds.get(field.option.kind, Any)
@@ -109,17 +122,15 @@ class _Generation(_Body):
     stream_options: StreamOptions | None = Field(None, description="What a stream sends beside the text.")
     n: Whole | None = Field(None, description="Answers to the prompt.", json_schema_extra={"minimum": 1})
     n_cmpl: Whole | None = Field(None, description="As n.", json_schema_extra={"minimum": 1})
-    stop: list[str] | str | None = Field(None, description="Texts that end the answer where they begin.")
-    logit_bias: dict[str, Bias] | list[BiasPair] | None = Field(
-        None, description="Added to the logits of tokens, by id or by text; false bans."
-    )
-    samplers: list[str] | str | None = Field(None, description="The order of the sampling steps, by llama.cpp's names.")
+    stop: Texts | str | None = Field(None, description="Texts that end the answer where they begin.")
+    logit_bias: Biases = Field(None, description="Added to the logits of tokens, by id or by text; false bans.")
+    samplers: Texts | str | None = Field(None, description="The order of the sampling steps, by llama.cpp's names.")
     return_tokens: bool | None = Field(None, description="Send token ids, too.")
     return_progress: bool | None = Field(None, description="Send how far the prompt is read, in a stream.")
     timings_per_token: bool | None = Field(None, description="Send timings with each chunk of a stream.")
     sse_ping_interval: Whole | None = Field(None, description="Seconds between comments while a stream is silent.")
     t_max_predict_ms: Whole | None = Field(None, description="The answer ends after so long, at the next line.")
-    response_fields: list[str] | None = Field(None, description="Fields of a native answer to send.")
+    response_fields: Texts | None = Field(None, description="Fields of a native answer to send.")
     verbose: bool | None = Field(None, description="Send the prompt and the settings, too.")
     cache_salt: str | None = Field(None, description="Share what was read with requests of the same salt alone.")
     speculative: Speculative | None = Field(None, description="How this request is sped up.")
@@ -141,7 +152,7 @@ class CompletionBody(_Generated):  # type: ignore[misc, valid-type]
 class ChatBody(_Generated):  # type: ignore[misc, valid-type]
     """A conversation to answer."""
 
-    messages: list[dict[str, Any]] = Field(
+    messages: Objects = Field(
         ..., description="What was said so far.", examples=[[{"role": "user", "content": "Hello"}]]
     )
     logprobs: bool | Whole | None = Field(None, description="Whether to say how likely each token was.")
@@ -168,14 +179,16 @@ class TokenizeBody(_Body):
 class DetokenizeBody(_Body):
     """Tokens to turn into a text."""
 
-    tokens: list[Whole] = Field([], description="Token ids.")
+    tokens: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer"}})] = Field(
+        [], description="Token ids."
+    )
 
 
 class TemplateBody(_Body):
     """A conversation to write as the model's template has it."""
 
-    messages: list[dict[str, Any]] = Field(..., description="What was said so far.")
-    tools: list[dict[str, Any]] | None = Field(None, description="Functions that the template may describe.")
+    messages: Objects = Field(..., description="What was said so far.")
+    tools: Objects | None = Field(None, description="Functions that the template may describe.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
     reasoning_effort: str | None = Field(None, description="How much to reason.")
     add_generation_prompt: bool | None = Field(None, description="Whether the prompt opens the answer.")

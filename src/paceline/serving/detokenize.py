@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 from paceline.core.numbers import shown
 from paceline.engines.base import Vocabulary
 from paceline.serving.fields import FieldError
+
+_NONE: Final = object()
 
 
 def text_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
@@ -17,6 +20,25 @@ def text_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
 def piece_of(token_id: int, vocabulary: Vocabulary) -> bytes:
     """Return what a token adds to a text, or the name of a control token."""
     return vocabulary.token_bytes(token_id) or vocabulary.token_spelling(token_id) or b""
+
+
+def read_ids(given: Any, name: str) -> list[int]:
+    """Return token ids as a request has them, where 3.0 is 3: clients written in JavaScript have one kind of number.
+
+    Args:
+        given: as it was sent.
+        name: of its field.
+
+    Raises:
+        FieldError: it is something else.
+    """
+    if not isinstance(given, list):
+        raise FieldError(name, f"{name} is {shown(given)}: give a list of token ids")
+    token_ids = [int(item) if isinstance(item, float) and item.is_integer() else item for item in given]
+    wrong = next((item for item in token_ids if not isinstance(item, int) or isinstance(item, bool)), _NONE)
+    if wrong is not _NONE:
+        raise FieldError(name, f"{name} has {shown(wrong)}: give token ids alone")
+    return token_ids
 
 
 def check_ids(token_ids: Sequence[int], vocabulary: Vocabulary, name: str) -> None:

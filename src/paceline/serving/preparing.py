@@ -17,7 +17,7 @@ from paceline.serving.hosting import ModelHost
 from paceline.serving.prompts import encode, read_prompts
 
 
-async def prepare_completions(host: ModelHost, prompt: Any, *, most: int) -> list[PreparedPrompt]:
+async def prepare_completions(host: ModelHost, prompt: Any, *, num_choices: int, most: int) -> list[PreparedPrompt]:
     """Return the prompts of a completion.
 
     Control tokens that the text of a prompt spells are control tokens, as in llama-server: whoever completes texts
@@ -26,19 +26,19 @@ async def prepare_completions(host: ModelHost, prompt: Any, *, most: int) -> lis
     Args:
         host: has the model.
         prompt: as it was sent.
-        most: number of prompts that one request may have.
+        num_choices: answers to each prompt.
+        most: answers that one request may have, to all prompts together.
 
     Raises:
         FieldError: it cannot be used.
         ContextLengthError: it leaves no room for an answer.
     """
-    prompts = read_prompts(prompt, most=most)
     served = host.served
     vocabulary = served.model.target.vocabulary
 
     def read() -> list[PreparedPrompt]:
         found = []
-        for parts in prompts:
+        for parts in read_prompts(prompt, num_choices=num_choices, most=most):
             token_ids = encode(parts, vocabulary, add_special=True, parse_special=True)
             check_ids(token_ids, vocabulary, "prompt")
             if not token_ids:

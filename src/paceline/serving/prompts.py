@@ -16,21 +16,23 @@ from paceline.serving.fields import FieldError
 TextOrId: TypeAlias = str | int
 
 
-def read_prompts(prompt: Any, *, most: int) -> list[list[TextOrId]]:
+def read_prompts(prompt: Any, *, num_choices: int, most: int) -> list[list[TextOrId]]:
     """Return the prompts of a request, each as texts and token ids in their order.
 
     Args:
         prompt: as it was sent.
-        most: number of prompts that one request may have.
+        num_choices: answers to each.
+        most: answers that one request may have, to all prompts together.
 
     Raises:
         FieldError: it is something else, or has too many.
     """
     several = isinstance(prompt, list) and bool(prompt) and not any(_is_id(item) for item in prompt)
-    prompts = [_one(item) for item in prompt] if several else [_one(prompt)]
-    if len(prompts) > most:
-        raise FieldError("prompt", f"{len(prompts)} prompts: at most {most} are taken at once (--max-n)")
-    return prompts
+    items = prompt if several else [prompt]
+    if len(items) * num_choices > most:
+        each = f" with {num_choices} answers each" if num_choices > 1 else ""
+        raise FieldError("prompt", f"{len(items)} prompts{each}: at most {most} answers are written at once (--max-n)")
+    return [_one(item) for item in items]
 
 
 def encode(parts: Sequence[TextOrId], vocabulary: Vocabulary, *, add_special: bool, parse_special: bool) -> list[int]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
@@ -15,8 +16,8 @@ from paceline.serving.security import read_json
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
-_SHORT: Final = 1 << 16
-"""Bytes of a body that are read at once; longer ones take a while, in which other requests go on."""
+_SMALL_BYTES: Final = 1 << 16
+"""Bodies that are read at once. Longer ones would hold up all other requests, and are read in a thread."""
 
 
 def body_of(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
@@ -27,7 +28,7 @@ def body_of(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
 
     async def read(request: Request) -> _Body:
         body = await request.body()
-        if len(body) <= _SHORT:
+        if len(body) <= _SMALL_BYTES:
             return checked(model, read_json(body))
         return await asyncio.to_thread(lambda: checked(model, read_json(body)))
 
@@ -50,6 +51,13 @@ def documented(model: type[BaseModel]) -> dict[str, Any]:
     """Return what a route says of its body in the OpenAPI document."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def parameter_error(error: RequestValidationError) -> FieldError:
+    """Return the error of a parameter of a request's path or query."""
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return FieldError(name, f"{name} is {shown(first['input'])}: {first['msg'][0].lower() + first['msg'][1:]}")
 
 
 def _field_error(error: ValidationError) -> FieldError:

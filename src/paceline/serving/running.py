@@ -28,14 +28,20 @@ _SWITCH_S: Final = 0.0005
 """Seconds for which a thread that computes may hold the interpreter. The engine's thread waits for it after each pass:
 rounds of 1.4 ms beside a busy one take 11 ms with Python's own 5 ms, and 3 to 4 ms with this."""
 
+_FLUSH_S: Final = 1.0
+"""Seconds after the grace time in which clients may read what ended then. Connections are dropped afterwards."""
+
 _HARD_S: Final = 5
-"""Seconds after the grace time in which connections have to be closed."""
+"""Seconds after the grace time in which nothing may be under way any more, in threads too."""
+
+_OTHER_FILES: Final = 512
+"""Files that are open beside connections, at most: the model's, libraries', sockets to listen on."""
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server, which tells ours of the signal to end."""
+    """uvicorn's server, which tells ours of signals to end."""
 
-    def __init__(self, config: uvicorn.Config, told: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, told: Callable[[int], None]) -> None:
         super().__init__(config)
         self._told = told
         self.signals = 0
@@ -43,12 +49,14 @@ class _Uvicorn(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal: the first ends the server in good order, another one at once."""
         self.signals += 1
-        if self.signals == 1:
-            self._told()
-        else:
-            # By itself uvicorn heeds a second interrupt, and no second SIGTERM.
-            self.force_exit = True
-        super().handle_exit(sig, frame)
+        # uvicorn would leave requests at the second as they are, and report each of them as a failure.
+        self.should_exit = True
+        self._told(self.signals)
+
+    def drop_connections(self) -> None:
+        """Close what clients still hold open, whatever they have not read."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -67,8 +75,6 @@ def run(
     server: Server,
     security: SecuritySettings,
     sockets: Sequence[socket.socket],
-    *,
-    on_failure: Callable[[], object] | None = None,
 ) -> int:
     """Serve until a signal comes, or the model cannot be loaded.
 
@@ -77,7 +83,6 @@ def run(
         server: answers.
         security: who may ask; its part below the application is set up here.
         sockets: bound.
-        on_failure: called where the model cannot be loaded.
 
     Returns:
         How many signals came.
@@ -86,9 +91,19 @@ def run(
         PacelineError: the model cannot be loaded.
     """
     sys.setswitchinterval(_SWITCH_S)
-    # Streams end by themselves, in their grace time; this library would end them at the first signal.
-    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
-    return asyncio.run(_serve(app, server, security, sockets, on_failure))
+    _allow_files(security.max_connections + _OTHER_FILES)
+    return asyncio.run(_serve(app, server, security, sockets))
+
+
+def _allow_files(most: int) -> None:
+    """Let the process have as many files open, or as many as the system lets it have."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # not on Windows, which has no such limit
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(
@@ -96,15 +111,23 @@ async def _serve(
     server: Server,
     security: SecuritySettings,
     sockets: Sequence[socket.socket],
-    on_failure: Callable[[], object] | None,
 ) -> int:
+    # Streams end by themselves, in their grace time; this library would end them at the first signal.
+    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     host, grace_s = server.host, server.options.grace_s
     loop = asyncio.get_running_loop()
     ending: list[asyncio.TimerHandle] = []
 
-    def told() -> None:
-        host.stop_taking()
-        loop.call_soon_threadsafe(lambda: ending.append(loop.call_later(grace_s, server.end_answers)))
+    def end(delay_s: float, flush_s: float) -> None:
+        ending.append(loop.call_later(delay_s, server.end_answers))
+        ending.append(loop.call_later(delay_s + flush_s, web.drop_connections))
+
+    def told(signals: int) -> None:
+        if signals == 1:
+            host.stop_taking()
+            loop.call_soon_threadsafe(end, grace_s, _FLUSH_S)
+        else:
+            loop.call_soon_threadsafe(end, 0.0, 0.0)
 
     config = uvicorn.Config(
         app,
@@ -119,8 +142,6 @@ async def _serve(
     async def load() -> None:
         await host.load()
         if host.error is not None:
-            if on_failure is not None:
-                on_failure()
             web.should_exit = True
 
     loading = asyncio.create_task(load())

@@ -1,6 +1,7 @@
 """Places of answers that run, as llama-server's ``/slots`` has them.
 
-The engine knows no places. A choice gets the lowest free one when it starts, and leaves what it did there to be seen.
+The engine knows no places. A choice gets the lowest free one when it starts, and leaves what it did there to be seen:
+the figures alone, as the answer itself may be long.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class SlotBoard:
     def __init__(self, served: ServedModel) -> None:
         self._served = served
         self._latest: list[tuple[int, Answer, Choice] | None] = [None] * served.max_running
+        # Of places whose latest answer is over.
+        self._past: list[dict[str, Any] | None] = [None] * served.max_running
         self._answers: dict[str, Answer] = {}
         self._tasks = 0
 
@@ -51,6 +54,10 @@ class SlotBoard:
     def remove(self, answer: Answer) -> None:
         """Take note of an answer that is over."""
         self._answers.pop(answer.id, None)
+        for number, latest in enumerate(self._latest):
+            if latest is not None and latest[1] is answer:
+                self._past[number] = self._facts(number)
+                self._latest[number] = None
 
     @property
     def num_busy(self) -> int:
@@ -75,7 +82,7 @@ class SlotBoard:
         }
         latest = self._latest[number]
         if latest is None:
-            return facts
+            return self._past[number] or facts
         task, answer, choice = latest
         request = choice.stream.request
         said = len(choice.token_ids)

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import ClassVar
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from paceline.serving.security.careful_protocol import CarefulProtocol
 
 
-class DeadlineProtocol(H11Protocol):
+class DeadlineProtocol(CarefulProtocol):
     """Closes a connection whose next request does not have all its headers in time, or whose client does not read.
 
     The time for headers begins with the connection, and for a further request with its first byte. Until that byte

@@ -1,0 +1,1 @@
+"""``paceline serve`` under clients that cancel, stall, break off and send what is wrong."""

@@ -1,0 +1,44 @@
+"""Work for clients that may leave meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from starlette.requests import Request
+
+from paceline.serving.errors import RefusedError
+
+_T = TypeVar("_T")
+
+_LEFT: Final = 499
+"""Logged and counted, never sent: nobody reads it."""
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Return what work comes to, or give it up once the client has left.
+
+    Args:
+        request: of the client; its body has been read.
+        work: is cancelled where the client leaves. What it does in threads goes on, and nobody hears of it.
+
+    Raises:
+        RefusedError: the client has left.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise RefusedError(_LEFT, "client_left", "the client left before its answer was there")
+    finally:
+        for each in (task, gone):
+            each.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    """Return once the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

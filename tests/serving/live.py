@@ -1,0 +1,183 @@
+"""A server on a socket in the event loop of the test, in front of a scripted model whose rounds can be held."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from benchmarks.server_soak.wire import Answer, Connection, ask, post_bytes, request_bytes
+
+import paceline
+from paceline.engines.scripted import LogitFunction, ScriptedEngine, random_model
+from paceline.planning.base import RoundRecord
+from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.serving.app import Server, create_app
+from paceline.serving.hosting import ModelHost, ServedModel
+from paceline.serving.listening import bind
+from paceline.serving.running import _serve
+from paceline.serving.security import SecuritySettings
+from paceline.serving.settings import ServerOptions
+from tests.chat.conversing import ControlledBytes
+
+WAIT_S: Final = 60.0
+"""Only a server that hangs takes this long."""
+
+_VOCABULARY: Final = ControlledBytes()
+
+
+class Gate:
+    """An observer that holds every round, once it is closed, until it is let through.
+
+    Attributes:
+        rounds: made so far.
+    """
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self._held = threading.Semaphore(0)
+        self._is_open = True
+        self._arrived = threading.Semaphore(0)
+
+    def observe(self, record: RoundRecord) -> None:
+        self.rounds += 1
+        if not self._is_open:
+            self._arrived.release()
+            assert self._held.acquire(timeout=WAIT_S)
+
+    def close(self) -> None:
+        """Hold rounds from the next one on."""
+        self._is_open = False
+
+    async def arrived(self) -> None:
+        """Wait until a round is held."""
+        assert await asyncio.to_thread(self._arrived.acquire, True, WAIT_S)
+
+    def let_through(self) -> None:
+        """Let one round through."""
+        self._held.release()
+
+    def open(self) -> None:
+        """Hold no round any more."""
+        self._is_open = True
+        self._held.release(1000)
+
+
+@dataclass
+class Live:
+    """A server that runs.
+
+    Attributes:
+        port: where it listens.
+        server: answers.
+        model: of it.
+        gate: holds rounds.
+        ended: done once the server has ended.
+    """
+
+    port: int
+    server: Server
+    model: paceline.Model
+    gate: Gate
+    ended: asyncio.Task[int]
+
+    async def post(self, path: str, body: dict[str, Any]) -> Answer:
+        return await ask(self.port, post_bytes(path, body))
+
+    async def get(self, path: str) -> Answer:
+        return await ask(self.port, request_bytes("GET", path))
+
+    async def refusal(self, path: str, body: dict[str, Any], status: int = 400) -> dict[str, Any]:
+        """Return the error of a request that is refused."""
+        answer = await self.post(path, body)
+        assert answer.status == status, answer.body
+        error: dict[str, Any] = answer.json()["error"]
+        return error
+
+    async def send(self, path: str, body: dict[str, Any], *, receive_bytes: int | None = None) -> Connection:
+        """Return a connection on which a request was sent."""
+        connection = await Connection.open(self.port, receive_bytes=receive_bytes)
+        await connection.send(post_bytes(path, body))
+        return connection
+
+    def active(self) -> int:
+        """Return how many requests the engine has; between two rounds."""
+        return self.model.worker.call(lambda: len(self.model.loop.active))
+
+    async def until(self, holds: Any) -> None:
+        """Let the event loop go on until something holds."""
+        async with asyncio.timeout(WAIT_S):
+            while not holds():
+                await asyncio.sleep(0)
+
+    def terminate(self) -> None:
+        """Send the process SIGTERM, which the server takes."""
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@asynccontextmanager
+async def live(
+    options: ServerOptions | None = None,
+    *,
+    security: SecuritySettings | None = None,
+    logits: LogitFunction | None = None,
+    max_waiting: int | None = None,
+    **engine: Any,
+) -> AsyncIterator[Live]:
+    """Serve a scripted model on a free port of the loopback; the server is ended afterwards.
+
+    Args:
+        options: of the server; by default it ends at once when told to.
+        security: who may ask.
+        logits: what the model says; by default anything.
+        max_waiting: most requests that wait.
+        engine: of the engine.
+    """
+    options = options or ServerOptions(grace_s=0.0, metrics=True)
+    made = ScriptedEngine(
+        logits or random_model(_VOCABULARY.size, seed=1, order=2),
+        _VOCABULARY,
+        **{"context_length": 512, "max_sequences": 4, **engine},
+    )
+    model, gate = paceline.Model(made, [], NO_SPECULATION, max_waiting=max_waiting), Gate()
+    model.add_observer(gate)
+    ready = asyncio.Event()
+    server: Server
+
+    def on_ready(served: ServedModel) -> None:
+        server.ready(served)
+        ready.set()
+
+    host = ModelHost(lambda report: ServedModel(model, None, ("scripted",), policy="plain"), on_ready=on_ready)
+    server = Server(host, options)
+    security = security or SecuritySettings()
+    (listening,) = bind(options.host, 0)
+    port = listening.getsockname()[1]
+    ended = asyncio.create_task(_serve(create_app(server, security), server, security, [listening]))
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await ready.wait()
+        yield Live(port, server, model, gate, ended)
+    finally:
+        gate.open()
+        if not ended.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(WAIT_S):
+            await ended
+
+
+def repeated(token: str) -> LogitFunction:
+    """Return what says one character for ever."""
+
+    def logits(token_ids: Sequence[int]) -> Any:
+        row = np.zeros(_VOCABULARY.size)
+        row[ord(token)] = 50.0
+        return row
+
+    return logits

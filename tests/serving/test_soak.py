@@ -1,0 +1,20 @@
+"""A short soak of ``paceline serve`` as a process; ``python -m benchmarks server-soak`` makes thousands of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from benchmarks.server_soak.soaking import GRACE_S, LATE_S, soak
+
+
+@pytest.mark.long
+def test_two_hundred_clients_that_misbehave_leave_nothing_behind(tmp_path: Path) -> None:
+    figures = asyncio.run(soak(200, seed=11, log=tmp_path / "serve.log"))
+    assert figures["requests"] == 200
+    assert figures["exit_status"] == 0
+    assert figures["seconds_from_sigterm_to_exit"] <= GRACE_S + LATE_S
+    assert figures["growth_bytes"] <= figures["growth_limit_bytes"]
+    # Most of what clients may do was done.
+    assert len(figures["outcomes"]) >= 15
