@@ -37,6 +37,18 @@ class LoopOutbox(Record):
             raise RuntimeError("the event loop of whoever wanted this answer is closed")
         super().put(emission)
 
+    def taken(self) -> None:
+        """Note that the request was taken, and wake whoever waits for that."""
+        super().taken()
+        with contextlib.suppress(RuntimeError):  # the event loop is closed; the first round finds that out
+            self._ring()
+
+    async def wait_taken(self) -> None:
+        """Wait until the request is taken, or refused."""
+        while not self.is_taken and not self.is_over:
+            self._bell.clear()
+            await self._bell.wait()
+
     async def wait(self, rounds: float) -> None:
         """Wait until there are so many rounds, or the end."""
         while True:
@@ -160,10 +172,8 @@ class AsyncStream:
         Raises:
             PacelineError: the request was refused.
         """
-        with contextlib.suppress(ClosedError):
-            # Notes are read in their order, and the request's came first.
-            await call_on(self._worker, lambda: None)
-        if self._ticket.request is None:
+        await self._outbox.wait_taken()
+        if not self._outbox.is_taken:
             self._raise_error()
 
     def cancel_soon(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class Hosted:
         server: answers.
         host: has the model.
         taken: set whenever the engine is asked for an answer.
-        over: set whenever an answer is over.
+        over: set whenever nobody waits for an answer any more; the engine may be at work on it still.
         web: asks it.
     """
 
@@ -86,6 +87,12 @@ class Hosted:
         assert error["code"] == status
         assert "\n" not in error["message"]
         return error
+
+    def wait_for_nothing(self) -> None:
+        """Wait until the engine has nothing left of any answer."""
+        end_s = time.monotonic() + WAIT_S
+        while self.server.board.answers or self.sequences:
+            assert time.monotonic() < end_s
 
     def chunks(self, path: str, body: dict[str, Any]) -> list[Any]:
         """Return the JSON of all events of a stream; ``[DONE]`` is checked and left out."""
@@ -174,18 +181,18 @@ def hosted(
 
 def _note_answers(running: Hosted) -> None:
     """Have what the server notes of answers set the events."""
-    board = running.server.board
-    add, remove = board.add, board.remove
+    server, board = running.server, running.server.board
+    add, over = board.add, server._over
 
     def note_taken(answer: Answer) -> None:
         add(answer)
         running.taken.set()
 
     def note_over(answer: Answer) -> None:
-        remove(answer)
+        over(answer)
         running.over.set()
 
-    board.add, board.remove = note_taken, note_over  # type: ignore[method-assign]
+    board.add, server._over = note_taken, note_over  # type: ignore[method-assign]
 
 
 def scripted(template: str = CHATML, names: Sequence[str] = (NAME,), **model: Any) -> ServedModel:

@@ -135,6 +135,9 @@ def test_all_places_taken_is_status_503_where_that_is_asked() -> None:
 
 def test_what_is_not_offered_is_status_501() -> None:
     with hosted(scripted, ServerOptions(slots=False, ui=False)) as running:
+        for path in ("/v1/embeddings", "/rerank", "/infill", "/v1/responses", "/v1/messages", "/slots/0"):
+            error = running.web.post(running.url + path, json={}).json()["error"]
+            assert (error["code"], error["type"]) == (501, "not_supported_error")
         for path, flag in (("/slots", "--slots"), ("/metrics", "--metrics")):
             response = running.get(path)
             assert response.status_code == 501
@@ -217,7 +220,7 @@ def test_aliases_answer_like_the_routes_themselves(server: Hosted) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/no/such"), ("GET", "/completion"), ("PUT", "/props"), ("POST", "/v1/embeddings")]
+    ("method", "path"), [("GET", "/no/such"), ("GET", "/completion"), ("PUT", "/props"), ("GET", "/v1/files")]
 )
 def test_what_nobody_offers_is_not_found(server: Hosted, method: str, path: str) -> None:
     response = server.web.request(method, server.url + path)

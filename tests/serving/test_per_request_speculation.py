@@ -31,6 +31,7 @@ FIELDS: Final = {
     "gain_high",
     "off_reason",
     "off_reason_text",
+    "off_rounds",
     "preemptions",
 }
 

@@ -145,6 +145,7 @@ class Drive:
         ticket.prompt_ids = request.token_ids[: request.num_prompt]
         self._tickets[request.id] = ticket
         self.worker.keep_going(self)
+        ticket.outbox.taken()
 
     def make_round(self) -> None:
         """Make a round, and hand out what came of it.

@@ -70,6 +70,10 @@ class Outbox(Protocol):
     What a method raises, as where an event loop is closed, cancels the request and is told to nobody.
     """
 
+    def taken(self) -> None:
+        """Take note that the loop took the request; called once, before anything is put."""
+        ...
+
     def put(self, emission: Emission | None) -> None:
         """Take what a round added; ``None`` for a round in which the request ran and gained nothing.
 
@@ -89,9 +93,11 @@ class Record(ABC):
         rounds: what each round added; ``None`` where a round added nothing, and for several such rounds where nobody
             waited for them. It is complete once there is an ending.
         ending: ``None`` while the request runs.
+        is_taken: whether the loop took the request.
     """
 
     def __init__(self) -> None:
+        self.is_taken = False
         self.rounds: list[Emission | None] = []
         self.ending: Ending | None = None
         self._wanted = math.inf
@@ -104,6 +110,10 @@ class Record(ABC):
     def has(self, rounds: float) -> bool:
         """Whether there are so many rounds, or all there will be."""
         return len(self.rounds) >= rounds or self.is_over
+
+    def taken(self) -> None:
+        """Note that the request was taken, which nobody in a thread waits for by itself."""
+        self.is_taken = True
 
     def put(self, emission: Emission | None) -> None:
         """Add a round."""

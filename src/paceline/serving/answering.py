@@ -267,7 +267,8 @@ class Choice:
         if self._processed is None:
             self._processed = request.stats.cached_tokens
             found.append(Progress(self, self._processed, 0.0))
-        read = self.num_prompt if emission is not None else request.cached
+        # The engine may be ahead of what is told here.
+        read = self.num_prompt if emission is not None else min(request.cached, self.num_prompt)
         if read > self._processed:
             self._processed = read
             found.append(Progress(self, read, time_ms))

@@ -83,7 +83,7 @@ class Asked:
         ping_s: seconds between comments in a silent stream; 0 for none.
         most_predict_s: seconds after the first token at which the answer ends at the next line; ``None`` for none.
         cache_salt: with whom what was read is shared, beside the key.
-        samplers: the sampling steps that were named, under llama.cpp's names; none for the usual ones.
+        samplers: the sampling steps that were named, under llama.cpp's names; ``None`` for the usual ones.
         warnings: what the client ought to know of its request.
         names: of the fields that set options, by the option.
     """
@@ -106,7 +106,7 @@ class Asked:
     ping_s: float = 30.0
     most_predict_s: float | None = None
     cache_salt: str = ""
-    samplers: tuple[str, ...] = ()
+    samplers: tuple[str, ...] | None = None
     warnings: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -145,8 +145,8 @@ def read_asked(
         options.setdefault("max_tokens", MAX_TOKENS)
     if "stop" in given:
         options["stop"] = _stops_of(given["stop"], settings.max_stop)
-    samplers = _sampler_names(given["samplers"]) if "samplers" in given else ()
-    if samplers:
+    samplers = _sampler_names(given["samplers"]) if "samplers" in given else None
+    if samplers is not None:
         options.update(_steps_of(samplers))
         names["order"] = "samplers"
     num_choices = _num_choices(given, settings.max_choices)

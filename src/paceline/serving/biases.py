@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from paceline.core.numbers import shown
+from paceline.serving.bodies import whole_of
 from paceline.serving.fields import FieldError
 
 _ID: Final = re.compile("-?[0-9]{1,18}")
@@ -45,9 +46,9 @@ def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
     if given is not None and not isinstance(given, list):
         raise _wrong(given)
     for pair in given or ():
-        if not isinstance(pair, list) or len(pair) != 2 or not _is_token(pair[0]):
+        if not isinstance(pair, list) or len(pair) != 2 or not _is_token(whole_of(pair[0])):
             raise _wrong(pair)
-        yield pair[0], pair[1]
+        yield whole_of(pair[0]), pair[1]
 
 
 def _is_token(value: Any) -> bool:

@@ -94,7 +94,7 @@ def short_settings_of(
         "reasoning_format": "none" if asked is None or asked.api != "chat" else served.chat.reasoning_format,
         "reasoning_in_content": False,
         "generation_prompt": "",
-        "samplers": list(asked.samplers) if asked is not None and asked.samplers else _chain_of(params),
+        "samplers": _chain_of(params) if asked is None or asked.samplers is None else list(asked.samplers),
         "speculative.types": speculative,
         "timings_per_token": asked is not None and asked.timings_per_token,
         "post_sampling_probs": asked is not None and asked.post_sampling,
