@@ -97,7 +97,7 @@ class Load:
         """Shares of the rounds of all answers that verified no draft of the answer, by the server's reasons."""
         rounds, off = 0, Counter[str]()
         for reply in self.all_replies:
-            speculative = reply.last.get("timings", {}).get("speculative", {})
+            speculative = reply.last.get("speculative", {})
             rounds += speculative.get("rounds", 0)
             off.update(speculative.get("off_rounds", {}))
         return {reason: count / rounds for reason, count in off.most_common()}

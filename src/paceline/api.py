@@ -68,6 +68,10 @@ PROMPT_CACHE_MIB = 512
 """Host memory for what finished requests have read and said, by default."""
 
 
+LEAST_REUSE = 8
+"""Tokens that have to be shared with what was read before, for them not to be read again."""
+
+
 class GenerateOptions(TypedDict, total=False):
     """What a call may set.
 
@@ -313,13 +317,14 @@ class Model:
         """Return what a conversation comes to, for :meth:`stream` or :meth:`choices` and to be looked at.
 
         Takes and raises what :meth:`chat` does. ``options`` of what is returned belong to the call that it is given to.
+        With 0 ``max_tokens`` the prompt is only looked at, and may be of any length.
         """
         params = chat or ChatParams()
-        rules = StopRules(max_tokens=MAX_TOKENS if max_tokens is None else max_tokens)
+        most = MAX_TOKENS if max_tokens is None else max_tokens
+        if most != 0:
+            most = StopRules(max_tokens=most).max_tokens
         self._check_usable()
-        return self._chat_reader(params.replaced_by).prompt(
-            messages, tools=tools, params=params, max_tokens=rules.max_tokens
-        )
+        return self._chat_reader(params.replaced_by).prompt(messages, tools=tools, params=params, max_tokens=most)
 
     async def achat(
         self,
@@ -673,7 +678,9 @@ def _open(
         # Exact arithmetic is that of places in the cache which a request has by itself.
         keeps = kept_bytes > 0 and not target_options.exact
         pools = [
-            SequencePool(engine, max_saved_bytes=kept_bytes) if keeps and engine is not None else None
+            SequencePool(engine, max_saved_bytes=kept_bytes, least_reuse=LEAST_REUSE)
+            if keeps and engine is not None
+            else None
             for engine in (target_engine, draft_engine)
         ]
         costs: RoundCosts | None = None

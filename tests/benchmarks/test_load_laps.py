@@ -16,7 +16,7 @@ from paceline.core.errors import EngineError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 BODY = {"prompt": [1, 2], "n_predict": 3}
-LAST = {"content": "", "stop": True, "tokens_predicted": 3, "timings": {"speculative": {"rounds": 2, "off_rounds": {}}}}
+LAST = {"content": "", "stop": True, "tokens_predicted": 3, "speculative": {"rounds": 2, "off_rounds": {}}}
 
 
 def event(content: str) -> bytes:
@@ -84,7 +84,7 @@ def test_speeds_are_of_all_clients_together() -> None:
     def reply(sent_s: float, *arrivals: tuple[float, int]) -> Reply:
         last: dict[str, Any] = {
             "tokens_predicted": sum(count for _, count in arrivals),
-            "timings": {"speculative": {"rounds": 4, "off_rounds": {"prompts": 3}}},
+            "speculative": {"rounds": 4, "off_rounds": {"prompts": 3}},
         }
         return Reply(sent_s, list(arrivals), "", last)
 

@@ -523,6 +523,9 @@ def test_an_outbox_that_fails_ends_its_own_request_and_no_other(worker: Worker) 
         def __init__(self) -> None:
             self.ended = threading.Event()
 
+        def taken(self) -> None:
+            """Whoever submitted it waited for that."""
+
         def put(self, emission: Emission | None) -> None:
             raise RuntimeError("Event loop is closed")
 

@@ -376,9 +376,9 @@ def test_a_query_that_cannot_be_used_is_refused_like_a_body(server: Hosted) -> N
 
 
 def test_fields_of_a_native_answer_can_be_chosen(server: Hosted) -> None:
-    fields = ["content", "generation_settings/n_predict", "no/such", "timings/speculative/rounds"]
+    fields = ["content", "generation_settings/n_predict", "no/such", "speculative/rounds"]
     answer = server.answer("/completion", {**BASE, "response_fields": fields})
-    assert set(answer) == {"content", "generation_settings/n_predict", "timings/speculative/rounds"}
+    assert set(answer) == {"content", "generation_settings/n_predict", "speculative/rounds"}
     assert answer["generation_settings/n_predict"] == 30
 
 

@@ -59,9 +59,9 @@ def test_speculation_is_switched_off(server: Hosted, plain: dict[str, Any], fiel
     assert answer["content"] == plain["content"]
     timings = answer["timings"]
     assert "draft_n" not in timings
-    assert (timings["speculative"]["drafted"], timings["speculative"]["rounds"]) == (0, 59)
-    assert timings["speculative"]["off_reason"] == "asked"
-    assert timings["speculative"]["off_reason_text"] == OFF_REASONS["asked"]
+    assert (answer["speculative"]["drafted"], answer["speculative"]["rounds"]) == (0, 59)
+    assert answer["speculative"]["off_reason"] == "asked"
+    assert answer["speculative"]["off_reason_text"] == OFF_REASONS["asked"]
     assert answer["metrics"]["speculative_decoding"] is None
 
 
@@ -88,7 +88,7 @@ def test_drafts_are_as_long_as_they_may_be(
     answer = server.answer("/completion", {**BODY, **fields})
     assert answer["content"] == plain["content"]
     timings = answer["timings"]
-    speculative = timings["speculative"]
+    speculative = answer["speculative"]
     assert timings["draft_n"] == speculative["drafted"] > timings["draft_n_accepted"] == speculative["accepted"] > 0
     assert len(speculative["acceptance_by_depth"]) == deepest
     assert speculative["rounds"] < 59
@@ -101,7 +101,7 @@ def test_drafters_are_chosen(server: Hosted, plain: dict[str, Any], names: list[
     body = {**BODY, "prompt": "abcdefgh abcdefgh abcdefgh"}
     for told in (names, ",".join(names)):
         answer = server.answer("/completion", {**body, "speculative": {"drafters": told}})
-        asked = answer["timings"]["speculative"]["drafters"]
+        asked = answer["speculative"]["drafters"]
         assert set(asked) <= set(names)
         assert sum(drafter["drafted"] for drafter in asked.values()) == answer["timings"]["draft_n"] > 0
         assert answer["content"] == server.answer("/completion", {**body, "speculative.type": "none"})["content"]
@@ -112,14 +112,14 @@ def test_unsure_drafts_are_left_out(server: Hosted, plain: dict[str, Any]) -> No
     for fields in ({}, {"speculative": {"p_min": 0.5}}, {"speculative.p_min": 0.999}):
         answer = server.answer("/completion", {**BODY, "speculative": {"drafters": ["draft"]}, **fields})
         assert answer["content"] == plain["content"]
-        drafted.append(answer["timings"]["speculative"]["drafted"])
+        drafted.append(answer["speculative"]["drafted"])
     assert drafted == sorted(drafted, reverse=True)
     assert len(set(drafted)) == 3
 
 
 def test_drafts_may_be_judged_by_rejection(server: Hosted) -> None:
     answer = server.answer("/completion", {**BODY, "speculative": {"verify": "rejection"}})
-    assert answer["timings"]["speculative"]["verify"] == "rejection"
+    assert answer["speculative"]["verify"] == "rejection"
     greedy = {**BODY, "temperature": 0}
     rejected, plain = (
         server.answer("/completion", {**greedy, "speculative": fields})
@@ -160,7 +160,7 @@ def test_what_cannot_be_had_names_its_field(server: Hosted, fields: dict[str, An
 def test_a_server_without_drafters_says_so() -> None:
     with hosted(lambda: scripted(drafts=False)) as running:
         answer = running.answer("/completion", BODY)
-        assert answer["timings"]["speculative"]["off_reason"] == "asked"
+        assert answer["speculative"]["off_reason"] == "asked"
         props = running.get("/props").json()["speculative"]
         assert props["drafters"] == []
         assert props["reason"]
@@ -175,7 +175,7 @@ def test_what_speculation_gave_is_told_in_full(server: Hosted, path: str) -> Non
     whole, last = server.answer(path, body), server.chunks(path, body)[-1]
     for answer in (whole, last):
         timings, metrics = answer["timings"], answer["metrics"]
-        speculative = timings["speculative"]
+        speculative = answer["speculative"]
         assert set(speculative) == FIELDS
         assert list(speculative["drafters"]) == DRAFTERS
         for name in ("drafted", "accepted"):
@@ -202,6 +202,6 @@ def test_the_embedded_pair_says_the_same_with_drafts_and_without(pair_server: Ho
     drafted = pair_server.answer("/completion", body)
     assert drafted["timings"]["draft_n_accepted"] > 0
     one = pair_server.answer("/completion", {**body, "speculative": {"draft_max": 1}})
-    assert len(one["timings"]["speculative"]["acceptance_by_depth"]) == 1
+    assert len(one["speculative"]["acceptance_by_depth"]) == 1
     plain = pair_server.answer("/completion", {**body, "speculative": {"off": True}})
     assert drafted["content"] == one["content"] == plain["content"]

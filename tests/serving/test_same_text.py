@@ -90,7 +90,7 @@ class Reply:
     @classmethod
     def of(cls, parts: Sequence[dict[str, Any]], way: Way) -> Reply:
         """Return what a whole answer, or the parts of one, say."""
-        preemptions = parts[-1]["timings"]["speculative"]["preemptions"]
+        preemptions = parts[-1]["speculative"]["preemptions"]
         if way == "native":
             return cls("".join(part["content"] for part in parts), parts[-1]["stop_type"] != "limit", preemptions)
         choices = [choice for part in parts for choice in part["choices"]]

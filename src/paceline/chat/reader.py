@@ -70,7 +70,7 @@ class ChatReader:
             messages: of the conversation; a text is what a user says.
             tools: functions that the model may call, in the form of OpenAI's API.
             params: how it is written.
-            max_tokens: most tokens that the answer may have.
+            max_tokens: most tokens that the answer may have; 0 for a prompt that is only looked at, of any length.
 
         Raises:
             InputError: the messages cannot be used, or the template knows nothing of an option.
@@ -108,7 +108,7 @@ class ChatReader:
             room = self._context_length - min(max_tokens, self._context_length // _ROOM_FOR_ANSWERS)
             kept = oldest_left_out(read, lambda some: len(write(some).token_ids), most=room, aim=room * 3 // 4)
         text, token_ids, begun = write(kept)
-        if len(token_ids) >= self._context_length:
+        if max_tokens and len(token_ids) >= self._context_length:
             raise self._too_long(len(token_ids), forgets=params.forget)
         return ChatPrompt(
             text=str.__str__(text),

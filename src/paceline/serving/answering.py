@@ -92,11 +92,13 @@ class Progress:
         choice: whose prompt.
         processed: tokens that are in the cache.
         time_ms: since the request was taken, in milliseconds.
+        is_first: whether nothing was read yet.
     """
 
     choice: Choice
     processed: int
     time_ms: float
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +268,7 @@ class Choice:
         time_ms = (time.monotonic() - self._began_s) * 1e3
         if self._processed is None:
             self._processed = request.stats.cached_tokens
-            found.append(Progress(self, self._processed, 0.0))
+            found.append(Progress(self, self._processed, 0.0, is_first=True))
         # The engine may be ahead of what is told here.
         read = self.num_prompt if emission is not None else min(request.cached, self.num_prompt)
         if read > self._processed:

@@ -374,7 +374,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     )
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
     async def input_tokens(body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> dict[str, Any]:
-        prompt = await prepare_chat(server.host, body, max_tokens=None)
+        prompt = await prepare_chat(server.host, body, max_tokens=0)
         return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
     @router.post(
@@ -457,7 +457,7 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
         openapi_extra=documented(TemplateBody),
     )  # fmt: skip
     async def apply_template(body: Annotated[TemplateBody, Depends(body_of(TemplateBody))]) -> Response:
-        prompt = await prepare_chat(server.host, body, max_tokens=None, tools=body.tools)
+        prompt = await prepare_chat(server.host, body, max_tokens=0, tools=body.tools)
         return _json(to_json({"prompt": prompt.text}))
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from paceline.chat.params import ChatParams
+from paceline.chat.template import ChatTemplate
 from paceline.core.errors import ContextLengthError, InputError
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.asked import Asked, chat_params_of
@@ -72,6 +76,9 @@ async def prepare_chat(
     """
     served = host.served
     params = chat_params_of(body, served.chat)
+    if served.template is not None:
+        variables = {**_usual_variables(served.template, params, tools), **params.template_variables}
+        params = replace(params, template_variables=variables)
     try:
         chat = await served.model.achat_prompt(body.messages, tools=tools, chat=params, max_tokens=max_tokens)
     except ContextLengthError as error:
@@ -85,6 +92,27 @@ async def prepare_chat(
     return PreparedPrompt(
         chat.token_ids, chat.text, options=chat.options, chat=chat, reasoning_format=params.reasoning_format
     )
+
+
+def _usual_variables(
+    template: ChatTemplate, params: ChatParams, tools: Sequence[Mapping[str, Any]] | None
+) -> dict[str, Any]:
+    """Return variables that llama-server gives templates that know them, and transformers does not.
+
+    Args:
+        template: of the model.
+        params: how the conversation is written; who switches reasoning is not overruled.
+        tools: functions that the template may describe.
+    """
+    today = datetime.date.today()
+    usual: dict[str, Any] = {
+        "date_string": today.strftime("%d %b %Y"),
+        "datetime": today.strftime("%b %d %Y"),
+        "functions": json.dumps(list(tools), indent=2) if tools else "",
+    }
+    if params.reasoning == "auto":
+        usual["enable_thinking"] = True
+    return {name: value for name, value in usual.items() if name in template.variables}
 
 
 async def with_bias(host: ModelHost, asked: Asked) -> Asked:

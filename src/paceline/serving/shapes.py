@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from paceline.chat.reasoning import message_of
 from paceline.core.logprobs import TokenLogprob
+from paceline.core.stats import RequestStats
 from paceline.engines.base import Vocabulary
 from paceline.serving.answering import Answer, Choice, Ended, Event, Progress, Said
 from paceline.serving.detokenize import piece_of
@@ -95,26 +96,37 @@ class _Base:
         self.vocabulary = answer.served.model.target.vocabulary
 
     def timings(self, choice: Choice) -> dict[str, Any]:
-        """Return the times of an answer that is over, with what speculation gave."""
+        """Return the times of an answer that is over."""
         stats = choice.stats
         assert stats is not None
         timings = timings_of(stats)
         if self.asked.reads_only:
             timings |= {"predicted_n": 0}
-        speculation = speculation_of(stats, choice.stream.speculation, self.answer.served.policy)
-        return {**timings, "speculative": speculation}
+        return timings
 
-    def running_timings(self, choice: Choice) -> dict[str, Any]:
-        """Return the times of an answer so far."""
+    def running_timings(self, choice: Choice, event: Event | None = None) -> dict[str, Any]:
+        """Return the times of an answer so far.
+
+        Args:
+            choice: the answer.
+            event: that the times go with. The first of a prompt comes before anything of it is read, however far the
+                engine is when that is told.
+        """
         request = choice.stream.request
         assert request is not None
+        if isinstance(event, Progress) and event.is_first:
+            return timings_of(RequestStats(cached_tokens=request.stats.cached_tokens))
         return timings_of(request.stats)
 
     def beside(self, choice: Choice) -> dict[str, Any]:
         """Return what stands beside the answer in its last or only part."""
         stats = choice.stats
         assert stats is not None
-        found: dict[str, Any] = {"timings": self.timings(choice), "metrics": metrics_of(stats)}
+        found: dict[str, Any] = {
+            "timings": self.timings(choice),
+            "speculative": speculation_of(stats, choice.stream.speculation, self.answer.served.policy),
+            "metrics": metrics_of(stats),
+        }
         if self.asked.warnings:
             found["warnings"] = list(self.asked.warnings)
         return found
@@ -205,7 +217,7 @@ class NativeShape(_Base):
                 "tokens_evaluated": choice.num_prompt,
             }
             if self.asked.timings_per_token:
-                chunk["timings"] = self.running_timings(choice)
+                chunk["timings"] = self.running_timings(choice, event)
             if isinstance(event, Progress):
                 chunk["prompt_progress"] = self.progress(event)
             if said is not None and said.logprobs:
