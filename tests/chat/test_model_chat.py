@@ -223,7 +223,9 @@ def test_messages_that_are_refused(model: paceline.Model, chatml: ChatParams, me
 @pytest.mark.parametrize("max_tokens", [0, -5, 1.5, "many", np.float64(3.0), True])
 def test_lengths_that_are_refused(model: paceline.Model, chatml: ChatParams, max_tokens: Any) -> None:
     # A prompt alone may be for no answer.
-    asks = [model.chat, model.chat_stream] if max_tokens == 0 else [model.chat, model.chat_stream, model.chat_prompt]
+    asks: list[Any] = (
+        [model.chat, model.chat_stream] if max_tokens == 0 else [model.chat, model.chat_stream, model.chat_prompt]
+    )
     for ask in asks:
         with pytest.raises(InputError, match="tokens"):
             ask("a", chat=chatml, max_tokens=max_tokens)
@@ -233,8 +235,8 @@ def test_lengths_that_are_refused(model: paceline.Model, chatml: ChatParams, max
 def test_a_prompt_for_no_answer_may_have_any_length(model: paceline.Model, chatml: ChatParams) -> None:
     length = model.target.capabilities.context_length
     with pytest.raises(ContextLengthError):
-        model.chat_prompt("a" * 2 * length, chat=dataclasses.replace(chatml, forget=False))
-    prompt = model.chat_prompt("a" * 2 * length, chat=dataclasses.replace(chatml, forget=False), max_tokens=0)
+        model.chat_prompt("a b " * length, chat=dataclasses.replace(chatml, forget=False))
+    prompt = model.chat_prompt("a b " * length, chat=dataclasses.replace(chatml, forget=False), max_tokens=0)
     assert len(prompt.token_ids) > length
 
 
