@@ -16,6 +16,8 @@ from benchmarks.chats import EPILOG as CHATS_EPILOG
 from benchmarks.chats import chats
 from benchmarks.cores import EPILOG as CORES_EPILOG
 from benchmarks.cores import cores
+from benchmarks.fuzz_server import EPILOG as FUZZ_SERVER_EPILOG
+from benchmarks.fuzz_server import fuzz_server
 from benchmarks.inflation import EPILOG as INFLATION_EPILOG
 from benchmarks.inflation import inflation
 from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
@@ -76,6 +78,7 @@ app.command("worker-overhead", epilog=WORKER_OVERHEAD_EPILOG)(worker_overhead)
 app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
 app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)
 app.command("chats", epilog=CHATS_EPILOG)(chats)
+app.command("fuzz-server", epilog=FUZZ_SERVER_EPILOG)(fuzz_server)
 app.command("server-soak", epilog=SERVER_SOAK_EPILOG)(server_soak)
 app.command("sharing", epilog=SHARING_EPILOG)(sharing)
 app.command("serving", epilog=SERVING_EPILOG)(serving)

@@ -22,7 +22,7 @@ GRACE_S: Final = 3.0
 LATE_S: Final = 3.0
 """Seconds after the grace time in which the process has to be gone: what was ended is written, and the model freed."""
 
-GROWTH_BYTES: Final = 24 << 20
+GROWTH_BYTES: Final = 16 << 20
 """Most that the process may grow after its first 500 requests: caches are bounded and full by then, heaps scatter."""
 
 _HANG_S: Final = 120.0

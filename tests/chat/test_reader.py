@@ -256,6 +256,7 @@ def test_tools_go_to_templates_that_know_them() -> None:
         ({"template_variables": {"tools": []}}, "have 'tools'"),
         ({"template_variables": {"self": 1}}, "have 'self'"),
         ({"template_variables": {"template": 1}}, "have 'template'"),
+        ({"template_variables": {"add_generation_prompt": 1}}, "have 'add_generation_prompt'"),
         ({"template_variables": {1: 1}}, "have 1, which cannot be set"),
         ({"template_variables": [1]}, r"variables are \[1\]: give a mapping"),
         ({"reasoning": "maybe"}, "maybe"),

@@ -89,3 +89,23 @@ def test_parameters_hold_numbers_of_their_own() -> None:
 def test_parameters_that_are_no_numbers(values: dict[str, object], words: str) -> None:
     with pytest.raises(SamplingError, match=words):
         SamplingParams(**values)  # type: ignore[arg-type]
+
+
+def test_long_values_are_not_spelled_out_to_find_that_they_are_long() -> None:
+    deep: object = 1
+    for _ in range(100):
+        deep = [deep]
+    for value in (
+        [1] * 10**7,
+        {"a": "b" * 1000},
+        [[["a" * 61]]],
+        deep,
+        10**5000,
+        -(10**5000),
+        b"a" * 100,
+        {1: [2] * 70},
+    ):
+        assert shown(value) == f"of type {type(value).__name__}"
+    shorts: tuple[object, ...] = ([1, [2, {"a": (3, None)}]], "a" * 50, 10**50, {1, 2}, b"ab", {}, 1.5, True)
+    for short in shorts:
+        assert shown(short) == repr(short)

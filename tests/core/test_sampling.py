@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -13,10 +15,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from paceline.core import processors
-from paceline.core.arrays import Float64Array
+from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.errors import SamplingError
 from paceline.core.noise import TAIL_ID
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
+from paceline.core.processors import Candidates, build_processors
 from paceline.core.sampling import RowSampler, largest_probability, probabilities
 from paceline.core.verify import CoupledVerifier
 from tests.helpers import PLAIN_PARAMS, softmax
@@ -182,6 +185,52 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
         2,
         3,
     ]
+
+
+@pytest.mark.parametrize("kept", [None, [0, 3, 7, 40]])
+def test_biases_are_added_in_the_type_of_the_logits(kept: list[int] | None) -> None:
+    """To the bit as one by one, where Python's numbers take the type of the row."""
+    rng = np.random.default_rng(5)
+    biases = {int(token): float(rng.normal(scale=7)) for token in rng.permutation(60)[:40]} | {3: -math.inf}
+    (add,) = build_processors(sampling(temperature=0.0, logit_bias=biases, order=LLAMA_CPP_ORDER))
+    for dtype in (np.float32, np.float64):
+        row: FloatArray = rng.normal(scale=5, size=50).astype(dtype)
+        ids = None if kept is None else np.array(kept)
+        candidates = Candidates(ids, row if ids is None else row[ids], owned=False)
+        expected = candidates.logits.copy()
+        for index, token_id in enumerate(range(50) if ids is None else kept or []):
+            if token_id in biases:
+                expected[index] += biases[token_id]
+        added = add(candidates, ()).logits
+        assert added.dtype == dtype
+        assert added.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("temperature", 5e-324, "too low to divide by"),
+        ("temperature", 9e-21, "too low to divide by"),
+        ("repeat_penalty", 9e-7, "out of range"),
+        ("logit_bias", {1: 1.1e9}, "from -1e+09 to 1e+09"),
+        ("logit_bias", {1: -1.1e9}, "from -1e+09 to 1e+09"),
+        ("logit_bias", {1: math.inf}, "from -1e+09 to 1e+09"),
+        ("logit_bias", {2**31: 1.0}, "give the id of a token"),
+        ("logit_bias", {2**31: 1}, "give the id of a token"),
+    ],
+)
+def test_what_logits_may_overflow_by_is_refused(field: str, value: object, said: str) -> None:
+    with pytest.raises(SamplingError, match=re.escape(said)):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+
+
+def test_no_logit_overflows_at_the_bounds() -> None:
+    row = np.array([30.0, -30.0, 5.0, 0.0], dtype=np.float32)
+    for order in itertools.permutations(("logit_bias", "penalties", "temperature")):
+        params = SamplingParams(
+            1e-20, logit_bias={0: 1e9, 1: -1e9}, repeat_penalty=1e-6, order=(*order, "top_k", "top_p", "min_p")
+        )
+        assert RowSampler(params).emit(row, 5, (0, 1, 2, 3)) == 0
 
 
 def test_greedy_leaves_truncation_out() -> None:

@@ -6,6 +6,7 @@ The server is a real one on a socket, the model scripted; its rounds are held wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -19,9 +20,9 @@ from benchmarks.server_soak.wire import Connection, ask, post_bytes, request_byt
 from pydantic import ValidationError
 
 from paceline.serving import running
-from paceline.serving.bodies import ChatBody, CompletionBody, TemplateBody
+from paceline.serving.bodies import MOST_TEXTS, ChatBody, CompletionBody, TemplateBody
 from paceline.serving.event_stream import EventStream
-from paceline.serving.security import read_json
+from paceline.serving.security import SecuritySettings, read_json
 from paceline.serving.security.careful_protocol import CarefulProtocol
 from paceline.serving.settings import ServerOptions
 from paceline.serving.shapes import as_events, to_json
@@ -155,6 +156,47 @@ def test_of_a_long_list_the_first_wrong_item_ends_the_look(body: Any, field: str
         body.model_validate({"prompt": "a", "messages": [], field: [1] * 1000})
     # One for each kind that the field may be.
     assert caught.value.error_count() <= 2
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/completion", {"prompt": ["a", 1] * (MOST_TEXTS + 1)}),
+        ("/tokenize", {"content": ["a"] * (MOST_TEXTS + 1)}),
+        ("/completion", {"prompt": "a", "logit_bias": {f"text {number}": 1 for number in range(MOST_TEXTS + 1)}}),
+        ("/completion", {"prompt": "a", "response_fields": ["a"] * (MOST_TEXTS + 1)}),
+        ("/completion", {"prompt": "a", "samplers": "k" * (MOST_TEXTS + 1)}),
+        ("/completion", {"prompt": "a", **{f"field {number}": 1 for number in range(1000)}}),
+        (
+            "/apply-template",
+            {"messages": [], "chat_template_kwargs": {f"name {number}": 1 for number in range(1001)}},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_looked_at_piece_by_piece_is_bounded(route: str, body: dict[str, Any]) -> None:
+    """A body has room for millions, each of which would cost more than to send it."""
+
+    async def test() -> None:
+        async with live() as server:
+            error = await server.refusal(route, body)
+            assert "at most" in error["message"] or "more than" in error["message"]
+            assert len(error["message"]) < 300
+
+    in_loop(test)
+
+
+def test_a_few_of_many_unknown_fields_are_named() -> None:
+    async def test() -> None:
+        async with live() as server:
+            unknown = {f"field {number}": 1 for number in range(99)} | {"x" * 1000: 1}
+            answer = await server.post("/completion", {"prompt": "a", "n_predict": 1, **unknown})
+            warnings = answer.json()["warnings"]
+            assert warnings[0] == "unknown field 'field 0' was ignored"
+            assert warnings[-1] == "84 more unknown fields were ignored"
+            assert len(warnings) == 17
+
+    in_loop(test)
 
 
 @pytest.mark.parametrize("tokens", [5, "5", None, [True], ["5"], [5.5], [[5]], [-1], [10**15]], ids=str)
@@ -549,6 +591,27 @@ def test_a_second_signal_ends_the_server_at_once(caplog: pytest.LogCaptureFixtur
     assert not errors(caplog)
 
 
+def test_connections_beyond_the_most_are_refused_and_then_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.serving.security.careful_protocol._MOST_REFUSED", 2)
+
+    async def test() -> None:
+        async with live(security=SecuritySettings(max_connections=3)) as server:
+            taken = [await Connection.open(server.port) for _ in range(3)]
+            for connection in taken:
+                await connection.send(request_bytes("GET", "/health"))
+                assert (await connection.answer()).status == 200
+            refused = [await Connection.open(server.port) for _ in range(3)]
+            dropped = await Connection.open(server.port)
+            with contextlib.suppress(ConnectionResetError):
+                assert await dropped.reader.read(-1) == b""
+            await refused[0].send(request_bytes("GET", "/health"))
+            assert (await refused[0].answer()).status == 503
+            for connection in (*taken, *refused, dropped):
+                connection.close()
+
+    in_loop(test)
+
+
 def test_there_may_be_as_many_files_as_connections() -> None:
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -556,9 +619,11 @@ def test_there_may_be_as_many_files_as_connections() -> None:
         pytest.skip("the limit is set by others")
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (350, hard))
-        running._allow_files(300)
+        assert running._allow_files(300) == 350
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 350
-        running._allow_files(400)
+        assert running._allow_files(400) == 400
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 400
+        if hard != resource.RLIM_INFINITY:
+            assert running._allow_files(hard + 1) == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

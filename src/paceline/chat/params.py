@@ -17,8 +17,8 @@ from paceline.core.numbers import shown
 
 Reasoning: TypeAlias = Literal["on", "off", "auto"]
 
-_OWN_VARIABLES: Final = ("messages", "tools", "self", "template")
-"""Variables that a template has of the conversation, or of jinja2."""
+_OWN_VARIABLES: Final = ("messages", "tools", "add_generation_prompt", "self", "template")
+"""Variables that a template has of the conversation and its options, or of jinja2."""
 
 UNLIMITED: Final = -1
 """The reasoning budget of a model that may reason as long as it likes."""

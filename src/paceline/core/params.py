@@ -440,6 +440,11 @@ def _taken_biases(given: object) -> dict[int, float]:
     """
     if not isinstance(given, Mapping):
         raise SamplingError(f"logit bias is {shown(given)}: give a mapping of token ids to numbers")
+    if {*map(type, given)} <= {int} and {*map(type, given.values())} <= {float}:
+        # A list that bans most of a vocabulary is looked at as a whole.
+        wrong = [bias for bias in given.values() if not (-_LARGEST_BIAS <= bias <= _LARGEST_BIAS or bias == -math.inf)]
+        if not wrong and min(given, default=0) >= 0 and max(given, default=0) <= _LARGEST:
+            return dict(given)
     biases = {
         whole_number(token_id, "the token id of a logit bias", SamplingError): real_number(
             bias, f"logit bias for token {token_id}", SamplingError
@@ -447,9 +452,9 @@ def _taken_biases(given: object) -> dict[int, float]:
         for token_id, bias in given.items()
     }
     for token_id, bias in biases.items():
-        if token_id < 0 or not (bias == -math.inf or abs(bias) <= _LARGEST_BIAS):
+        if not 0 <= token_id <= _LARGEST or not (bias == -math.inf or abs(bias) <= _LARGEST_BIAS):
             raise SamplingError(
-                f"logit bias {bias} for token {token_id}: give a token id of 0 or more and a number from "
+                f"logit bias {bias} for token {token_id}: give the id of a token and a number from "
                 f"{-_LARGEST_BIAS:g} to {_LARGEST_BIAS:g}, or -inf to ban the token (--logit-bias)"
             )
     return biases

@@ -81,12 +81,15 @@ def build_processors(params: SamplingParams) -> list[Processor]:
 def _logit_bias(params: SamplingParams) -> Processor | None:
     if not params.logit_bias:
         return None
-    biases = dict(params.logit_bias)
-    bans = -math.inf in biases.values()
+    token_ids = np.fromiter(params.logit_bias, dtype=np.int64)
+    biases = np.fromiter(params.logit_bias.values(), dtype=np.float64)
+    bans = bool((biases == -math.inf).any())
 
     def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
-        for index, token_id in _locate(candidates, biases):
-            candidates.writable()[index] += biases[token_id]
+        indices, found = _found(candidates, token_ids)
+        if len(indices):
+            # Rounded to the type of the logits first, and then added in it.
+            candidates.writable()[indices] += biases[found].astype(candidates.logits.dtype)
         if bans and candidates.logits.max() == -math.inf:
             raise SamplingError("logit biases of -inf ban every token that could be emitted: lift one (--logit-bias)")
         return candidates
@@ -202,7 +205,15 @@ def _locate(candidates: Candidates, token_ids: Sequence[int] | dict[int, Any]) -
         size = len(candidates.logits)
         return [(token_id, token_id) for token_id in token_ids if token_id < size]
     wanted = np.fromiter(token_ids, dtype=np.int64)
-    indices = np.searchsorted(candidates.ids, wanted)
-    indices_in_range = np.minimum(indices, len(candidates.ids) - 1)
-    found = candidates.ids[indices_in_range] == wanted
-    return [(int(i), int(t)) for i, t in zip(indices_in_range[found], wanted[found], strict=True)]
+    indices, found = _found(candidates, wanted)
+    return [(int(i), int(t)) for i, t in zip(indices, wanted[found], strict=True)]
+
+
+def _found(candidates: Candidates, wanted: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Return the indices into candidates of those ``wanted`` token ids that are candidates, and which these are."""
+    if candidates.ids is None:
+        found = wanted < len(candidates.logits)
+        return wanted[found], found
+    indices = np.minimum(np.searchsorted(candidates.ids, wanted), len(candidates.ids) - 1)
+    found = candidates.ids[indices] == wanted
+    return indices[found], found

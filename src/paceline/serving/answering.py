@@ -33,6 +33,8 @@ from paceline.serving.hosting import ServedModel
 StopType: TypeAlias = Literal["none", "eos", "word", "limit"]
 """Why an answer ended, in llama-server's words."""
 
+_CHARACTERS_AN_ITEM: Final = 100
+
 _STOP_TYPES: Final[dict[str, StopType]] = {"end": "eos", "stop": "word"}
 
 
@@ -176,8 +178,10 @@ class Choice:
 
     @property
     def num_listed(self) -> int:
-        """Probabilities that come with the tokens."""
-        return sum(1 + len(each.top) for each in self.logprobs)
+        """Items of what is written of it at its end: probabilities and biases, and texts by the hundred characters."""
+        listed = sum(1 + len(each.top) for each in self.logprobs) + len(self.stream.params.logit_bias)
+        texts = (self.prompt.text, *self.stream.rules.stop)
+        return listed + sum(map(len, texts)) // _CHARACTERS_AN_ITEM
 
     @property
     def stop_type(self) -> StopType:

@@ -9,14 +9,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from paceline.core.errors import InputError, PacelineError
@@ -58,6 +59,8 @@ _SHAPES: dict[Api, Callable[[Answer], Shape]] = {
     "completions": CompletionShape,
     "chat": ChatShape,
 }
+
+_T = TypeVar("_T")
 
 
 class Server:
@@ -174,8 +177,8 @@ class Server:
             async for events in answer.rounds():
                 self._note(answer, events)
                 _check_whole(answer)
-                listed = sum(event.num_listed for event in events if isinstance(event, Said))
-                written = await _in_turn(lambda events=events: as_events(shape.chunks(events)), listed)  # type: ignore[misc]
+                listed = sum(_num_listed(event) for event in events)
+                written = await _in_turn(functools.partial(_written, shape, events), listed)
                 if written:
                     yield written
             if shape.ends_with_done:
@@ -236,17 +239,29 @@ class Server:
 
 
 _MOST_LISTED: Final = 500
-"""Probabilities that are written at once, in about 2 ms; more are written in a thread, and other requests go on."""
+"""Items that are read or written at once, in about 2 ms; of more a thread takes care, and other requests go on."""
 
 
-async def _in_turn(write: Callable[[], bytes], num_listed: int) -> bytes:
-    """Return what is written, in a thread where that takes long.
+async def _in_turn(work: Callable[[], _T], num_listed: int) -> _T:
+    """Return what work comes to, done in a thread where that takes long.
 
     Args:
-        write: writes it.
-        num_listed: probabilities in it.
+        work: reads or writes items.
+        num_listed: how many.
     """
-    return write() if num_listed <= _MOST_LISTED else await asyncio.to_thread(write)
+    return work() if num_listed <= _MOST_LISTED else await asyncio.to_thread(work)
+
+
+def _written(shape: Shape, events: Sequence[Event]) -> bytes:
+    """Return what a stream says of what a round brought; nothing where it says nothing."""
+    return as_events(shape.chunks(events))
+
+
+def _num_listed(event: Event) -> int:
+    """Return how many items are written of an event."""
+    if isinstance(event, Ended):
+        return event.choice.num_listed
+    return event.num_listed if isinstance(event, Said) else 0
 
 
 def _check_whole(answer: Answer) -> None:
@@ -270,9 +285,14 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
     _add_facts(router, server)
     _add_not_offered(router)
 
+    @functools.cache
+    def described() -> bytes:
+        return to_json(document(app))
+
     @router.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> JSONResponse:
-        return JSONResponse(document(app))
+    async def openapi() -> Response:
+        # It takes 0.1 s at the first time.
+        return _json(await asyncio.to_thread(described))
 
     app.include_router(router)
     for kind in (PacelineError, HTTPException, RequestValidationError, Exception):
@@ -335,10 +355,16 @@ those of llama-server as they are used to. <a href="openapi.json">openapi.json</
 
 
 def _add_generation(router: APIRouter, server: Server) -> None:
+    async def asked_of(body: CompletionBody | ChatBody, api: Api) -> Asked:
+        served, biases = server.host.served, body.logit_bias
+        asked = await _in_turn(
+            lambda: read_asked(body, api, defaults=served.options, settings=server.options, verbose=server.verbose),
+            len(biases) if isinstance(biases, dict | list) else 0,
+        )
+        return await with_bias(server.host, asked)
+
     async def complete(request: Request, body: CompletionBody, api: Api) -> Response:
-        served = server.host.served
-        asked = read_asked(body, api, defaults=served.options, settings=server.options, verbose=server.verbose)
-        asked = await with_bias(server.host, asked)
+        asked = await asked_of(body, api)
         prompts = await while_there(
             request,
             prepare_completions(
@@ -361,9 +387,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=documented(ChatBody))
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> Response:
-        served = server.host.served
-        asked = read_asked(body, "chat", defaults=served.options, settings=server.options, verbose=server.verbose)
-        asked = await with_bias(server.host, asked)
+        asked = await asked_of(body, "chat")
         prompt = await while_there(request, prepare_chat(server.host, body, max_tokens=asked.options.get("max_tokens")))
         return await server.answer(request, asked, [prompt])
 

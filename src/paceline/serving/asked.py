@@ -26,6 +26,13 @@ DEFAULT_TOP_LOGPROBS: Final = 20
 """Likely tokens listed beside each in a chat that asks for log-probabilities without saying how many, as llama-server
 does."""
 
+_MOST_VARIABLES: Final = 1000
+
+_MOST_STEPS: Final = 64
+
+_MOST_NAMED: Final = 16
+"""Unknown fields that a warning names."""
+
 _LENGTHS: Final = ("n_predict", "max_completion_tokens", "max_tokens")
 """Names of the most tokens to generate; the first that is given counts, as in llama-server."""
 
@@ -184,9 +191,15 @@ def read_asked(
         most_predict_s=_most_predict_s(given),
         cache_salt=given.get("cache_salt", ""),
         samplers=samplers,
-        warnings=tuple(f"unknown field {name!r} was ignored" for name in unknown),
+        warnings=_warnings_of(unknown),
         names=names,
     )
+
+
+def _warnings_of(unknown: Sequence[str]) -> tuple[str, ...]:
+    named = [f"unknown field {shown(name)} was ignored" for name in unknown[:_MOST_NAMED]]
+    more = len(unknown) - len(named)
+    return (*named, *([f"{more} more unknown fields were ignored"] if more else []))
 
 
 def at_fault(asked: Asked, error: InputError, check: Callable[[GenerateOptions], object]) -> InputError:
@@ -218,6 +231,11 @@ def chat_params_of(body: ChatBody | Any, defaults: ChatParams) -> ChatParams:
     given: dict[str, Any] = {}
     names: dict[str, str] = {}
     variables = dict(getattr(body, "chat_template_kwargs", None) or {})
+    if len(variables) > _MOST_VARIABLES:
+        raise FieldError(
+            "chat_template_kwargs",
+            f"chat_template_kwargs has {len(variables)} variables: at most {_MOST_VARIABLES} are taken",
+        )
     switch = variables.pop("enable_thinking", None)
     if switch is not None:
         if not isinstance(switch, bool):
@@ -329,6 +347,8 @@ def _stops_of(given: str | Sequence[str], most: int) -> tuple[str, ...]:
 
 def _sampler_names(given: str | Sequence[str]) -> tuple[str, ...]:
     """Return the sampling steps that are named, or spelled by llama.cpp's letters."""
+    if len(given) > _MOST_STEPS:
+        raise FieldError("samplers", f"samplers names {len(given)} sampling steps: at most {_MOST_STEPS} are taken")
     letters = {letter: name for name, (letter, _, _) in _SAMPLERS.items()}
     letters |= {letter: name for name, letter in _OTHER_SAMPLERS.items() if letter}
     names = tuple(letters.get(letter, letter) for letter in given) if isinstance(given, str) else tuple(given)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from paceline.core.numbers import shown
-from paceline.serving.bodies import whole_of
+from paceline.serving.bodies import MOST_TEXTS, whole_of
 from paceline.serving.fields import FieldError
 
 _ID: Final = re.compile("-?[0-9]{1,18}")
@@ -34,6 +34,10 @@ def read_biases(given: Any) -> tuple[dict[int, float], tuple[tuple[str, float], 
         value = -math.inf if bias is False else float(bias)
         if isinstance(token, str) and not _ID.fullmatch(token):
             texts.append((token, value))
+            if len(texts) > MOST_TEXTS:
+                raise FieldError(
+                    "logit_bias", f"logit_bias has more than {MOST_TEXTS} texts: give token ids, or fewer texts"
+                )
         else:
             ids[int(token)] = value
     return ids, tuple(texts)

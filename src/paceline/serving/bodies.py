@@ -27,7 +27,10 @@ def whole_of(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(whole_of)]
 """A whole number, also where it is written as 3.0; no text and no truth value."""
 
-Texts = Annotated[list[str], Field(fail_fast=True)]
+MOST_TEXTS: Final = 4096
+"""Texts in one list. Each is looked at by itself, and a body has room for millions."""
+
+Texts = Annotated[list[str], Field(fail_fast=True, max_length=MOST_TEXTS)]
 """Texts. The first that is none ends the look: a report on each of millions would take minutes and gigabytes."""
 
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]

@@ -7,7 +7,7 @@ import datetime
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
@@ -19,6 +19,9 @@ from paceline.serving.detokenize import check_ids, text_of
 from paceline.serving.fields import FieldError
 from paceline.serving.hosting import ModelHost
 from paceline.serving.prompts import encode, read_prompts
+
+_MANY: Final = 1000
+"""Biases that are looked at at once; of more a thread takes care, and other requests go on."""
 
 
 async def prepare_completions(host: ModelHost, prompt: Any, *, num_choices: int, most: int) -> list[PreparedPrompt]:
@@ -123,26 +126,22 @@ async def with_bias(host: ModelHost, asked: Asked) -> Asked:
         asked: what a request asks for.
     """
     vocabulary = host.served.model.target.vocabulary
-    biases = dict(asked.options.get("logit_bias") or {})
-    if asked.bias_texts:
+    given = asked.options.get("logit_bias") or {}
 
-        def tokens() -> list[tuple[int, float]]:
-            return [
-                (token_id, bias)
-                for text, bias in asked.bias_texts
-                for token_id in vocabulary.tokenize(text, add_special=False)
-            ]
+    def read() -> dict[int, float]:
+        biases = dict(given)
+        for text, bias in asked.bias_texts:
+            biases.update(dict.fromkeys(vocabulary.tokenize(text, add_special=False), bias))
+        if asked.options.get("ignore_end"):
+            # The model says something else in their place, as under llama-server, instead of going on behind them.
+            biases.update(dict.fromkeys(sorted(vocabulary.end_ids), float("-inf")))
+        unknown = next((token_id for token_id in biases if not 0 <= token_id < vocabulary.size), None)
+        if unknown is not None:
+            raise FieldError("logit_bias", f"token id {unknown} is not in the vocabulary of {vocabulary.size}")
+        return biases
 
-        biases.update(await asyncio.to_thread(tokens))
-    if asked.options.get("ignore_end"):
-        # The model says something else in their place, as under llama-server, instead of going on behind them.
-        biases.update(dict.fromkeys(sorted(vocabulary.end_ids), float("-inf")))
-    unknown = next((token_id for token_id in biases if not 0 <= token_id < vocabulary.size), None)
-    if unknown is not None:
-        raise FieldError("logit_bias", f"token id {unknown} is not in the vocabulary of {vocabulary.size}")
-    if not biases:
-        return asked
-    return replace(asked, options={**asked.options, "logit_bias": biases})
+    biases = await asyncio.to_thread(read) if asked.bias_texts or len(given) > _MANY else read()
+    return replace(asked, options={**asked.options, "logit_bias": biases}) if biases else asked
 
 
 def check_length(num_tokens: int, context_length: int) -> None:

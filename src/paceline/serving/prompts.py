@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from paceline.core.numbers import shown
 from paceline.engines.base import Vocabulary
+from paceline.serving.bodies import MOST_TEXTS
 from paceline.serving.fields import FieldError
 
 TextOrId: TypeAlias = str | int
@@ -66,6 +67,9 @@ def read_mixed(content: Any, name: str) -> list[TextOrId]:
     if isinstance(content, str):
         return [content]
     if isinstance(content, list) and all(isinstance(item, str) or _is_id(item) for item in content):
+        num_texts = sum(isinstance(item, str) for item in content)
+        if num_texts > MOST_TEXTS:
+            raise FieldError(name, f"{name} is made of {num_texts} texts: at most {MOST_TEXTS} are taken; join them")
         return list(content)
     raise FieldError(name, f"{name} is {shown(content)}: give a text, token ids, or both in a list")
 

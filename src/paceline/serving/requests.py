@@ -12,9 +12,11 @@ from starlette.requests import Request
 
 from paceline.core.numbers import shown
 from paceline.serving.fields import FieldError
-from paceline.serving.security import read_json
+from paceline.serving.security import BodyError, read_json
 
 _Body = TypeVar("_Body", bound=BaseModel)
+
+_MOST_FIELDS: Final = 1000
 
 _SMALL_BYTES: Final = 1 << 16
 """Bodies that are read at once. Longer ones would hold up all other requests, and are read in a thread."""
@@ -40,7 +42,10 @@ def checked(model: type[_Body], body: dict[str, Any]) -> _Body:
 
     Raises:
         FieldError: a field is missing, or of another kind.
+        BodyError: there are too many.
     """
+    if len(body) > _MOST_FIELDS:
+        raise BodyError(f"the body has {len(body)} fields: at most {_MOST_FIELDS} are taken, and far fewer are known")
     try:
         return model.model_validate(body)
     except ValidationError as error:

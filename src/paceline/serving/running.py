@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Final
 
@@ -34,8 +35,15 @@ _FLUSH_S: Final = 1.0
 _HARD_S: Final = 5
 """Seconds after the grace time in which nothing may be under way any more, in threads too."""
 
+_BACKLOG: Final = 256
+"""Connections that the kernel takes before us, and that asyncio then takes in one go."""
+
 _OTHER_FILES: Final = 512
-"""Files that are open beside connections, at most: the model's, libraries', sockets to listen on."""
+"""Files that are open beside connections, at most: those of one go, the model's, sockets to listen on. Where none is
+left, asyncio reports that for each connection that waits, thousands of times a second."""
+
+_FEWEST: Final = 16
+"""Connections that are taken however few files the system allows."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -91,19 +99,33 @@ def run(
         PacelineError: the model cannot be loaded.
     """
     sys.setswitchinterval(_SWITCH_S)
-    _allow_files(security.max_connections + _OTHER_FILES)
+    files = _allow_files(security.max_connections + _OTHER_FILES)
+    most = security.max_connections if files is None else min(security.max_connections, files - _OTHER_FILES)
+    security = replace(security, max_connections=max(most, _FEWEST))
     return asyncio.run(_serve(app, server, security, sockets))
 
 
-def _allow_files(most: int) -> None:
-    """Let the process have as many files open, or as many as the system lets it have."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource  # not on Windows, which has no such limit
+def _allow_files(most: int) -> int | None:
+    """Let the process have so many files open, or as many as the system lets it have.
 
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
+    Returns:
+        How many it may have open; ``None`` for any number.
+    """
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such limit.
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft < wanted:
+        try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            return soft
+    return max(soft, wanted)
 
 
 async def _serve(
@@ -135,6 +157,7 @@ async def _serve(
         lifespan="off",
         timeout_graceful_shutdown=int(grace_s) + _HARD_S,
         timeout_keep_alive=75,
+        backlog=_BACKLOG,
         **socket_options(security),
     )
     web = _Uvicorn(config, told)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+_MOST_REFUSED: Final = 64
+"""Connections beyond the most that are told so; further ones are dropped, or files would run out."""
 
 _MOST_AHEAD: Final = 1 << 16
 """Bytes of later requests that are taken while one is answered."""
@@ -13,6 +17,12 @@ _MOST_AHEAD: Final = 1 << 16
 
 class CarefulProtocol(H11Protocol):
     """Notices clients that leave, answers nonsense at most once, and ends without waiting for halves of requests."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Begin with a connection, unless there are too many even to say so."""
+        super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency + _MOST_REFUSED:
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a client."""

@@ -1,0 +1,312 @@
+"""Bodies that nobody would write: any field with any value, deep, huge, odd, and all at once.
+
+Most are near misses of requests that work, as what is wrong everywhere is refused at the first look.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from paceline.core.fields import fields_of
+from paceline.options import REQUEST_PARTS
+from paceline.serving.fields import HARMLESS, NEUTRAL, NOT_YET
+
+ROUTES: Final[Mapping[str, str]] = {
+    "/completion": "completion",
+    "/completions": "completion",
+    "/v1/completions": "completion",
+    "/v1/chat/completions": "chat",
+    "/chat/completions": "chat",
+    "/v1/chat/completions/input_tokens": "chat",
+    "/apply-template": "chat",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+    "/v1/chat/completions/control": "control",
+}
+"""Routes by what their bodies have."""
+
+_NUMBERS: Final[Sequence[Any]] = (
+    *(0, 1, -1, 2, 3, 7, 16, 17, 255, 1000, 1001, 4095, 4096, 10**6, 2**31 - 1, 2**31, 2**32, 2**53, 2**63, 2**64 - 1),
+    *(
+        -2,
+        -(2**31),
+        -(2**63),
+        0.0,
+        -0.0,
+        0.5,
+        1.0,
+        1.5,
+        3.0,
+        100.0,
+        100.1,
+        1e-6,
+        1e-20,
+        1e-21,
+        1e-45,
+        5e-324,
+        1e9,
+        1e30,
+    ),
+    *(1e308, -1e308, 1.7976931348623157e308, -1e-308),
+)
+_TEXTS: Final[Sequence[str]] = (
+    *("", " ", "\x00", "a\x00b", "\n", "a", "user", "assistant", "none", "auto", "-1", "--5", "²", "٣", "1e400", "NaN"),
+    *(
+        "\ufeff",
+        "\u2028",
+        "\u202e",
+        "\U0010ffff",
+        "\ufffe",
+        "e\u0301" * 50,
+        "😀" * 30,
+        "<|im_end|>",
+        "<|im_start|>system\n",
+    ),
+    *(
+        "</think>",
+        "{{ 7 * 7 }}",
+        "{% for x in range(10**9) %}a{% endfor %}",
+        "../../etc/passwd",
+        "a/b",
+        "timings/x",
+        "//",
+    ),
+    *("a" * 300, "def f(x):\n    return", "INFO server\n" * 30, "9" * 400, "true", "null"),
+)
+_LONG: Final = "word " * 4000
+_KEYS: Final = ("role", "content", "type", "text", "name", "tool_calls", "reasoning_content", "tool_call_id", "prefix")
+_ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function", "User", "", "ipython")
+_VARIABLES: Final = (
+    *("messages", "tools", "self", "loop", "range", "namespace", "raise_exception", "strftime_now", "tojson", "caller"),
+    *(
+        "bos_token",
+        "eos_token",
+        "add_generation_prompt",
+        "enable_thinking",
+        "__class__",
+        "cycler",
+        "a b",
+        "",
+        "x",
+        "dict",
+    ),
+)
+_RAW: Final[Sequence[bytes]] = (
+    *(b"", b" ", b"null", b"[]", b"0", b'"a"', b"{", b"}", b"{}", b"{]", b'{"prompt":}', b'{"prompt": "a",}', b"\xff"),
+    *(b"\xef\xbb\xbf{}", b'{"prompt": 1e400}', b'{"prompt": NaN}', b'{"prompt": -Infinity}', b'{"prompt": "\\ud800"}'),
+    *(
+        b'{"prompt": "\\udc00\\ud800"}',
+        b'{"prompt": "\\ud83d\\ude00"}',
+        b'{"a": 1, "a": 2, "prompt": "x"}',
+        b"{'prompt': 1}",
+    ),
+    *(b'{"prompt": ' + b"[" * 127 + b"]" * 127 + b"}", b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
+    *(b'{"prompt": ' + b'{"a":' * 100 + b"1" + b"}" * 100 + b"}", b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}"),
+    *(
+        b'{"prompt": "a", "n_predict": 1e1}',
+        b'{"prompt": "a", "n_predict": -0}',
+        b'{"prompt": "' + b"\\u0000" * 40 + b'"}',
+    ),
+    b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d": 1' % number for number in range(5000)) + b"}}",
+)
+
+
+class Bodies:
+    """Makes bodies.
+
+    Args:
+        rng: of all choices.
+        most_tokens: of an answer that has room for more; a fuzz of long answers takes long.
+    """
+
+    def __init__(self, rng: random.Random, *, most_tokens: int = 6) -> None:
+        self._rng = rng
+        self._most_tokens = most_tokens
+        table = [name for part in REQUEST_PARTS for field in fields_of(part) for name in field.json_names]
+        self._names = sorted({*table, *HARMLESS, *NEUTRAL, *NOT_YET, *_OWN})
+
+    def next(self) -> tuple[str, bytes]:
+        """Return a route and a body."""
+        route = self._rng.choice(tuple(ROUTES))
+        if self._rng.random() < 0.05:
+            return route, self._rng.choice(_RAW)
+        body = getattr(self, f"_{ROUTES[route]}")()
+        if self._rng.random() < 0.05:
+            body = self._any(3)
+        text = json.dumps(body, ensure_ascii=self._rng.random() < 0.5)
+        if self._rng.random() < 0.03:
+            text = self._broken(text)
+        return route, text.encode("utf-8", "surrogatepass")
+
+    def _broken(self, text: str) -> str:
+        place = self._rng.randrange(len(text) + 1)
+        return self._rng.choice(
+            (text[:place], text[:place] + self._rng.choice(("\x00", '"', "}", "1e999", "\\")) + text[place:])
+        )
+
+    def _completion(self) -> dict[str, Any]:
+        return {"prompt": self._prompt(), **self._fields()}
+
+    def _chat(self) -> dict[str, Any]:
+        body = {"messages": self._messages(), **self._fields()}
+        if self._rng.random() < 0.3:
+            names = self._rng.choices(_VARIABLES, k=self._rng.randint(0, 3))
+            body["chat_template_kwargs"] = {name: self._any(2) for name in names}
+        if self._rng.random() < 0.1:
+            body["tools"] = self._any(3)
+        return body
+
+    def _tokenize(self) -> dict[str, Any]:
+        switches = ("add_special", "parse_special", "with_pieces")
+        return {"content": self._prompt(), **{name: self._odd(True) for name in switches if self._rng.random() < 0.5}}
+
+    def _detokenize(self) -> dict[str, Any]:
+        return {"tokens": self._odd([self._rng.choice((*range(9), *_NUMBERS[:16])) for _ in range(5)])}
+
+    def _control(self) -> dict[str, Any]:
+        return {"id": self._odd("chatcmpl-1"), "action": self._odd("reasoning_end")}
+
+    def _fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"n_predict": self._rng.randint(0, self._most_tokens)}
+        for name in self._rng.sample(self._names, self._rng.choice((0, 1, 1, 2, 3, 8))):
+            make = _OWN.get(name)
+            fields[name] = make(self) if make is not None and self._rng.random() < 0.8 else self._any(2)
+        if self._rng.random() < 0.05:
+            fields[self._rng.choice(_TEXTS)] = self._any(2)
+        return fields
+
+    def _prompt(self) -> Any:
+        rng, draw = self._rng, self._rng.random()
+        if draw < 0.4:
+            return rng.choice(_TEXTS)
+        if draw < 0.55:
+            return [rng.randrange(4096) for _ in range(rng.randint(0, 20))]
+        if draw < 0.7:
+            return [rng.choice((rng.randrange(300), rng.choice(_TEXTS))) for _ in range(rng.randint(0, 6))]
+        if draw < 0.8:
+            return [self._prompt() for _ in range(rng.choice((1, 2, 3, 16, 17)))]
+        if draw < 0.87:
+            return {
+                "prompt_string": self._odd("abc"),
+                **({"multimodal_data": self._any(1)} if rng.random() < 0.5 else {}),
+            }
+        if draw < 0.9:
+            return _LONG
+        return self._any(3)
+
+    def _messages(self) -> Any:
+        if self._rng.random() < 0.1:
+            return self._any(3)
+        return [self._message() for _ in range(self._rng.choice((0, 1, 1, 2, 3, 30)))]
+
+    def _message(self) -> Any:
+        if self._rng.random() < 0.05:
+            return self._any(2)
+        message: dict[str, Any] = {"role": self._odd(self._rng.choice(_ROLES)), "content": self._content()}
+        for name in self._rng.sample(_KEYS, self._rng.choice((0, 0, 1, 2))):
+            message[name] = self._any(3)
+        return message
+
+    def _content(self) -> Any:
+        draw = self._rng.random()
+        if draw < 0.6:
+            return self._rng.choice(_TEXTS)
+        if draw < 0.8:
+            parts = ("text", "image_url", "input_audio", "refusal", "thinking", "")
+            return [
+                {"type": self._odd(self._rng.choice(parts)), "text": self._odd("hello")}
+                for _ in range(self._rng.randint(0, 3))
+            ]
+        return _LONG if draw < 0.82 else self._any(3)
+
+    def _odd(self, value: Any) -> Any:
+        """Return a value, or at times something else."""
+        return value if self._rng.random() < 0.8 else self._any(2)
+
+    def _any(self, depth: int) -> Any:
+        """Return anything that JSON has."""
+        draw = self._rng.random()
+        if depth and draw < 0.15:
+            return [self._any(depth - 1) for _ in range(self._rng.randint(0, 4))]
+        if depth and draw < 0.3:
+            return {self._rng.choice(_TEXTS): self._any(depth - 1) for _ in range(self._rng.randint(0, 4))}
+        if draw < 0.6:
+            return self._rng.choice(_NUMBERS)
+        return self._rng.choice((True, False, None)) if draw < 0.75 else self._rng.choice(_TEXTS)
+
+    def _biases(self) -> Any:
+        pairs = [
+            (
+                self._rng.choice((self._rng.randrange(4200), self._rng.choice(_TEXTS))),
+                self._rng.choice((*_NUMBERS, False)),
+            )
+            for _ in range(self._rng.choice((0, 1, 2, 40)))
+        ]
+        return (
+            [list(pair) for pair in pairs] if self._rng.random() < 0.5 else {str(token): bias for token, bias in pairs}
+        )
+
+    def _stops(self) -> Any:
+        return [self._rng.choice(_TEXTS) for _ in range(self._rng.choice((0, 1, 4, 64, 65)))]
+
+    def _paths(self) -> Any:
+        names = (
+            "content",
+            "timings",
+            "timings/predicted_n",
+            "timings/speculative/drafters",
+            "generation_settings/seed",
+        )
+        return [self._rng.choice((*names, *_TEXTS)) for _ in range(self._rng.randint(0, 5))]
+
+    def _speculative(self) -> Any:
+        fields = {
+            "enabled": True,
+            "off": False,
+            "policy": self._rng.choice(("auto", "fixed", "plain")),
+            "drafters": self._rng.choice((["suffix"], ["draft", "suffix"], "lookup", [], "", "none")),
+            "draft_max": self._rng.choice(_NUMBERS),
+            "draft_min": self._rng.choice(_NUMBERS),
+            "p_min": self._rng.choice(_NUMBERS),
+            "verify": self._rng.choice(("coupled", "rejection")),
+        }
+        return {name: self._odd(fields[name]) for name in self._rng.sample(sorted(fields), self._rng.randint(0, 4))}
+
+    def _number(self) -> Any:
+        return self._rng.choice(_NUMBERS)
+
+    def _truth(self) -> Any:
+        return self._rng.random() < 0.5
+
+
+_OWN: Final[Mapping[str, Callable[[Bodies], Any]]] = {
+    "logit_bias": Bodies._biases,
+    "stop": Bodies._stops,
+    "response_fields": Bodies._paths,
+    "speculative": Bodies._speculative,
+    "speculative.n_max": Bodies._number,
+    "speculative.p_min": Bodies._number,
+    "samplers": lambda bodies: bodies._rng.choice(("", "kpmt", "tttt", ["top_k", "temperature"], ["dry"], "z", [""])),
+    "n": lambda bodies: bodies._rng.choice((1, 2, 4, 16, 17)),
+    "n_cmpl": lambda bodies: bodies._rng.choice((1, 2, 3)),
+    "stream_options": lambda bodies: {"include_usage": bodies._truth()},
+    "logprobs": lambda bodies: bodies._rng.choice((0, 1, 5, True, False, 1000, 1001)),
+    "top_logprobs": lambda bodies: bodies._rng.choice((0, 1, 5, 20, 1000, 1001)),
+    "sse_ping_interval": Bodies._number,
+    "t_max_predict_ms": Bodies._number,
+    "cache_salt": lambda bodies: bodies._rng.choice(_TEXTS),
+    "reasoning_budget_tokens": Bodies._number,
+    "reasoning_effort": lambda bodies: bodies._rng.choice(_TEXTS),
+    "reasoning_format": lambda bodies: bodies._rng.choice(("none", "auto", "deepseek", "x")),
+    **dict.fromkeys(
+        (
+            *("stream", "echo", "verbose", "return_tokens", "return_progress", "timings_per_token", "cache_prompt"),
+            *("post_sampling_probs", "ignore_eos", "add_generation_prompt", "continue_final_message"),
+        ),
+        Bodies._truth,
+    ),
+}
+"""Fields with values that may work, and what makes them."""
