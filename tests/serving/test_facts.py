@@ -125,7 +125,8 @@ def test_all_places_taken_is_status_503_where_that_is_asked() -> None:
         body = {"prompt": "a", "stream": True, "ignore_eos": True}
         with running.web.stream("POST", f"{running.url}/completion", json=body) as response:
             gate.let(4)
-            assert next(response.iter_lines())
+            lines = response.iter_lines()  # dropping it would close the stream
+            assert next(lines)
             response_when_full = running.get("/slots?fail_on_no_slot=1")
             assert response_when_full.status_code == 503
             assert response_when_full.json()["error"]["type"] == "unavailable_error"
