@@ -53,7 +53,7 @@ from tests.helpers import (
 )
 from tests.tiers import by_tier
 
-NUM_SCENES = by_tier(800, quick=200)
+NUM_SCENES = by_tier(800, quick=230)
 SETUPS_PER_SCENE = 5
 CALM = (True,) * by_tier(4, quick=1) + (False,) * by_tier(1, quick=2)
 """Whether a scene is calm: few scenes show every way to end only if most of them are cramped."""
