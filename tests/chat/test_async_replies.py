@@ -159,7 +159,7 @@ def test_what_cannot_be_is_raised_before_an_answer_begins(instruct: Path) -> Non
             with pytest.raises(paceline.InputError, match="there are no messages"):
                 await asking([])
             with pytest.raises(paceline.InputError, match="tokens"):
-                await asking("a", max_tokens=0)
+                await asking("a", max_tokens=-2)
         with pytest.raises(paceline.InputError, match="temperature -1"):
             await model.achat_stream("a", temperature=-1)
         model.close()
