@@ -28,6 +28,10 @@ THINK, NO_THINK = 258, 259
 SAID = "<think>\nHm. 2 + 2\n</think>\n\nIt is <b>4</b>."
 
 
+ENDLESS_THOUGHT = "<think>" + "Hm. " * 15_000
+"""Takes seconds to write, so that it goes on still when something is asked of it."""
+
+
 @asynccontextmanager
 async def writing(answer: str, source: str = THINKING, **params: Any) -> AsyncIterator[AsyncReplyStream]:
     """Yield the stream of a model that says one thing, a byte or control token each round, and then ends."""
@@ -41,9 +45,9 @@ async def writing(answer: str, source: str = THINKING, **params: Any) -> AsyncIt
         row[script[min(max(said, 0), len(script) - 1)]] = 1.0
         return row
 
-    engine = ScriptedEngine(logits, VOCABULARY, max_sequences=2, context_length=4096)
+    engine = ScriptedEngine(logits, VOCABULARY, max_sequences=2, context_length=1 << 17)
     with paceline.Model(engine, [], paceline.NO_SPECULATION) as model:
-        options: Any = prompt.options | {"max_tokens": 1000, "temperature": 0.0}
+        options: Any = prompt.options | {"max_tokens": 1 << 16, "temperature": 0.0}
         stream = model.astream(prompt.token_ids, **options)
         assert isinstance(stream, AsyncStream)
         yield AsyncReplyStream(prompt, stream, chat)
@@ -104,7 +108,7 @@ def test_leaving_the_block_ends_the_answer() -> None:
 
 def test_the_reasoning_of_a_running_answer_is_ended() -> None:
     async def read() -> None:
-        async with writing("<think>" + "Hm. " * 200) as stream:
+        async with writing(ENDLESS_THOUGHT) as stream:
             assert (await anext(stream)).kind == "reasoning"
             assert await stream.end_reasoning()
             kinds = [part.kind async for part in stream]
@@ -118,7 +122,7 @@ def test_the_reasoning_of_a_running_answer_is_ended() -> None:
             assert not await stream.end_reasoning()
 
     asyncio.run(read())
-    with answering("<think>" + "Hm. " * 200, THINKING) as inner:
+    with answering(ENDLESS_THOUGHT, THINKING) as inner:
         assert next(iter(inner)).kind == "reasoning"
         assert inner.end_reasoning()
         assert list(inner.result().generation.token_ids).count(NO_THINK) == 1

@@ -45,9 +45,9 @@ def answering(
             row[script[said]] = np.nan if said == fails_after else 1.0
         return row
 
-    engine = ScriptedEngine(logits, VOCABULARY, max_sequences=2, context_length=4096)
+    engine = ScriptedEngine(logits, VOCABULARY, max_sequences=2, context_length=1 << 17)
     with paceline.Model(engine, [], paceline.NO_SPECULATION) as model:
-        stream = model.stream(prompt.token_ids, **prompt.options | {"max_tokens": 1000, "temperature": 0.0})
+        stream = model.stream(prompt.token_ids, **prompt.options | {"max_tokens": 1 << 16, "temperature": 0.0})
         yield ReplyStream(prompt, stream, chat)
 
 
