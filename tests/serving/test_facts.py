@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from paceline import __version__
+from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.serving.settings import ServerOptions
 from tests.runtime.test_worker import WAIT_S
@@ -139,6 +140,7 @@ def test_what_is_not_offered_is_status_501() -> None:
         for path in ("/v1/embeddings", "/rerank", "/infill", "/v1/responses", "/v1/messages", "/slots/0"):
             error = running.web.post(running.url + path, json={}).json()["error"]
             assert (error["code"], error["type"]) == (501, "not_supported_error")
+            assert running.get(path).status_code == 501
         for path, flag in (("/slots", "--slots"), ("/metrics", "--metrics")):
             response = running.get(path)
             assert response.status_code == 501
@@ -229,3 +231,15 @@ def test_what_nobody_offers_is_not_found(server: Hosted, method: str, path: str)
     assert response.json() == {
         "error": {"code": 404, "message": "File Not Found", "type": "not_found_error", "param": None}
     }
+
+
+def test_health_can_be_asked_without_a_body(server: Hosted) -> None:
+    for path in ("/health", "/v1/health"):
+        assert server.web.head(server.url + path).status_code == 200
+
+
+def test_a_prefix_is_a_path() -> None:
+    assert ServerOptions(prefix="/llm/").prefix == "/llm"
+    for prefix in ("llm", "/{llm}", "/l?m", "/l m"):
+        with pytest.raises(InputError, match="--api-prefix"):
+            ServerOptions(prefix=prefix)

@@ -407,3 +407,49 @@ def test_a_verbose_answer_has_its_prompt_and_settings(server: Hosted) -> None:
     assert answer["__verbose"]["prompt"] == "<|im_start|>user\nabc<|im_end|>\n<|im_start|>assistant\n"
     assert answer["__verbose"]["generation_settings"]["n_predict"] == 20
     assert "__verbose" not in server.answer("/v1/chat/completions", CHAT)
+
+
+# What a route does nothing with, and what several choices took
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/completion", "echo", True),
+        ("/v1/completions", "return_tokens", True),
+        ("/v1/completions", "response_fields", ["content"]),
+        ("/completion", "stream_options", {"include_usage": True}),
+    ],
+)
+def test_a_field_that_changes_nothing_on_a_route_is_told(server: Hosted, path: str, field: str, value: Any) -> None:
+    assert server.answer(path, {**BASE, field: value})["warnings"] == [f"{field} changes nothing on this route"]
+
+
+def test_options_of_a_stream_that_nobody_knows_are_told(server: Hosted, strict: Hosted) -> None:
+    body = {**BASE, "stream_options": {"include_usage": True, "include_obfuscation": False, "zap": 1}}
+    told = server.chunks("/v1/completions", body)[-1]["warnings"]
+    assert told == ["unknown field 'stream_options.zap' was ignored"]
+    assert strict.refusal("/v1/completions", body)["param"] == "stream_options.zap"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_each_of_several_choices_tells_its_own_times(server: Hosted, path: str) -> None:
+    body = {**(CHAT if "chat" in path else BASE), "n": 2, "temperature": 1.0, "seed": 1}
+    answer = server.answer(path, body)
+    assert answer["usage"]["completion_tokens"] == sum(one["timings"]["predicted_n"] for one in answer["choices"])
+    assert answer["timings"] == answer["choices"][0]["timings"]
+    told = [chunk for chunk in server.chunks(path, body) if "timings" in chunk]
+    assert len(told) == 2
+
+
+def test_speculation_that_is_off_is_told_as_plain(server: Hosted) -> None:
+    told = server.answer("/completion", {**BASE, "speculative": {"off": True}})
+    assert told["speculative"]["policy"] == "plain"
+    for field, value in (("speculative", {"draft_max": 0}), ("speculative.types", "none")):
+        settings = server.answer("/completion", {**BASE, field: value})["generation_settings"]
+        assert settings["speculative.types"] == "none"
+
+
+def test_log_probabilities_of_llama_server_stand_beside_a_logprobs_of_0(server: Hosted) -> None:
+    told = server.answer("/completion", {**BASE, "logprobs": 0, "n_probs": 2})["completion_probabilities"]
+    assert {len(one["top_logprobs"]) for one in told} == {2}

@@ -146,3 +146,26 @@ def test_the_reasoning_can_be_switched_off_by_variable() -> None:
         reply = message_of(server, {**BODY, "chat_template_kwargs": {"enable_thinking": False}}, stream=False)
         assert not reply.get("reasoning_content")
         assert reply["content"] == ANSWER
+
+
+def test_a_form_that_cannot_be_streamed_is_refused() -> None:
+    with thinking() as server:
+        body = {**BODY, "reasoning_format": "deepseek-legacy"}
+        told = server.answer(CHAT, body)["choices"][0]["message"]
+        assert "<think>" in told["content"]
+        assert told["reasoning_content"]
+        error = server.refusal(CHAT, {**body, "stream": True})
+        assert error["param"] == "reasoning_format"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_that_is_continued_keeps_its_spaces(stream: bool) -> None:
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        text = bytes(token for token in tokens if token < 256).decode()
+        said = ord(" ") if text.endswith("It is") else ord("4") if text.endswith("It is ") else END
+        row: Float64Array = 50.0 * np.eye(SIZE)[said]
+        return row
+
+    with hosted(lambda: scripted(THINKING, target=logits)) as server:
+        body = {**BODY, "messages": [*BODY["messages"], {"role": "assistant", "content": "It is"}]}
+        assert message_of(server, body, stream=stream)["content"] == " 4"

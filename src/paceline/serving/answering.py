@@ -126,7 +126,6 @@ class Choice:
         stream: the answer, as the engine writes it.
         slot: number of the place that it has while it runs; -1 before.
         token_ids: said so far.
-        parts: the text so far, by kind and text.
         written: the text so far as the model wrote it, markers of reasoning included.
         logprobs: of the tokens said so far.
         has_new_line: whether a line ended.
@@ -143,7 +142,6 @@ class Choice:
         self.stream = stream
         self.slot = -1
         self.token_ids: list[int] = []
-        self.parts: list[tuple[PartKind, str]] = []
         self.written = ""
         self.logprobs: list[TokenLogprob] = []
         self.has_new_line = False
@@ -160,9 +158,12 @@ class Choice:
         self._unsent_logprobs: list[TokenLogprob] = []
         chat = prompt.chat
         markers = chat.markers if chat is not None and prompt.reasoning_format != "none" else None
-        self._splitter = ReasoningSplitter(markers, begun=chat.begun) if chat is not None else None
+        self._splitter = (
+            None if chat is None else ReasoningSplitter(markers, begun=chat.begun, continued=chat.continued)
+        )
         self._opening: list[tuple[PartKind, str]] = []
-        if chat is not None and prompt.reasoning_format == "none" and chat.begun and chat.markers is not None:
+        keeps_markers = prompt.reasoning_format == "none" and chat is not None and chat.begun and not chat.continued
+        if keeps_markers and chat is not None and chat.markers is not None:
             # What the prompt has of an answer that keeps its markers.
             self._opening = [("content", chat.markers.start)]
 
@@ -170,11 +171,6 @@ class Choice:
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt.token_ids)
-
-    @property
-    def text(self) -> str:
-        """All of the text so far, reasoning included."""
-        return "".join(text for _, text in self.parts)
 
     @property
     def num_listed(self) -> int:
@@ -256,7 +252,6 @@ class Choice:
             self.num_reasoning += self._splitter is not None and self._splitter.is_inside
         if not parts and not (last and self._unsent_ids):
             return []
-        self.parts += parts
         self.has_new_line = self.has_new_line or any("\n" in text for _, text in parts)
         token_ids, self._unsent_ids = self._unsent_ids, []
         logprobs, self._unsent_logprobs = self._unsent_logprobs, []
@@ -316,6 +311,7 @@ class Answer:
         self.asked = asked
         self.choices: list[Choice] = []
         self.interrupted = False
+        self._timers: list[asyncio.TimerHandle] = []
         try:
             for prompt in prompts:
                 for choice in range(asked.num_choices):
@@ -362,14 +358,9 @@ class Answer:
         finally:
             self.cancel()
 
-    async def result(self) -> None:
-        """Wait until all choices are over. Raises as :meth:`rounds` does."""
-        async for _ in self.rounds():
-            pass
-
     def cancel(self) -> None:
         """End what still runs, without waiting."""
-        for timer in getattr(self, "_timers", ()):
+        for timer in self._timers:
             timer.cancel()
         for choice in self.choices:
             choice.stream.cancel_soon()

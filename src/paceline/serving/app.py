@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -41,6 +42,7 @@ from paceline.serving.errors import (
     response_of,
 )
 from paceline.serving.event_stream import EventStream
+from paceline.serving.fields import FieldError
 from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.leaving import while_there
 from paceline.serving.metrics import RequestOver, ServerLoad, ServerMetrics
@@ -266,7 +268,9 @@ def _num_listed(event: Event) -> int:
 
 def _check_whole(answer: Answer) -> None:
     """Raise where the end of the server cut an answer off, so that nobody takes what there is for all of it."""
-    if answer.interrupted and any(choice.finish_reason == "cancelled" for choice in answer.choices):
+    if answer.interrupted and any(
+        choice.finish_reason == "cancelled" and not choice.timed_out for choice in answer.choices
+    ):
         raise RefusedError(503, "unavailable_error", "the server is ending, and the answer is not complete: ask again")
 
 
@@ -320,7 +324,8 @@ def _answered(server: Server) -> Callable[[Request, Exception], Awaitable[Respon
 
 def _add_health(router: APIRouter, server: Server) -> None:
     @router.get("/health", summary="Whether the model is there")
-    @router.get("/v1/health", include_in_schema=False)
+    @router.head("/health", include_in_schema=False)
+    @router.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
     async def health() -> dict[str, str]:
         _ = server.host.served
         return {"status": "ok"}
@@ -389,6 +394,9 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     async def chat(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> Response:
         asked = await asked_of(body, "chat")
         prompt = await while_there(request, prepare_chat(server.host, body, max_tokens=asked.options.get("max_tokens")))
+        if asked.stream and prompt.reasoning_format == "deepseek-legacy":
+            raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
+        asked = replace(asked, reasoning_format=prompt.reasoning_format)
         return await server.answer(request, asked, [prompt])
 
     @router.post(
@@ -398,6 +406,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     )
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
     async def input_tokens(body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> dict[str, Any]:
+        await asked_of(body, "chat")
         prompt = await prepare_chat(server.host, body, max_tokens=0)
         return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
@@ -406,6 +415,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         summary="End the reasoning of an answer that is being written",
         openapi_extra=documented(ControlBody),
     )
+    @router.post("/chat/completions/control", include_in_schema=False)
     async def control(body: Annotated[ControlBody, Depends(body_of(ControlBody))]) -> dict[str, Any]:
         answer = server.board.answer(body.id)
         if answer is None:
@@ -434,7 +444,7 @@ _NOT_OFFERED: Final = (
 def _add_not_offered(router: APIRouter) -> None:
     """Add routes of llama-server that this one does not have, so that clients are told."""
     for path, what in _NOT_OFFERED:
-        router.add_api_route(path, _refusing(what), methods=["POST"], include_in_schema=False)
+        router.add_api_route(path, _refusing(what), methods=["GET", "POST"], include_in_schema=False)
 
 
 def _refusing(what: str) -> Callable[[], Awaitable[None]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, cast
@@ -55,9 +54,6 @@ _OTHER_SAMPLERS: Final[Mapping[str, str]] = {
 }
 """Steps that only act with fields that are refused here; a list may name them."""
 
-_ID: Final = re.compile("-?[0-9]{1,18}")
-"""How a token id is written where names are texts, as in JSON objects."""
-
 _DOTTED: Final[Mapping[str, str]] = {
     "speculative.n_max": "draft_max",
     "speculative.n_min": "draft_min",
@@ -65,6 +61,15 @@ _DOTTED: Final[Mapping[str, str]] = {
     "speculative.type": "",
 }
 """llama-server's own names for how a request is sped up."""
+
+
+_ROUTES_OF: Final[Mapping[str, tuple[Api, ...]]] = {
+    "echo": ("completions",),
+    "return_tokens": ("native",),
+    "response_fields": ("native",),
+    "stream_options": ("completions", "chat"),
+}
+"""Fields that have an effect on some routes only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class Asked:
         options: of the call, but for what the tokenizer has to read.
         bias_texts: what is added to the logits of the tokens of texts.
         num_choices: answers to each prompt.
+        reasoning_format: where the answer to a conversation has its reasoning.
         reads_only: whether the prompt is read and nothing is generated.
         stream: whether the answer is sent while it is written.
         include_usage: whether a stream ends with counts of tokens.
@@ -99,6 +105,7 @@ class Asked:
     options: GenerateOptions
     bias_texts: tuple[tuple[str, float], ...] = ()
     num_choices: int = 1
+    reasoning_format: str = "none"
     reads_only: bool = False
     stream: bool = False
     include_usage: bool = False
@@ -148,8 +155,8 @@ def read_asked(
     names["max_tokens"] = next((name for name in _LENGTHS if name in given), "max_tokens")
     if length is not None:
         options["max_tokens"] = length
-    elif api == "chat" or options.get("max_tokens") is None:
-        options.setdefault("max_tokens", MAX_TOKENS)
+    elif options.get("max_tokens") is None:
+        options["max_tokens"] = MAX_TOKENS
     if "stop" in given:
         options["stop"] = _stops_of(given["stop"], settings.max_stop)
     samplers = _sampler_names(given["samplers"]) if "samplers" in given else None
@@ -163,12 +170,15 @@ def read_asked(
         names["logprobs"] = next(name for name in ("top_logprobs", "logprobs", "n_probs") if name in given)
         options["post_sampling_probs"] = bool(given.get("post_sampling_probs"))
     echo = bool(given.get("echo"))
-    if echo and num_logprobs is not None:
+    if echo and api == "completions" and num_logprobs is not None:
         raise FieldError("echo", "echo with log-probabilities would need those of the prompt: leave out one of them")
     options.setdefault("seed", None)
     if options["seed"] is None:
         # One for all choices, and for the answer to tell.
         options["seed"] = draw_seed()
+    stream_options = given.get("stream_options")
+    if stream_options is not None:
+        extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
     unknown = check_known(extra, strict=settings.strict_fields)
     ping_s = given.get("sse_ping_interval", 30)
     return Asked(
@@ -191,7 +201,7 @@ def read_asked(
         most_predict_s=_most_predict_s(given),
         cache_salt=given.get("cache_salt", ""),
         samplers=samplers,
-        warnings=_warnings_of(unknown),
+        warnings=(*_warnings_of(unknown), *_without_effect(given, api)),
         names=names,
     )
 
@@ -200,6 +210,15 @@ def _warnings_of(unknown: Sequence[str]) -> tuple[str, ...]:
     named = [f"unknown field {shown(name)} was ignored" for name in unknown[:_MOST_NAMED]]
     more = len(unknown) - len(named)
     return (*named, *([f"{more} more unknown fields were ignored"] if more else []))
+
+
+def _without_effect(given: Mapping[str, Any], api: Api) -> list[str]:
+    """Return what to say of fields that change nothing on this route."""
+    return [
+        f"{name} changes nothing on this route"
+        for name, routes in _ROUTES_OF.items()
+        if api not in routes and given.get(name) not in (None, False, [])
+    ]
 
 
 def at_fault(asked: Asked, error: InputError, check: Callable[[GenerateOptions], object]) -> InputError:
@@ -319,8 +338,9 @@ def _speculation_of(speculative: Speculative | None, extra: dict[str, Any]) -> t
             is_off |= value == "none"
         elif option not in asked:
             asked[option], names[option] = whole_of(value), name
-    if is_off or asked.get("draft_max") == 0:
-        return {"speculate": False}, {}
+    if is_off or (asked.get("draft_max") == 0 and asked["draft_max"] is not False):
+        asked.pop("draft_max", None)
+        asked["speculate"] = False
     drafters = asked.get("drafters")
     if isinstance(drafters, str):
         asked["drafters"] = [name.strip() for name in drafters.split(",") if name.strip()]
@@ -395,9 +415,9 @@ def _num_logprobs(given: Mapping[str, Any], api: Api) -> int | None:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs to be true")
         if asked:
             return int(given.get("top_logprobs", DEFAULT_TOP_LOGPROBS if asked is True else asked))
-    elif asked is not None and asked is not False:
-        # 0 asks for the chosen tokens alone in OpenAI's API, and for nothing in llama-server's.
-        return None if api == "native" and asked == 0 else int(asked)
+    # 0 asks for the chosen tokens alone in OpenAI's API, and for nothing in llama-server's.
+    elif asked is not None and asked is not False and (api != "native" or asked):
+        return int(asked)
     return given.get("n_probs") or None
 
 

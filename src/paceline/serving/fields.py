@@ -132,7 +132,7 @@ HARMLESS: Final[frozenset[str]] = frozenset(
         # of a context that is shifted, which this server does not do
         *("n_keep", "n_discard"),
         # of parsers of answers
-        *("parse_tool_calls", "preserved_tokens", "prediction"),
+        *("parse_tool_calls", "preserved_tokens", "prediction", "stream_options.include_obfuscation"),
     }
 )
 """Fields that change nothing of an answer."""

@@ -73,7 +73,9 @@ def short_settings_of(
 ) -> dict[str, Any]:
     """Return how an answer is sampled, without what may be long or private; as ``/slots`` and ``/props`` have it."""
     length = -1 if rules.max_tokens == MAX_TOKENS else rules.max_tokens
-    speculative = ",".join(served.drafters) or "none"
+    speculates = asked is None or asked.options.get("speculate") is not False
+    named = served.drafters if asked is None else asked.options.get("drafters") or served.drafters
+    speculative = (",".join(named) if speculates else "") or "none"
     return {
         "seed": params.seed,
         "temperature": params.temperature,
@@ -91,7 +93,7 @@ def short_settings_of(
         "stream": asked is not None and asked.stream,
         "n_probs": 0 if asked is None else asked.num_logprobs or 0,
         "chat_format": "Content-only",
-        "reasoning_format": "none" if asked is None or asked.api != "chat" else served.chat.reasoning_format,
+        "reasoning_format": "none" if asked is None else asked.reasoning_format,
         "reasoning_in_content": False,
         "generation_prompt": "",
         "samplers": _chain_of(params) if asked is None or asked.samplers is None else list(asked.samplers),

@@ -163,9 +163,12 @@ async def _serve(
     web = _Uvicorn(config, told)
 
     async def load() -> None:
-        await host.load()
-        if host.error is not None:
-            web.should_exit = True
+        try:
+            await host.load()
+        finally:
+            if host.state != "ready":
+                # Whatever it was, nobody is to wait for a model that never comes.
+                web.should_exit = True
 
     loading = asyncio.create_task(load())
     try:

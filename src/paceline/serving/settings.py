@@ -258,8 +258,9 @@ class ServerOptions:
         take_values(self)
         if not self.host:
             raise InputError("no address to listen on: give one with --host, such as 127.0.0.1")
-        if self.prefix and not self.prefix.startswith("/"):
-            raise InputError(f"--api-prefix {self.prefix!r} is no path: begin it with /")
+        object.__setattr__(self, "prefix", self.prefix.rstrip("/"))
+        if self.prefix and (not self.prefix.startswith("/") or set("{}?# ") & set(self.prefix)):
+            raise InputError(f"--api-prefix {self.prefix!r} is no path: begin it with /, without {{}}?# and spaces")
 
     @property
     def has_tls(self) -> bool:

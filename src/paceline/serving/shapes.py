@@ -118,15 +118,19 @@ class _Base:
             return timings_of(RequestStats(cached_tokens=request.stats.cached_tokens))
         return timings_of(request.stats)
 
-    def beside(self, choice: Choice) -> dict[str, Any]:
-        """Return what stands beside the answer in its last or only part."""
+    def times(self, choice: Choice) -> dict[str, Any]:
+        """Return what an answer took, and what speculation gave."""
         stats = choice.stats
         assert stats is not None
-        found: dict[str, Any] = {
+        return {
             "timings": self.timings(choice),
             "speculative": speculation_of(stats, choice.stream.speculation, self.answer.served.policy),
             "metrics": metrics_of(stats),
         }
+
+    def beside(self, choice: Choice) -> dict[str, Any]:
+        """Return what stands beside the answer in its last or only part."""
+        found = self.times(choice)
         if self.asked.warnings:
             found["warnings"] = list(self.asked.warnings)
         return found
@@ -264,9 +268,14 @@ class _OpenAiBase(_Base):
 
     def whole(self) -> Any:
         """Return the answer."""
+        choices = [self.choice(choice) for choice in self.answer.choices]
+        if len(choices) > 1:
+            # Each has its own times; beside the list stand those of the first.
+            for found, choice in zip(choices, self.answer.choices, strict=True):
+                found |= self.times(choice)
         found = {
             **self.head(in_stream=False),
-            "choices": [self.choice(choice) for choice in self.answer.choices],
+            "choices": choices,
             "usage": self.usage(),
             **self.beside(self.answer.choices[0]),
         }
@@ -391,6 +400,7 @@ class ChatShape(_OpenAiBase):
             "" if self.asked.reads_only else choice.written,
             chat.markers,
             begun=chat.begun,
+            continued=chat.continued,
             reasoning_format=choice.prompt.reasoning_format,
         )
         found: dict[str, Any] = {
@@ -425,9 +435,9 @@ class ChatShape(_OpenAiBase):
                 chunk["__verbose"] = self.native(choice, in_stream=True)
             found.append(chunk)
             is_last = self.is_last(event)
-            if not self.asked.include_usage:
+            if not self.asked.include_usage or len(self.answer.choices) > 1:
                 chunk |= self.beside(choice)
-            elif is_last:
+            if self.asked.include_usage and is_last:
                 found.append({**self.head(in_stream=True), "choices": [], "usage": self.usage(), **self.beside(choice)})
         return found
 

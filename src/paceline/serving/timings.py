@@ -47,7 +47,7 @@ def speculation_of(stats: RequestStats, asked: SpeculationParams, policy: str) -
     phases = stats.phases
     names = sorted({*stats.drafted_by_source, *stats.draft_s_by_source})
     return {
-        "policy": asked.policy or policy,
+        "policy": (asked.policy or policy) if asked.speculate else "plain",
         "verify": asked.verify,
         "drafters": {
             name: {
