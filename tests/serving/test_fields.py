@@ -448,6 +448,9 @@ def test_speculation_that_is_off_is_told_as_plain(server: Hosted) -> None:
     for field, value in (("speculative", {"draft_max": 0}), ("speculative.types", "none")):
         settings = server.answer("/completion", {**BASE, field: value})["generation_settings"]
         assert settings["speculative.types"] == "none"
+    settings = server.answer("/completion", {**BASE, "speculative.types": "lookup"})["generation_settings"]
+    assert settings["speculative.types"] == "lookup"
+    assert "draft" in server.refusal("/completion", {**BASE, "speculative.type": "ngram-map"})["message"]
 
 
 def test_log_probabilities_of_llama_server_stand_beside_a_logprobs_of_0(server: Hosted) -> None:

@@ -58,10 +58,10 @@ _DOTTED: Final[Mapping[str, str]] = {
     "speculative.n_max": "draft_max",
     "speculative.n_min": "draft_min",
     "speculative.p_min": "p_min",
-    "speculative.type": "",
+    "speculative.type": "drafters",
+    "speculative.types": "drafters",
 }
 """llama-server's own names for how a request is sped up."""
-
 
 _ROUTES_OF: Final[Mapping[str, tuple[Api, ...]]] = {
     "echo": ("completions",),
@@ -332,9 +332,7 @@ def _speculation_of(speculative: Speculative | None, extra: dict[str, Any]) -> t
         value = extra.pop(name, None)
         if value is None:
             continue
-        if not option:
-            if value not in ("none", "auto", "default"):
-                raise FieldError(name, f"{name} is {shown(value)}: name drafters in speculative.drafters instead")
+        if option == "drafters" and value in ("none", "auto", "default"):
             is_off |= value == "none"
         elif option not in asked:
             asked[option], names[option] = whole_of(value), name
