@@ -409,6 +409,24 @@ def test_a_verbose_answer_has_its_prompt_and_settings(server: Hosted) -> None:
     assert "__verbose" not in server.answer("/v1/chat/completions", CHAT)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "abc"}),
+        ("/tokenize", {"content": "abc", "with_pieces": True}),
+        ("/detokenize", {"tokens": [97]}),
+        ("/apply-template", CHAT),
+        ("/v1/chat/completions/control", {"id": "chatcmpl-none", "action": "reasoning_end"}),
+    ],
+)
+def test_small_routes_tell_names_that_nobody_knows_too(
+    server: Hosted, strict: Hosted, path: str, body: dict[str, Any]
+) -> None:
+    assert "warnings" not in strict.answer(path, {**body, "model": "any", "zap": None})
+    assert server.answer(path, {**body, "zap": 1})["warnings"] == ["unknown field 'zap' was ignored"]
+    assert strict.refusal(path, {**body, "zap": 1})["param"] == "zap"
+
+
 # What a route does nothing with, and what several choices took
 
 

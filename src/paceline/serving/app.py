@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp
 
 from paceline.core.errors import InputError, PacelineError
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Said
-from paceline.serving.asked import Api, Asked, at_fault, read_asked
+from paceline.serving.asked import Api, Asked, at_fault, read_asked, warnings_of
 from paceline.serving.bodies import (
     ChatBody,
     CompletionBody,
@@ -42,7 +43,7 @@ from paceline.serving.errors import (
     response_of,
 )
 from paceline.serving.event_stream import EventStream
-from paceline.serving.fields import FieldError
+from paceline.serving.fields import FieldError, check_known
 from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.leaving import while_there
 from paceline.serving.metrics import RequestOver, ServerLoad, ServerMetrics
@@ -417,11 +418,12 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     )
     @router.post("/chat/completions/control", include_in_schema=False)
     async def control(body: Annotated[ControlBody, Depends(body_of(ControlBody))]) -> dict[str, Any]:
+        warned = _warned(body, server)
         answer = server.board.answer(body.id)
         if answer is None:
-            return {"success": False, "message": "no active completion for this id"}
+            return {"success": False, "message": "no active completion for this id", **warned}
         ended = [await choice.stream.end_reasoning() for choice in answer.choices]
-        return {"success": any(ended), "message": "" if any(ended) else "the answer does not reason now"}
+        return {"success": any(ended), "message": "" if any(ended) else "the answer does not reason now", **warned}
 
 
 _NOT_OFFERED: Final = (
@@ -459,6 +461,7 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
     @router.post("/tokenize", summary="Turn a text into tokens", openapi_extra=documented(TokenizeBody))
     async def tokenize(body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))]) -> Response:
         vocabulary = server.host.served.model.target.vocabulary
+        warned = _warned(body, server)
 
         def answered() -> bytes:
             token_ids = encode(
@@ -469,20 +472,21 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
             )
             check_ids(token_ids, vocabulary, "content")
             if not body.with_pieces:
-                return to_json({"tokens": token_ids})
+                return to_json({"tokens": token_ids, **warned})
             pieces = ((token_id, _text_or_bytes(piece_of(token_id, vocabulary))) for token_id in token_ids)
-            return to_json({"tokens": [{"id": token_id, "piece": piece} for token_id, piece in pieces]})
+            return to_json({"tokens": [{"id": token_id, "piece": piece} for token_id, piece in pieces], **warned})
 
         return _json(await asyncio.to_thread(answered))
 
     @router.post("/detokenize", summary="Turn tokens into a text", openapi_extra=documented(DetokenizeBody))
     async def detokenize(body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))]) -> Response:
         vocabulary = server.host.served.model.target.vocabulary
+        warned = _warned(body, server)
 
         def answered() -> bytes:
             token_ids = read_ids(body.tokens, "tokens")
             check_ids(token_ids, vocabulary, "tokens")
-            return to_json({"content": text_of(token_ids, vocabulary)})
+            return to_json({"content": text_of(token_ids, vocabulary), **warned})
 
         return _json(await asyncio.to_thread(answered))
 
@@ -491,8 +495,17 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
         openapi_extra=documented(TemplateBody),
     )  # fmt: skip
     async def apply_template(body: Annotated[TemplateBody, Depends(body_of(TemplateBody))]) -> Response:
+        # A client may send what it would ask the model.
+        warned = _warned(body, server, also=ChatBody.model_fields)
         prompt = await prepare_chat(server.host, body, max_tokens=0, tools=body.tools)
-        return _json(to_json({"prompt": prompt.text}))
+        return _json(to_json({"prompt": prompt.text, **warned}))
+
+
+def _warned(body: BaseModel, server: Server, *, also: Container[str] = ("model",)) -> dict[str, list[str]]:
+    """Return what to tell of fields that a route does not know; ``also`` are known and have no effect."""
+    extra = {name: value for name, value in (body.model_extra or {}).items() if name not in also}
+    unknown = check_known(extra, strict=server.options.strict_fields)
+    return {"warnings": list(warnings_of(unknown))} if unknown else {}
 
 
 def _json(body: bytes) -> Response:

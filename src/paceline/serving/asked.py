@@ -201,12 +201,13 @@ def read_asked(
         most_predict_s=_most_predict_s(given),
         cache_salt=given.get("cache_salt", ""),
         samplers=samplers,
-        warnings=(*_warnings_of(unknown), *_without_effect(given, api)),
+        warnings=(*warnings_of(unknown), *_without_effect(given, api)),
         names=names,
     )
 
 
-def _warnings_of(unknown: Sequence[str]) -> tuple[str, ...]:
+def warnings_of(unknown: Sequence[str]) -> tuple[str, ...]:
+    """Return what to say of names that nobody knows."""
     named = [f"unknown field {shown(name)} was ignored" for name in unknown[:_MOST_NAMED]]
     more = len(unknown) - len(named)
     return (*named, *([f"{more} more unknown fields were ignored"] if more else []))
