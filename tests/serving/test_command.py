@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -18,6 +19,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.models.embedded import embedded_target
+from paceline.serving.hosting import ModelHost, NotReadyError, ServedModel
 from tests import tiers
 from tests.runtime.test_worker import WAIT_S
 from tests.serving.hosted import events_of, hosted, scripted
@@ -69,6 +71,29 @@ def test_a_server_answers_with_503_until_the_model_is_there() -> None:
             pass
         assert running.get("/health").json() == {"status": "ok"}
         assert running.answer("/completion", {"prompt": "a", "n_predict": 1})["tokens_predicted"] == 1
+
+
+def test_how_far_the_measuring_is_is_told_meanwhile() -> None:
+    async def told() -> str:
+        reported, go_on = threading.Event(), threading.Event()
+
+        def load(report: Callable[[float], None]) -> ServedModel:
+            report(0.25)
+            reported.set()
+            assert go_on.wait(WAIT_S)
+            return scripted()
+
+        host = ModelHost(load)
+        loading = asyncio.create_task(host.load())
+        await asyncio.to_thread(reported.wait, WAIT_S)
+        with pytest.raises(NotReadyError) as caught:
+            _ = host.served
+        go_on.set()
+        await loading
+        await host.close()
+        return str(caught.value)
+
+    assert asyncio.run(told()) == "Loading model: 25% of what it costs here is measured"
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(refused: Refused) -> None:

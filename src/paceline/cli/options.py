@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
@@ -95,17 +96,26 @@ class _Flag:
     field: Field
     help: str
 
-    def parameter(self) -> inspect.Parameter:
-        """Return the parameter as typer reads it."""
+    def parameter(self, helps: Mapping[str, str | None]) -> inspect.Parameter:
+        """Return the parameter as typer reads it.
+
+        Args:
+            helps: what a command's help says of parameters that are something else there; ``None`` hides one.
+        """
         about = self.field.option
+        text = helps.get(self.name, self.help)
         annotation = typer.Option(
             *about.flags,
-            help=self.help.replace("{drafters}", ", ".join(DRAFTER_NAMES)),
+            help=(text or self.help).replace("{drafters}", ", ".join(DRAFTER_NAMES)),
+            hidden=text is None,
             metavar=about.metavar,
             autocompletion=_COMPLETIONS.get(self.name),
             rich_help_panel=about.panel,
         )
         kind, default = _typed(self.field)
+        if self.name in helps and about.kind in ("whole", "real"):
+            # The text names the default.
+            kind, default = kind | None, None
         return inspect.Parameter(
             self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, annotation]
         )
@@ -162,12 +172,15 @@ def _typed(field: Field) -> tuple[Any, object]:
 def with_options(
     *,
     together: Sequence[Sequence[str]] = (),
+    helps: Mapping[str, str | None] = MappingProxyType({}),
     variables: Callable[[], Mapping[str, str]] = lambda: os.environ,
 ) -> Callable[[_Command], Callable[..., None]]:
     """Return what makes a command of a function that takes dataclasses of the table.
 
     Args:
         together: runs of parameters to list in this order, where the last of them would stand.
+        helps: what the help says of parameters that are something else for this command than what the table has, with
+            the default in brackets; ``None`` hides one.
         variables: returns the environment that sets what the command line does not.
     """
 
@@ -182,7 +195,7 @@ def with_options(
                 continue
             flags = _flags_of(part, hints[parameter.name])
             parts[parameter.name] = part, flags
-            parameters += [flag.parameter() for flag in flags]
+            parameters += [flag.parameter(helps) for flag in flags]
 
         def run(**values: Any) -> None:
             context: typer.Context = values["context"]

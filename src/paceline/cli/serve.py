@@ -64,7 +64,18 @@ class ServeCommand(TyperCommand):
         return super().parse_args(ctx, [shielded(word, known) for word in args])
 
 
-@with_options(together=(("order", "model_defaults", "seed"),), variables=lambda: with_llama_variables(os.environ))
+@with_options(
+    together=(("order", "model_defaults", "seed"),),
+    helps={
+        "max_sequences": f"Requests that are answered at once. [{DEFAULT_PARALLEL}]",
+        "context_length": "Room of all requests together, in tokens: with -np N each has an equal part, else whatever "
+        "the others leave; 0 is all of the model's own. [for each request its own, at most 4096]",
+        "max_tokens": "Most tokens to generate where a request does not say; -1 fills the context. [-1]",
+        "verbose": "Let the server and the engine tell more on stderr.",
+        "forget": None,
+    },
+    variables=lambda: with_llama_variables(os.environ),
+)
 def serve(
     context: typer.Context,
     *,

@@ -96,7 +96,7 @@ class ServedModel:
 class ModelHost:
     """Loads a model in the background, and gives it to whoever asks once it is there.
 
-    Everything but :meth:`loaded` belongs to the event loop.
+    All of it belongs to the event loop.
 
     Args:
         load: loads the model; called in a thread of its own, told how to report a share of the work, and may raise.
@@ -132,13 +132,8 @@ class ModelHost:
             NotReadyError: the model is not loaded yet, or not any more.
         """
         if self._served is None or self.state != "ready":
-            raise NotReadyError(self.state)
+            raise NotReadyError(self.state, self.share)
         return self._served
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether there is a model, taking requests or finishing those it has."""
-        return self._served is not None
 
     async def load(self) -> None:
         """Load the model; an error is kept."""
@@ -178,11 +173,12 @@ class ModelHost:
 class NotReadyError(PacelineError):
     """The model is not loaded yet, or the server ends."""
 
-    def __init__(self, state: HostState) -> None:
+    def __init__(self, state: HostState, share: float | None = None) -> None:
         self.state = state
+        measured = "" if share is None else f": {share:.0%} of what it costs here is measured"
         super().__init__(
             {
-                "loading": "Loading model",
+                "loading": f"Loading model{measured}",
                 "failed": "the model could not be loaded; the server's log says why",
                 "closing": "the server is ending: send the request to another one, or later",
             }.get(state, state)

@@ -20,7 +20,7 @@ def models_of(served: ServedModel, *, created: int) -> dict[str, Any]:
 
     Args:
         served: the model.
-        created: when it was loaded, in seconds since 1970.
+        created: when the server began, in seconds since 1970.
     """
     return {
         "object": "list",

@@ -37,7 +37,7 @@ def read_prompts(prompt: Any, *, num_choices: int, most: int) -> list[list[TextO
 
 
 def encode(parts: Sequence[TextOrId], vocabulary: Vocabulary, *, add_special: bool, parse_special: bool) -> list[int]:
-    """Return the token ids of texts and ids in their order, on the engine's thread.
+    """Return the token ids of texts and ids in their order.
 
     Args:
         parts: texts and token ids.
