@@ -438,7 +438,9 @@ def test_nothing_holds_an_answer_that_is_over(stream: bool, api: str) -> None:
     async def test() -> None:
         async with live() as server:
             server.gate.close()
-            connection = await server.send(api, {"prompt": PROMPT, "n_predict": 5, "n_probs": 2, "stream": stream})
+            connection = await server.send(
+                api, {"prompt": PROMPT, "n_predict": 5, "n_probs": 2, "ignore_eos": True, "stream": stream}
+            )
             await server.gate.arrived()
             (answer,) = server.server.board.answers
             held = [weakref.ref(each) for each in (answer, answer.choices[0], answer.choices[0].stream)]
