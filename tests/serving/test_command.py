@@ -16,10 +16,12 @@ from typing import Any
 
 import httpx
 import pytest
+import typer.main
 
-from paceline.cli.main import main
+from paceline.cli.main import app, main
 from paceline.models.embedded import embedded_target
 from paceline.serving.hosting import ModelHost, NotReadyError, ServedModel
+from paceline.serving.llama_flags import FOREIGN, remarks_on
 from tests import tiers
 from tests.runtime.test_worker import WAIT_S
 from tests.serving.hosted import events_of, hosted, scripted
@@ -128,10 +130,12 @@ def test_a_model_that_is_missing_is_told_in_one_line(refused: Refused, tmp_path:
         (["--context-shift"], "--context-shift is not supported"),
         (["--grammar", 'root ::= "a"'], "--grammar is not supported"),
         (["--embeddings"], "--embeddings is not supported"),
-        (["-ctk", "q8_0"], "-ctk is not supported"),
+        (["-ctk", "q8_0"], "-ctk q8_0 is not supported"),
         (["-mm", "x.gguf"], "-mm is not supported"),
         (["--prot", "80"], "did you mean --port?"),
-        (["-sm", "layer"], "there is no option -sm"),
+        (["-sm", "row"], "-sm row is not supported"),
+        (["--typical=0.9"], "--typical=0.9 is not supported"),
+        (["-zq", "1"], "there is no option -zq"),
         (["--frobnicate"], "--frobnicate"),
         (["stray"], "stray"),
         (["--temp", "-1"], "temperature"),
@@ -140,6 +144,27 @@ def test_a_model_that_is_missing_is_told_in_one_line(refused: Refused, tmp_path:
 )
 def test_what_cannot_be_had_is_told_in_one_line(refused: Refused, options: list[str], said: str) -> None:
     assert said in refused(*options, *(() if "--port" in options else ("--port", "0")))
+
+
+def test_every_flag_of_llama_server_is_known_with_its_values() -> None:
+    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    options = {name: option for option in serve.params for name in (*option.opts, *option.secondary_opts)}
+    lines = (Path(__file__).parent / "llama_server_flags.txt").read_text().splitlines()
+    for line in lines[1:]:
+        count, *names = line.split()
+        for name in names:
+            if name in options:
+                assert int(count) == (0 if options[name].is_flag else 1), name
+            elif name not in ("-h", "--help", "--usage"):
+                assert FOREIGN[name].values == int(count), name
+    assert not FOREIGN.keys() & options.keys()
+
+
+def test_a_flag_that_is_not_here_may_have_the_value_that_changes_nothing() -> None:
+    words = "--mirostat 0 --typical 1.0 --dry-multiplier=0.0 --top-nsigma -1 -ctk F16 -sm layer -mg 0 --lazy-mode x"
+    remarks = remarks_on(words.split(), [])
+    assert len(remarks) == 8
+    assert all("changes nothing" in remark for remark in remarks)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +318,7 @@ def takes_requests(url: str) -> bool:
 LOADING = """
 import sys
 import paceline.cli.serve as command
-from paceline.cli.main import main
+from paceline.cli.main import app, main
 
 def load(*arguments, report, **options):
     print("measuring", file=sys.stderr, flush=True)

@@ -25,59 +25,174 @@ class ForeignFlag:
         values: how many values follow it.
         why: what there is in its place.
         refused: whether it would change what the server does.
+        neutral: values with which it changes nothing after all. Numbers are compared as such.
     """
 
     values: int
     why: str
     refused: bool = False
+    neutral: tuple[str, ...] = ()
+
+    def is_refused(self, values: Sequence[str]) -> bool:
+        """Return whether the flag would change what the server does, with these values."""
+        return self.refused and not (len(values) == 1 and _as_number(values[0]) in map(_as_number, self.neutral))
 
 
-_PLANNED = "passes are as wide as pays here"
-_ALWAYS = "always so here"
-_LOGS = "the log has one line a request"
+_ALWAYS: Final = "always so here"
+_COMPRESSED: Final = "the cache is F16"
+_HISTORY: Final = "n-gram history is kept in memory"
+_HUB: Final = "name the model with -m or -hf"
+_LOGS: Final = "the log has one line a request"
+_MEASURED: Final = "decided by what was measured"
+_PLACED: Final = "place tensors with -ot"
+_PLANNED: Final = "drafts are as long as pays here"
+_POSITIONS: Final = "positions are as the model's file has them"
+_REUSED: Final = "beginnings are reused"
+_SAMPLER: Final = "there is no such sampler here"
+_TEXT: Final = "this server reads and generates text"
+_THREADS: Final = "the system places the threads"
+_TOOLS: Final = "this server calls no tools"
+_WIDE: Final = "passes are as wide as pays here"
+_WITH_OTHERS: Final = "it acts with a flag that is not here"
+
+
+def _taken(values: int, why: str, *names: str) -> dict[str, ForeignFlag]:
+    return dict.fromkeys(names, ForeignFlag(values, why))
+
+
+def _refused(values: int, why: str, *names: str, neutral: Sequence[str] = ()) -> dict[str, ForeignFlag]:
+    return dict.fromkeys(names, ForeignFlag(values, why, refused=True, neutral=tuple(neutral)))
+
 
 FOREIGN: Final[Mapping[str, ForeignFlag]] = {
-    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), ForeignFlag(1, _PLANNED)),
-    **dict.fromkeys(("-cb", "--cont-batching", "--jinja"), ForeignFlag(0, _ALWAYS)),
-    "--no-jinja": ForeignFlag(0, "templates are always rendered"),
-    **dict.fromkeys(
-        ("--mlock", "--no-mmap", "--mmap", "--no-warmup", "--warmup", "--swa-full", "--no-perf"),
-        ForeignFlag(0, "decided by what was measured"),
-    ),
-    **dict.fromkeys(("--log-disable", "--log-colors", "--log-prefix", "--log-timestamps"), ForeignFlag(0, _LOGS)),
-    **dict.fromkeys(("--log-file", "-lv", "--verbosity", "--log-verbosity"), ForeignFlag(1, _LOGS)),
-    **dict.fromkeys(("--threads-http", "--prio", "--poll", "--numa"), ForeignFlag(1, "requests share one event loop")),
-    **dict.fromkeys(("--backend-sampling", "--backend_sampling", "-bs"), ForeignFlag(0, "rows are sampled here")),
-    **dict.fromkeys(("--cache-reuse", "-sps", "--slot-prompt-similarity"), ForeignFlag(1, "beginnings are reused")),
-    **dict.fromkeys(("--no-cache-idle-slots", "--cache-idle-slots"), ForeignFlag(0, "beginnings are reused")),
-    **dict.fromkeys(("--cors-methods", "--cors-headers"), ForeignFlag(1, "those that the routes need")),
-    **dict.fromkeys(("--cors-credentials", "--no-cors-credentials"), ForeignFlag(0, "the server reads no cookies")),
-    "--no-context-shift": ForeignFlag(0, _ALWAYS),
-    "--keep": ForeignFlag(1, "the context is never shifted"),
-    "--props": ForeignFlag(0, "properties cannot be changed while the server runs"),
-    "--spec-type": ForeignFlag(1, "drafters are --drafters"),
-    "--spec-default": ForeignFlag(0, "drafting is the default"),
-    "--tools-runtime": ForeignFlag(1, "there are no tools"),
-    # what would change the answers
-    "--context-shift": ForeignFlag(0, "answers end where the context is full", refused=True),
-    **dict.fromkeys(
-        ("--lora", "--control-vector"), ForeignFlag(1, "merge adapters into the model", refused=True)
-    ),
-    "--lora-scaled": ForeignFlag(2, "merge adapters into the model", refused=True),
-    **dict.fromkeys(("--mmproj", "--mmproj-url", "-mm"), ForeignFlag(1, "this server reads text", refused=True)),
-    **dict.fromkeys(
-        ("--embedding", "--embeddings", "--rerank", "--reranking"),
-        ForeignFlag(0, "this server generates text", refused=True),
-    ),
-    **dict.fromkeys(("--grammar", "--grammar-file", "-j", "--json-schema"), ForeignFlag(1, "not yet", refused=True)),
-    **dict.fromkeys(("--spec-synth-rates", "--spec-synth-len"), ForeignFlag(1, "acceptance is real", refused=True)),
-    **dict.fromkeys(("--models-dir", "--models-preset"), ForeignFlag(1, "this server has one model", refused=True)),
-    **dict.fromkeys(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"),
-                    ForeignFlag(1, "the cache is F16", refused=True)),
-    "--slot-save-path": ForeignFlag(1, "what was read is kept in memory (--cache-ram)", refused=True),
-    "--sleep-idle-seconds": ForeignFlag(1, "the model stays loaded", refused=True),
-    "--tools": ForeignFlag(1, "this server calls no tools", refused=True),
-    "--path": ForeignFlag(1, "this server serves no files", refused=True),
+    # how passes are computed
+    **_taken(1, _WIDE, "-b", "--batch-size", "-ub", "--ubatch-size"),
+    **_taken(0, _ALWAYS, "-cb", "--cont-batching"),
+    **_refused(0, "requests are always answered together", "-nocb", "--no-cont-batching"),
+    **_taken(0, _MEASURED, "--mlock", "--no-mmap", "--mmap", "-dio", "--direct-io", "-ndio", "--no-direct-io"),
+    **_taken(0, _MEASURED, "--warmup", "--no-warmup", "--swa-full", "--perf", "--no-perf", "--no-host"),
+    **_taken(0, _MEASURED, "--repack", "-nr", "--no-repack", "--op-offload", "--no-op-offload", "--check-tensors"),
+    **_taken(1, _MEASURED, "-lm", "--load-mode", "-lzm", "--lazy-mode", "-dt", "--defrag-thold"),
+    **_taken(1, "memory is as -c and -ngl say", "-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"),
+    **_taken(1, _THREADS, "--prio", "--poll", "--numa", "--prio-batch", "--poll-batch"),
+    **_taken(1, _THREADS, "-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict"),
+    **_taken(1, _THREADS, "-Cb", "--cpu-mask-batch", "-Crb", "--cpu-range-batch", "--cpu-strict-batch"),
+    **_taken(1, _THREADS, "-Cd", "--cpu-mask-draft", "-Crd", "--cpu-range-draft", "--cpu-strict-draft"),
+    **_taken(1, _THREADS, "-Cbd", "--cpu-mask-batch-draft", "--cpu-strict-batch-draft"),
+    **_taken(1, _THREADS, "--prio-draft", "--poll-draft", "--prio-batch-draft", "--poll-batch-draft"),
+    **_taken(1, _THREADS, "--spec-draft-cpu-mask", "--spec-draft-cpu-range", "--spec-draft-cpu-strict"),
+    **_taken(1, _THREADS, "--spec-draft-cpu-mask-batch", "--spec-draft-cpu-strict-batch"),
+    **_taken(1, _THREADS, "--spec-draft-prio", "--spec-draft-poll", "--spec-draft-prio-batch"),
+    **_taken(1, _THREADS, "--spec-draft-poll-batch"),
+    **_taken(0, _ALWAYS, "-kvo", "--kv-offload"),
+    **_refused(0, "the cache lies where the layers do", "-nkvo", "--no-kv-offload"),
+    **_refused(0, _PLACED, "-cmoe", "--cpu-moe"),
+    **_refused(1, _PLACED, "-ncmoe", "--n-cpu-moe", "-ncffn", "--n-cpu-ffn", neutral=["0"]),
+    **_refused(0, _PLACED, "--spec-draft-cpu-moe", "-cmoed", "--cpu-moe-draft"),
+    **_refused(1, _PLACED, "--spec-draft-n-cpu-moe", "--spec-draft-ncmoe", "-ncmoed", "--n-cpu-moe-draft",
+               neutral=["0"]),
+    **_refused(1, "layers of a draft are placed by -ngld", "--spec-draft-override-tensor", "-otd",
+               "--override-tensor-draft"),
+    **_refused(1, "layers are dealt out whole", "-sm", "--split-mode", neutral=["layer"]),
+    **_refused(1, "layers are dealt out by the room of each device", "-ts", "--tensor-split"),
+    **_refused(1, "choose devices with -dev", "-mg", "--main-gpu", neutral=["0"]),
+    **_refused(1, "this server uses one machine", "--rpc"),
+    **_refused(1, _COMPRESSED, "-ctk", "--cache-type-k", "-ctv", "--cache-type-v", neutral=["f16"]),
+    **_refused(1, _COMPRESSED, "-ctkd", "--cache-type-k-draft", "--spec-draft-type-k", neutral=["f16"]),
+    **_refused(1, _COMPRESSED, "-ctvd", "--cache-type-v-draft", "--spec-draft-type-v", neutral=["f16"]),
+    # what the model is
+    **_refused(1, _POSITIONS, "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx", neutral=["0"]),
+    **_refused(1, _POSITIONS, "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast",
+               neutral=["-1"]),
+    **_refused(1, _POSITIONS, "--rope-scaling", "--rope-scale"),
+    **_refused(1, "the model is what its file says", "--override-kv"),
+    **_refused(1, "merge adapters into the model", "--lora", "--lora-scaled", "--control-vector",
+               "--control-vector-scaled"),
+    **_taken(0, _WITH_OTHERS, "--lora-init-without-apply"),
+    **_taken(2, _WITH_OTHERS, "--control-vector-layer-range"),
+    **_refused(1, "fetch the file and name it with -m", "-mu", "--model-url"),
+    **_refused(1, _HUB, "-dr", "--docker-repo"),
+    **_refused(0, _HUB, "--embd-gemma-default", "--fim-qwen-1.5b-default", "--fim-qwen-3b-default",
+               "--fim-qwen-7b-default", "--fim-qwen-7b-spec", "--fim-qwen-14b-spec", "--fim-qwen-30b-default",
+               "--gpt-oss-20b-default", "--gpt-oss-120b-default", "--vision-gemma-4b-default",
+               "--vision-gemma-12b-default"),
+    **_refused(1, "this server has one model", "--models-dir", "--models-preset"),
+    **_taken(1, "this server has one model", "--models-max"),
+    **_taken(0, "this server has one model", "--models-autoload", "--no-models-autoload"),
+    **_refused(1, "the model stays loaded", "--sleep-idle-seconds", neutral=["-1"]),
+    **_refused(1, _TEXT, "--mmproj", "--mmproj-url", "-mm", "-mmu", "--media-path"),
+    **_taken(0, _TEXT, "--mmproj-auto", "--no-mmproj", "--no-mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"),
+    **_taken(1, _TEXT, "-mmdev", "--mmproj-device", "--image-min-tokens", "--image-max-tokens"),
+    **_taken(1, _TEXT, "--mtmd-batch-max-tokens", "--video-fps", "--video-timestamp-interval", "--video-ffmpeg-dir"),
+    **_taken(1, _TEXT, "--pooling", "--embd-normalize"),
+    **_taken(0, _TEXT, "--spm-infill"),
+    **_refused(0, _TEXT, "--embedding", "--embeddings", "--rerank", "--reranking"),
+    # how answers are sampled
+    **_taken(0, "rows are sampled here", "--backend-sampling", "--backend_sampling", "-bs"),
+    **_taken(0, "rows are sampled here", "--spec-draft-backend-sampling", "--no-spec-draft-backend-sampling"),
+    **_refused(1, "the order of the samplers is --sampler-order", "--samplers", "--sampler-seq", "--sampling-seq"),
+    **_refused(1, _SAMPLER, "--mirostat", "--xtc-probability", "--dry-multiplier", "--dynatemp-range", neutral=["0"]),
+    **_refused(1, _SAMPLER, "--typical", "--typical-p", neutral=["1"]),
+    **_refused(1, _SAMPLER, "--top-nsigma", "--top-n-sigma", "--adaptive-target", neutral=["-1"]),
+    **_taken(1, _WITH_OTHERS, "--mirostat-lr", "--mirostat-ent", "--xtc-threshold", "--dynatemp-exp"),
+    **_taken(1, _WITH_OTHERS, "--dry-base", "--dry-allowed-length", "--dry-penalty-last-n", "--dry-sequence-breaker"),
+    **_taken(1, _WITH_OTHERS, "--adaptive-decay"),
+    **_refused(1, "it is --logit-bias here", "-l"),
+    **_refused(1, "it is --stop here", "-r", "--reverse-prompt"),
+    **_refused(1, "not yet", "--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
+    **_refused(0, "control tokens are not part of an answer's text", "-sp", "--special"),
+    **_taken(0, "requests bring their prompts", "-e", "--escape", "--no-escape"),
+    **_taken(0, _ALWAYS, "--jinja", "--prefill-assistant", "--no-skip-chat-parsing", "--no-context-shift"),
+    **_taken(0, "templates are always rendered", "--no-jinja"),
+    **_refused(0, "a request says it by continue_final_message", "--no-prefill-assistant"),
+    **_refused(0, "it is --reasoning-format none here", "--skip-chat-parsing"),
+    **_refused(0, "the template decides what it shows of earlier reasoning", "--reasoning-preserve",
+               "--no-reasoning-preserve"),
+    **_refused(0, "answers end where the context is full", "--context-shift"),
+    **_taken(1, "the context is never shifted", "--keep"),
+    # how answers are sped up
+    **_taken(1, "drafters are --drafters", "--spec-type"),
+    **_taken(0, "drafting is the default", "--spec-default"),
+    **_refused(1, "it is --draft-max here", "--draft-n"),
+    **_refused(1, "it is --draft-min here", "--draft-n-min"),
+    **_taken(1, _PLANNED, "--spec-draft-p-split", "--draft-p-split", "--spec-ngram-size-n", "--spec-ngram-size-m"),
+    **_taken(1, _PLANNED, "--spec-ngram-min-hits", "--spec-ngram-mod-n-min", "--spec-ngram-mod-n-max"),
+    **_taken(1, _PLANNED, "--spec-ngram-mod-n-match", "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"),
+    **_taken(1, _PLANNED, "--spec-ngram-simple-min-hits", "--spec-ngram-map-k-size-n", "--spec-ngram-map-k-size-m"),
+    **_taken(1, _PLANNED, "--spec-ngram-map-k-min-hits", "--spec-ngram-map-k4v-size-n"),
+    **_taken(1, _PLANNED, "--spec-ngram-map-k4v-size-m", "--spec-ngram-map-k4v-min-hits"),
+    **_taken(1, _HISTORY, "-lcs", "--lookup-cache-static", "-lcd", "--lookup-cache-dynamic"),
+    **_refused(1, "acceptance is real", "--spec-synth-rates", "--spec-synth-len"),
+    # what is kept of prompts
+    **_taken(1, _REUSED, "--cache-reuse", "-sps", "--slot-prompt-similarity", "-cms", "--checkpoint-min-step"),
+    **_taken(1, _REUSED, "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
+    **_taken(0, _REUSED, "--cache-prompt", "--no-cache-idle-slots", "--cache-idle-slots"),
+    **_refused(0, "a request says it by cache_prompt", "--no-cache-prompt"),
+    **_refused(1, "the room of each request is -c divided by -np", "--kv-unified-per-slot"),
+    **_refused(1, "what was read is kept in memory (--cache-ram)", "--slot-save-path"),
+    # the server
+    **_taken(0, _LOGS, "--log-disable", "--log-verbose", "--log-jsonl", "--no-log-jsonl"),
+    **_taken(0, _LOGS, "--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps"),
+    **_taken(1, _LOGS, "--log-file", "--log-colors", "-lv", "--verbosity", "--log-verbosity"),
+    **_refused(1, "prompts are not logged", "--log-prompts-dir"),
+    **_taken(1, "requests share one event loop", "--threads-http"),
+    **_taken(1, "those that the routes need", "--cors-methods", "--cors-headers"),
+    **_taken(0, "the server reads no cookies", "--cors-credentials", "--no-cors-credentials"),
+    **_taken(0, "properties cannot be changed while the server runs", "--props"),
+    **_refused(1, "a request says it by sse_ping_interval", "--sse-ping-interval", neutral=["30"]),
+    **_refused(0, "a port has one server", "--reuse-port"),
+    **_refused(1, "this server serves no files", "--path"),
+    **_taken(1, "the page has no settings", "--ui-config", "--webui-config", "--ui-config-file",
+             "--webui-config-file"),
+    **_taken(0, _ALWAYS, "--no-ui-mcp-proxy", "--no-webui-mcp-proxy", "-no-ag", "--no-agent"),
+    **_refused(0, _TOOLS, "--ui-mcp-proxy", "--webui-mcp-proxy", "-ag", "--agent"),
+    **_refused(1, _TOOLS, "--tools", "--mcp-servers-config", "--mcp-servers-json"),
+    **_taken(1, _TOOLS, "--tools-runtime"),
+    # other commands
+    **_refused(0, "paceline --version says it", "--version"),
+    **_refused(0, "paceline models lists them", "-cl", "--cache-list"),
+    **_refused(0, "paceline --show-completion prints it", "--completion-bash"),
+    **_refused(0, "-dev with a name that is not there names those that are", "--list-devices"),
 }  # fmt: skip
 """By name."""
 
@@ -161,6 +276,13 @@ def shielded(word: str, known: Collection[str]) -> str:
     return _SHIELD + word if _SEVERAL_LETTERS.fullmatch(name) and name not in known else word
 
 
+def _as_number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text.lower()
+
+
 def remarks_on(arguments: Sequence[str], known: Collection[str]) -> list[str]:
     """Return what to say of the words of a command line that no option took.
 
@@ -189,7 +311,8 @@ def remarks_on(arguments: Sequence[str], known: Collection[str]) -> list[str]:
         values = [] if equals else words[: flag.values]
         if not equals:
             del words[: flag.values]
-        if flag.refused:
-            raise InputError(f"{name} is not supported: {flag.why}; leave it out")
+        if flag.is_refused([word[len(name) + 1 :]] if equals else values):
+            what = " ".join([word, *values]) if flag.neutral else name
+            raise InputError(f"{what} is not supported: {flag.why}; leave it out")
         remarks.append(f"{' '.join([word, *values])} changes nothing: {flag.why}")
     return remarks
