@@ -115,5 +115,6 @@ def test_a_model_without_a_template_answers_completions_alone() -> None:
     with hosted(load) as running:
         error = running.refusal("/v1/chat/completions", {"messages": MESSAGES})
         assert "no chat template" in error["message"]
+        assert "use /v1/completions" in error["message"]
         assert running.answer("/completion", {"prompt": "a", "n_predict": 1})["tokens_predicted"] == 1
         assert running.get("/v1/models").json()["models"][0]["capabilities"] == ["completion"]

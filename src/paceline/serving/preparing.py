@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
-from paceline.core.errors import ContextLengthError, InputError
+from paceline.core.errors import CapabilityError, ContextLengthError, InputError
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.asked import Asked, chat_params_of
 from paceline.serving.bodies import ChatBody, TemplateBody
@@ -75,13 +75,18 @@ async def prepare_chat(
 
     Raises:
         FieldError: the conversation or an option cannot be used.
+        CapabilityError: the model has no chat template.
         ContextLengthError: it leaves no room for an answer.
     """
     served = host.served
     params = chat_params_of(body, served.chat)
-    if served.template is not None:
-        variables = {**_usual_variables(served.template, params, tools), **params.template_variables}
-        params = replace(params, template_variables=variables)
+    if served.template is None:
+        raise CapabilityError(
+            f"{served.id} has no chat template, as models have none that only continue texts: use /v1/completions, or "
+            "start the server with --chat-template-file"
+        )
+    variables = {**_usual_variables(served.template, params, tools), **params.template_variables}
+    params = replace(params, template_variables=variables)
     try:
         chat = await served.model.achat_prompt(body.messages, tools=tools, chat=params, max_tokens=max_tokens)
     except ContextLengthError as error:
