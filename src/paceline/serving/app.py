@@ -12,7 +12,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -45,6 +45,7 @@ from paceline.serving.errors import (
 from paceline.serving.event_stream import EventStream
 from paceline.serving.fields import FieldError, check_known
 from paceline.serving.hosting import ModelHost, ServedModel
+from paceline.serving.in_turn import in_turn
 from paceline.serving.leaving import while_there
 from paceline.serving.metrics import RequestOver, ServerLoad, ServerMetrics
 from paceline.serving.model_facts import models_of, props_of
@@ -62,8 +63,6 @@ _SHAPES: dict[Api, Callable[[Answer], Shape]] = {
     "completions": CompletionShape,
     "chat": ChatShape,
 }
-
-_T = TypeVar("_T")
 
 
 class Server:
@@ -96,10 +95,7 @@ class Server:
         Raises:
             NotReadyError: there is no model.
         """
-        served = self.host.served
-        if self._board is None:
-            self._board = SlotBoard(served)
-        return self._board
+        return self._board_of(self.host.served)
 
     def ready(self, served: ServedModel) -> None:
         """Count what the model does from now on."""
@@ -167,7 +163,7 @@ class Server:
         """Wait for an answer for as long as the client does."""
         await while_there(request, self._followed(answer))
         _check_whole(answer)
-        body = await _in_turn(lambda: to_json(shape.whole()), sum(choice.num_listed for choice in answer.choices))
+        body = await in_turn(lambda: to_json(shape.whole()), sum(choice.num_listed for choice in answer.choices))
         self._over(answer)
         return _json(body)
 
@@ -181,7 +177,7 @@ class Server:
                 self._note(answer, events)
                 _check_whole(answer)
                 listed = sum(_num_listed(event) for event in events)
-                written = await _in_turn(functools.partial(_written, shape, events), listed)
+                written = await in_turn(functools.partial(_written, shape, events), listed)
                 if written:
                     yield written
             if shape.ends_with_done:
@@ -192,7 +188,7 @@ class Server:
     def _note(self, answer: Answer, events: Sequence[Event]) -> None:
         """Count what came, and give those that started their places."""
         for event in events:
-            self.board_of(answer).started(answer, event.choice)
+            self._board_of(answer.served).started(answer, event.choice)
             if isinstance(event, Ended):
                 self._count(event.choice)
 
@@ -214,10 +210,10 @@ class Server:
             )
         )
 
-    def board_of(self, answer: Answer) -> SlotBoard:
+    def _board_of(self, served: ServedModel) -> SlotBoard:
         """Return the places of answers, also while the server ends."""
         if self._board is None:
-            self._board = SlotBoard(answer.served)
+            self._board = SlotBoard(served)
         return self._board
 
     def _over(self, answer: Answer) -> None:
@@ -225,7 +221,7 @@ class Server:
         answer.cancel()
         left = [choice for choice in answer.choices if not choice.is_counted]
         if not left:
-            self.board_of(answer).remove(answer)
+            self._board_of(answer.served).remove(answer)
             return
         ending = asyncio.create_task(self._end(answer, left))
         # An event loop holds its tasks weakly.
@@ -238,21 +234,7 @@ class Server:
                 await choice.ended()
                 self._count(choice)
         finally:
-            self.board_of(answer).remove(answer)
-
-
-_MOST_LISTED: Final = 500
-"""Items that are read or written at once, in about 2 ms; of more a thread takes care, and other requests go on."""
-
-
-async def _in_turn(work: Callable[[], _T], num_listed: int) -> _T:
-    """Return what work comes to, done in a thread where that takes long.
-
-    Args:
-        work: reads or writes items.
-        num_listed: how many.
-    """
-    return work() if num_listed <= _MOST_LISTED else await asyncio.to_thread(work)
+            self._board_of(answer.served).remove(answer)
 
 
 def _written(shape: Shape, events: Sequence[Event]) -> bytes:
@@ -363,7 +345,7 @@ those of llama-server as they are used to. <a href="openapi.json">openapi.json</
 def _add_generation(router: APIRouter, server: Server) -> None:
     async def asked_of(body: CompletionBody | ChatBody, api: Api) -> Asked:
         served, biases = server.host.served, body.logit_bias
-        asked = await _in_turn(
+        asked = await in_turn(
             lambda: read_asked(body, api, defaults=served.options, settings=server.options, verbose=server.verbose),
             len(biases) if isinstance(biases, dict | list) else 0,
         )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from paceline.serving.errors import RefusedError
+from paceline.serving.security.access_log import CLIENT_LEFT
 
 _T = TypeVar("_T")
-
-_LEFT: Final = 499
-"""Logged and counted, never sent: nobody reads it."""
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
@@ -32,7 +30,7 @@ async def while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise RefusedError(_LEFT, "client_left", "the client left before its answer was there")
+        raise RefusedError(CLIENT_LEFT, "client_left", "the client left before its answer was there")
     finally:
         for each in (task, gone):
             each.cancel()

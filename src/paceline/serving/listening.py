@@ -6,11 +6,13 @@ import contextlib
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from paceline.core.errors import InputError
 from paceline.serving.security.loopback import is_socket_path
 
-_BACKLOG = 2048
+BACKLOG: Final = 256
+"""Connections that the kernel takes before us, and that asyncio then takes in one go."""
 
 
 def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
@@ -86,7 +88,7 @@ def _bind_address(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
         bound.bind(address)
-        bound.listen(_BACKLOG)
+        bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
         raise InputError(
@@ -109,7 +111,7 @@ def _bind_path(path: str) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(path)
-        bound.listen(_BACKLOG)
+        bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
         raise InputError(

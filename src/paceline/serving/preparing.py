@@ -7,7 +7,7 @@ import datetime
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
@@ -18,10 +18,8 @@ from paceline.serving.bodies import ChatBody, TemplateBody
 from paceline.serving.detokenize import check_ids, text_of
 from paceline.serving.fields import FieldError
 from paceline.serving.hosting import ModelHost
+from paceline.serving.in_turn import in_turn
 from paceline.serving.prompts import encode, read_prompts
-
-_MANY: Final = 1000
-"""Biases that are looked at at once; of more a thread takes care, and other requests go on."""
 
 
 async def prepare_completions(host: ModelHost, prompt: Any, *, num_choices: int, most: int) -> list[PreparedPrompt]:
@@ -145,7 +143,7 @@ async def with_bias(host: ModelHost, asked: Asked) -> Asked:
             raise FieldError("logit_bias", f"token id {unknown} is not in the vocabulary of {vocabulary.size}")
         return biases
 
-    biases = await asyncio.to_thread(read) if asked.bias_texts or len(given) > _MANY else read()
+    biases = await (asyncio.to_thread(read) if asked.bias_texts else in_turn(read, len(given)))
     return replace(asked, options={**asked.options, "logit_bias": biases}) if biases else asked
 
 

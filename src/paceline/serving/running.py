@@ -23,6 +23,7 @@ from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp
 
 from paceline.serving.app import Server
+from paceline.serving.listening import BACKLOG
 from paceline.serving.security import SecuritySettings, socket_options
 
 _SWITCH_S: Final = 0.0005
@@ -34,9 +35,6 @@ _FLUSH_S: Final = 1.0
 
 _HARD_S: Final = 5
 """Seconds after the grace time in which nothing may be under way any more, in threads too."""
-
-_BACKLOG: Final = 256
-"""Connections that the kernel takes before us, and that asyncio then takes in one go."""
 
 _OTHER_FILES: Final = 512
 """Files that are open beside connections, at most: those of one go, the model's, sockets to listen on. Where none is
@@ -157,7 +155,7 @@ async def _serve(
         lifespan="off",
         timeout_graceful_shutdown=int(grace_s) + _HARD_S,
         timeout_keep_alive=75,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         **socket_options(security),
     )
     web = _Uvicorn(config, told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -245,7 +246,7 @@ class NativeShape(_Base):
         return found
 
 
-class _OpenAiBase(_Base):
+class _OpenAiBase(_Base, ABC):
     """What OpenAI's two APIs have in common."""
 
     ends_with_done = True
@@ -283,9 +284,9 @@ class _OpenAiBase(_Base):
             found["__verbose"] = self.native(self.answer.choices[0], in_stream=False)
         return found
 
+    @abstractmethod
     def choice(self, choice: Choice) -> dict[str, Any]:
         """Return one finished answer."""
-        raise NotImplementedError
 
 
 class CompletionShape(_OpenAiBase):

@@ -14,8 +14,8 @@ from paceline.terminal_text import printable_line
 
 LOGGER: Final = logging.getLogger("paceline.serving.access")
 """Takes a line for each request: at level INFO, or DEBUG for paths that are asked for all the time."""
-_NO_ANSWER: Final = 499
-"""Logged, never sent: the client left before there was an answer."""
+CLIENT_LEFT: Final = 499
+"""Logged and counted, never sent: the client left before there was an answer."""
 
 
 class AccessLog:
@@ -39,7 +39,7 @@ class AccessLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, and log it at its end."""
         started_s = self._clock.now_s()
-        status = _NO_ANSWER
+        status = CLIENT_LEFT
         complete = False
 
         async def send_watched(message: Message) -> None:
@@ -53,7 +53,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_watched)
         except Exception:
-            status = 500 if status == _NO_ANSWER else status
+            status = 500 if status == CLIENT_LEFT else status
             raise
         finally:
             level = logging.DEBUG if scope["path"] in self._quiet_paths else logging.INFO
