@@ -19,7 +19,7 @@ Costs = Callable[[bool, int, int, float], float]
 class EitherEngine(ScriptedEngine):
     """Passes take other times with fused attention than without."""
 
-    def __init__(self, costs: Costs, context_length: int = 4096) -> None:
+    def __init__(self, costs: Costs, context_length: int = 4096, max_sequences: int = 1) -> None:
         self.fused_attention = False
         self.changes = 0
         clock = VirtualClock()
@@ -27,6 +27,7 @@ class EitherEngine(ScriptedEngine):
             random_model(20, seed=1, order=1),
             ScriptedVocabulary.of_size(20),
             context_length=context_length,
+            max_sequences=max_sequences,
             cost=lambda rows, context: costs(self.fused_attention, rows, context, clock.now_s()),
             clock=clock,
         )
@@ -46,6 +47,12 @@ def test_attention_is_fused_where_plain_rounds_gain_by_it(ratio: float, fused: b
     engine = EitherEngine(constant(ratio))
     assert measure_attention(engine, clock=engine.clock) is fused
     assert not engine._sequences
+
+
+@pytest.mark.parametrize(("ratio", "fused"), [(0.985, True), (1.0, True), (1.015, True), (1.03, False)])
+def test_attention_of_several_requests_is_fused_unless_plain_rounds_lose_by_it(ratio: float, fused: bool) -> None:
+    engine = EitherEngine(constant(ratio), max_sequences=4)
+    assert measure_attention(engine, clock=engine.clock) is fused
 
 
 def test_long_contexts_count_as_much_as_short_ones() -> None:
