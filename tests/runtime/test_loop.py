@@ -618,6 +618,27 @@ class TestPromptsBesideStreams:
         drain(loop)
         assert long.output_ids == short.output_ids == [1]
 
+    def test_a_long_prompt_is_read_however_many_short_ones_come(self) -> None:
+        engine = counting_engine(cost=lambda rows, context: 1.0 + 0.1 * rows, max_sequences=3, max_rows=16)
+        loop = counting_loop(engine)
+        long = loop.add([0] * 100, GREEDY, StopRules(1))
+        passes = 0
+        while long.finish_reason is None:
+            while len(loop.active) < 3:
+                loop.add([0] * 16, GREEDY, StopRules(1))
+            loop.step()
+            passes += 1
+        assert passes <= 2 * 7, "every other pass is its own"
+
+    def test_of_prompts_alike_the_first_is_done_first(self) -> None:
+        engine = counting_engine(cost=lambda rows, context: 1.0 + 0.1 * rows, max_sequences=4, max_rows=16)
+        loop = counting_loop(engine)
+        requests = [loop.add([0] * 40, GREEDY, StopRules(1)) for _ in range(4)]
+        drain(loop)
+        firsts = [request.stats.arrivals_s[0] for request in requests]
+        assert firsts == sorted(firsts)
+        assert len(set(firsts)) == 4
+
     def test_a_policy_that_would_not_be_lossless(self) -> None:
         engine = counting_engine(max_sequences=1)
         loop = counting_loop(engine, policy=FixedPolicy(4, draft_min=3))

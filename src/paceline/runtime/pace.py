@@ -1,7 +1,15 @@
-"""How much of prompts may share a pass with requests that decode, so that their readers do not wait long.
+"""How much of prompts a pass reads, so that nobody waits longer than it takes: neither their readers nor others.
 
 A pass over a prompt's rows takes as long as many rounds of decoding, and whoever reads an answer meanwhile sees it
-stop. So prompts are read in chunks bounded by time: as many rows as make the pass a few rounds long.
+stop. So beside answers a prompt is read in chunks. Small ones make everybody wait longer in the end: a pass costs
+something for itself, and on a CPU kernels work on blocks of rows, so that a row beside few others costs up to half more
+than one of sixteen. Beside ``d`` requests that decode, each row of a chunk of ``c`` makes readers wait for::
+
+    (T(d + c) + d (T(d + c) - T(d))) / c        T: seconds of a pass of so many rows
+
+for that of the prompt waits for all of the pass, and each other one for what the chunk adds to it. The smallest chunk
+is taken that comes close to the least of that, within a few rounds. Where nobody decodes, one prompt is read to its
+end, and others beside it as far as that makes rows cheaper: on a GPU they are, on a CPU the first is done sooner.
 """
 
 from __future__ import annotations
@@ -13,8 +21,8 @@ from typing import Final
 from paceline.core.request import Request
 from paceline.planning.base import RoundCosts, RoundRecord
 
-PROMPT_ROUNDS: Final = 2.0
-"""Plain rounds that a pass with a chunk of a prompt may take, drafts aside."""
+PROMPT_ROUNDS: Final = 8.0
+"""Plain rounds that a pass with a chunk of a prompt may take."""
 
 LEAST_ROWS: Final = 4
 """Rows of prompts in a pass, however long it takes: all prompts are read at last."""
@@ -22,30 +30,43 @@ LEAST_ROWS: Final = 4
 FIRST_ROWS: Final = 16
 """Rows of prompts in a pass before it is known what they take."""
 
+_CLOSE: Final = 1.05
+"""Times the least wait that a smaller chunk may cost: the noise of a profile, for steadier answers."""
+
+_PROFILED: Final = 256
+"""Rows of a pass up to which it is asked what was measured."""
+
+_FAR: Final = 1.5
+"""Times the widest pass that was measured from which a wider one tells what further rows take."""
+
+_CONTEXT_STEP: Final = 256
+"""Tokens of context after which chunks are cut anew."""
+
 _MEMORY: Final = 4.0
 """Rounds over which what they took is averaged."""
 
 
 class PromptPace:
-    """Learns what rounds and further rows take, and bounds the rows of prompts by it.
-
-    A pass takes what a plain round does, and some time for each row beyond: of drafts or of prompts.
+    """Bounds the rows of prompts by what passes cost, or by what they are seen to take.
 
     Args:
-        prompt_rounds: plain rounds that a pass with a chunk of a prompt may take, drafts aside; infinity reads prompts
-            as fast as can be.
-        costs: what passes take, for numbers of requests whose plain rounds were not seen yet; ``None`` if it was not
-            measured.
+        prompt_rounds: plain rounds that a pass with a chunk of a prompt may take; infinity reads prompts as fast as can
+            be.
+        costs: what passes take; ``None`` if it was not measured. Then every row beyond those of a plain round is taken
+            to cost the same, and a chunk is as large as may be.
     """
 
     def __init__(self, prompt_rounds: float = PROMPT_ROUNDS, costs: RoundCosts | None = None) -> None:
         self._prompt_rounds = prompt_rounds
         self._costs = costs
-        # Seconds of plain rounds, by the number of requests.
+        self._widths = [] if costs is None else [rows for rows in range(1, _PROFILED + 1) if costs.is_measured(rows)]
+        # What was asked last, and the answer: chunks of one prompt are asked for in a row.
+        self._asked: tuple[int, ...] = ()
+        self._rows = 0
+        # Seconds of plain rounds by the number of requests, where costs are not known, and of a further row: beyond
+        # plain rounds, or beyond the widest pass that was measured.
         self._plain_s: dict[int, float] = {}
-        # Seconds of a further row, in passes that are shared and in passes of prompts alone.
-        self._shared_row_s: float | None = None
-        self._lone_row_s: float | None = None
+        self._row_s: float | None = None
 
     @property
     def bounds(self) -> bool:
@@ -56,40 +77,86 @@ class PromptPace:
         """
         return self._prompt_rounds < math.inf
 
-    def most_rows(self, decoding: Sequence[Request], room: int) -> int:
-        """Return how many of ``room`` rows prompts may have in a pass that they share with these requests."""
-        if not self.bounds:
+    def most_rows(self, decoding: Sequence[Request], left: int, room: int) -> int:
+        """Return how many of ``room`` rows prompts may have in a pass that they share with these requests.
+
+        Args:
+            decoding: requests with a row each.
+            left: rows of the first prompt. Where nobody decodes all of them are read at once.
+            room: rows that a pass has room for.
+        """
+        if not self.bounds or room <= 1:
             return room
-        plain_s = self._round_s(len(decoding), sum(request.cached for request in decoding))
-        row_s = self._row_s
-        if plain_s is None or not row_s:
-            return min(room, FIRST_ROWS)
-        rows = (self._prompt_rounds - 1.0) * plain_s / row_s
-        return min(room, _rounded_down(max(LEAST_ROWS, int(rows))))
+        if self._costs is None:
+            return self._seen(len(decoding), room) if decoding else room
+        context = sum(request.cached for request in decoding) // _CONTEXT_STEP * _CONTEXT_STEP
+        asked = (len(decoding), context, min(LEAST_ROWS if decoding else left, room), room)
+        if asked != self._asked:
+            self._asked, self._rows = asked, self._chunk(self._costs, *asked)
+        return self._rows
 
     def observe(self, record: RoundRecord) -> None:
         """Take note of what a round took."""
         count = len(record.requests)
-        if count == 0:
-            if record.prefill_rows:
-                self._lone_row_s = _averaged(self._lone_row_s, record.verify_s / record.prefill_rows)
-            return
         further = record.prefill_rows + sum(tree.num_drafted for tree in record.trees)
-        known_s = self._round_s(count, sum(len(request.token_ids) for request in record.requests))
-        if further == 0 or known_s is None:
-            plain_s = max(record.verify_s - further * (self._row_s or 0.0), 0.0)
-            self._plain_s[count] = _averaged(self._plain_s.get(count), plain_s)
-        elif record.prefill_rows:
-            self._shared_row_s = _averaged(self._shared_row_s, max(record.verify_s - known_s, 0.0) / further)
+        if self._costs is not None:
+            self._observe_wide(self._costs, count + further, max(count, 1), record)
+        elif count and not further:
+            self._plain_s[count] = _averaged(self._plain_s.get(count), record.verify_s)
+        elif record.prefill_rows and count in self._plain_s:
+            self._learn(record.verify_s - self._plain_s[count], further)
 
-    @property
-    def _row_s(self) -> float | None:
-        return self._lone_row_s if self._shared_row_s is None else self._shared_row_s
+    def _observe_wide(self, costs: RoundCosts, rows: int, requests: int, record: RoundRecord) -> None:
+        """Take note of a pass that is wider than any that was measured."""
+        widest = self._widths[-1] if self._widths else 0
+        if record.prefill_rows and rows >= _FAR * widest > 0:
+            context = sum(len(request.token_ids) for request in record.requests)
+            self._learn(record.verify_s - costs.round_s(widest, context, requests), rows - widest)
+            self._asked = ()
 
-    def _round_s(self, count: int, context: int) -> float | None:
-        """Return the seconds of a plain round."""
-        seen_s = self._plain_s.get(count)
-        return self._costs.round_s(count, context, count) if seen_s is None and self._costs is not None else seen_s
+    def _learn(self, seconds: float, rows: int) -> None:
+        self._row_s = _averaged(self._row_s, max(seconds, 0.0) / rows)
+
+    def _seen(self, count: int, room: int) -> int:
+        """Return rows for a few rounds, by what rounds took."""
+        plain_s = self._plain_s.get(count)
+        if plain_s is None or not self._row_s:
+            return min(room, FIRST_ROWS)
+        rows = (self._prompt_rounds - 1.0) * plain_s / self._row_s
+        return min(room, _rounded_down(max(LEAST_ROWS, int(rows))))
+
+    def _chunk(self, costs: RoundCosts, count: int, context: int, least: int, room: int) -> int:
+        """Return the smallest number of rows for which readers wait about as little as can be."""
+        plain_s = costs.round_s(count, context, count) if count else 0.0
+        most_s = self._prompt_rounds * plain_s if count else math.inf
+        waits_s: dict[int, float] = {}
+        for rows in self._numbers_of_rows(count, least, room):
+            pass_s = self._pass_s(costs, count + rows, context, max(count, 1))
+            if waits_s and pass_s > most_s:
+                # A wider one may take less, where it fills a block.
+                continue
+            waits_s[rows] = (pass_s + count * max(pass_s - plain_s, 0.0)) / rows
+        close_s = _CLOSE * min(waits_s.values())
+        return next(rows for rows, wait_s in waits_s.items() if wait_s <= close_s)
+
+    def _numbers_of_rows(self, count: int, least: int, room: int) -> list[int]:
+        """Return numbers of rows to try beside so many others, the smallest first.
+
+        Passes have widths that were measured, as what is read from neighbours knows nothing of blocks; beyond the
+        widest they have few different ones, as changing the width costs time.
+        """
+        widths = [*self._widths]
+        width = 2 * widths[-1] if widths else LEAST_ROWS
+        while width < count + room:
+            widths += [width, width + width // 2]
+            width *= 2
+        return [least, *(width - count for width in widths if count + least < width < count + room), room]
+
+    def _pass_s(self, costs: RoundCosts, rows: int, context: int, requests: int) -> float:
+        widest = self._widths[-1] if self._widths else 0
+        if self._row_s is None or rows <= widest:
+            return costs.round_s(rows, context, requests)
+        return costs.round_s(widest, context, requests) + (rows - widest) * self._row_s
 
 
 def _rounded_down(rows: int) -> int:

@@ -44,7 +44,7 @@ class Schedule:
     def __init__(self, capabilities: EngineCapabilities, pace: PromptPace) -> None:
         self._capabilities = capabilities
         self._pace = pace
-        # How many prompts had the first turn so far.
+        # Passes with rows of prompts so far.
         self._turn = 0
 
     def cut(self, drafts: Drafts, reading: Sequence[Request], *, sparing: bool = False) -> list[Part]:
@@ -61,13 +61,14 @@ class Schedule:
         if not reading or (sparing and parts):
             return parts
         room = self._capabilities.max_rows - sum(part.num_rows for part in parts)
-        if parts:
-            room = self._pace.most_rows(drafts.requests, room)
-        # Prompts take turns at being first, so that a short one need not wait for the whole of a long one.
-        first = self._turn % len(reading)
+        # The oldest and the shortest take turns at being first: a short one need not wait for the whole of a long one,
+        # a long one is read however many short ones come, and of several alike the first is soon done.
+        if self._turn % 2:
+            reading = sorted(reading, key=_num_left)
         self._turn += 1
+        room = self._pace.most_rows([part.request for part in parts], _num_left(reading[0]), room)
         output_room = self._capabilities.max_outputs - sum(part.num_rows for part in parts)
-        for request in (*reading[first:], *reading[:first]):
+        for request in reading:
             if room == 0:
                 break
             part = _chunk(request, room, may_emit=output_room > 0)
@@ -93,6 +94,11 @@ class Schedule:
             step = Step(request.sequence, tree.token_ids[:num_rows], tree.parents[:num_rows], range(num_rows))
             parts.append(Part(request, step, tree, num_rows, True, True))
         return parts
+
+
+def _num_left(request: Request) -> int:
+    """Return how many tokens of a request are not in the cache."""
+    return len(request.token_ids) - request.cached
 
 
 def _chunk(request: Request, room: int, *, may_emit: bool) -> Part | None:
