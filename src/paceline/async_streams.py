@@ -152,12 +152,16 @@ class AsyncStream:
             self._unread.clear()
             yield segments
 
-    async def emissions(self) -> AsyncIterator[Emission | None]:
+    async def emissions(self, every: int = 1) -> AsyncIterator[Emission | None]:
         """Iterate round by round: all that each added to the answer, token by token too.
 
         ``None`` is a round that added nothing, as while a long prompt is read. Raises as :meth:`rounds` does.
+
+        Args:
+            every: rounds after the first that are waited for together, or the end. Waking an event loop beside a large
+                model costs as much as a few hundredths of a round.
         """
-        while await self._has_next():
+        while await self._has_next(every if self._num_read else 1):
             yield self._next()
 
     async def end_reasoning(self) -> bool:
@@ -222,10 +226,11 @@ class AsyncStream:
         assert outbox.ending is not None
         return Generation.of(outbox.rounds, outbox.ending, outbox.ending.stats, self._ask)
 
-    async def _has_next(self) -> bool:
-        """Wait for the next round, and return whether there is one; raise the error that ended the request."""
+    async def _has_next(self, every: int = 1) -> bool:
+        """Wait for the next rounds, and return whether there is one; raise the error that ended the request."""
         while True:
-            await self._wait(self._num_read + 1)
+            if self._num_read == len(self._outbox.rounds):
+                await self._wait(self._num_read + every)
             # In this order: once it is over, all rounds are there. Another reader may have been first.
             is_over = self._outbox.is_over
             if self._num_read < len(self._outbox.rounds):

@@ -339,20 +339,23 @@ class Answer:
             self.cancel()
             raise
 
-    async def rounds(self) -> AsyncIterator[list[Event]]:
+    async def rounds(self, every: int = 1) -> AsyncIterator[list[Event]]:
         """Iterate over what rounds of the engine bring to any of the choices, and over the ends of choices.
 
         Leaving the iteration early ends all of them.
+
+        Args:
+            every: rounds of a choice after its first that are waited for together.
 
         Raises:
             PacelineError: an answer ended by an error.
         """
         try:
             if len(self.choices) == 1:
-                async for events in self._rounds_of(self.choices[0]):
+                async for events in self._rounds_of(self.choices[0], every):
                     yield events
             else:
-                async with contextlib.aclosing(self._all_rounds()) as rounds:
+                async with contextlib.aclosing(self._all_rounds(every)) as rounds:
                     async for events in rounds:
                         yield events
         finally:
@@ -370,8 +373,8 @@ class Answer:
         self.interrupted = True
         self.cancel()
 
-    async def _rounds_of(self, choice: Choice) -> AsyncIterator[list[Event]]:
-        async for emission in choice.stream.emissions():
+    async def _rounds_of(self, choice: Choice, every: int) -> AsyncIterator[list[Event]]:
+        async for emission in choice.stream.emissions(every):
             events = choice.take(emission)
             if events:
                 yield events
@@ -379,13 +382,13 @@ class Answer:
         choice.end(str(generation.finish_reason), generation.stats)
         yield [Ended(choice)]
 
-    async def _all_rounds(self) -> AsyncGenerator[list[Event], None]:
+    async def _all_rounds(self, every: int) -> AsyncGenerator[list[Event], None]:
         """Iterate over rounds of all choices, in the order in which they come."""
         queue: asyncio.Queue[list[Event] | BaseException | None] = asyncio.Queue()
 
         async def follow(choice: Choice) -> None:
             try:
-                async for events in self._rounds_of(choice):
+                async for events in self._rounds_of(choice, every):
                     queue.put_nowait(events)
             except Exception as error:
                 queue.put_nowait(error)

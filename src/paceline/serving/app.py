@@ -58,6 +58,9 @@ from paceline.serving.settings import ServerOptions
 from paceline.serving.shapes import ChatShape, CompletionShape, NativeShape, Shape, as_events, to_json
 from paceline.serving.slots import SlotBoard
 
+_WHOLE_ROUNDS: Final = 16
+"""Rounds that are looked at together where nobody reads them as they come."""
+
 _SHAPES: dict[Api, Callable[[Answer], Shape]] = {
     "native": NativeShape,
     "completions": CompletionShape,
@@ -156,7 +159,6 @@ class Server:
             self._stream(answer, shape),
             over=lambda: self._over(answer),
             ping_s=asked.ping_s,
-            read_s=self.options.read_s,
         )
 
     async def _whole(self, request: Request, answer: Answer, shape: Shape) -> Response:
@@ -168,7 +170,9 @@ class Server:
         return _json(body)
 
     async def _followed(self, answer: Answer) -> None:
-        async for events in answer.rounds():
+        # A time limit of the answer is looked at round by round.
+        every = _WHOLE_ROUNDS if answer.asked.most_predict_s is None else 1
+        async for events in answer.rounds(every):
             self._note(answer, events)
 
     async def _stream(self, answer: Answer, shape: Shape) -> AsyncIterator[bytes]:
