@@ -50,8 +50,8 @@ def decoding(number: int) -> Sequence[Request]:
     return [cast(Request, SimpleNamespace(cached=100))] * number
 
 
-def rows_beside(number: int, pace: PromptPace, *, left: int = 300, room: int = 512) -> int:
-    return pace.most_rows(decoding(number), left, room)
+def rows_beside(number: int, pace: PromptPace, *, left: int = 300, prompts: int = 1, room: int = 512) -> int:
+    return pace.most_rows(decoding(number), left, prompts, room)
 
 
 def read(prefill_rows: int, verify_s: float, number: int = 0) -> RoundRecord:
@@ -63,6 +63,13 @@ def read(prefill_rows: int, verify_s: float, number: int = 0) -> RoundRecord:
 @pytest.mark.parametrize("number", [1, 2, 4, 8])
 def test_a_chunk_fills_a_block_of_rows(number: int) -> None:
     assert number + rows_beside(number, PromptPace(costs=Costs(on_a_cpu))) == 16
+
+
+def test_the_more_prompts_wait_the_more_is_read_at_once() -> None:
+    rows = [rows_beside(12, PromptPace(costs=Costs(on_a_cpu)), prompts=prompts) for prompts in (1, 4, 16)]
+    assert rows == sorted(rows)
+    assert 12 + rows[0] == 16
+    assert rows[-1] >= 36
 
 
 def test_a_chunk_takes_a_few_rounds_at_most() -> None:

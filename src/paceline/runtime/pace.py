@@ -3,11 +3,12 @@
 A pass over a prompt's rows takes as long as many rounds of decoding, and whoever reads an answer meanwhile sees it
 stop. So beside answers a prompt is read in chunks. Small ones make everybody wait longer in the end: a pass costs
 something for itself, and on a CPU kernels work on blocks of rows, so that a row beside few others costs up to half more
-than one of sixteen. Beside ``d`` requests that decode, each row of a chunk of ``c`` makes readers wait for::
+than one of sixteen. Where ``d`` requests decode and ``p`` have prompts to be read, each row of a chunk of ``c`` makes
+readers wait for::
 
-    (T(d + c) + d (T(d + c) - T(d))) / c        T: seconds of a pass of so many rows
+    (p T(d + c) + d (T(d + c) - T(d))) / c        T: seconds of a pass of so many rows
 
-for that of the prompt waits for all of the pass, and each other one for what the chunk adds to it. The smallest chunk
+for those of prompts wait for all of the pass, and each other one for what the chunk adds to it. The smallest chunk
 is taken that comes close to the least of that, within a few rounds. Where nobody decodes, one prompt is read to its
 end, and others beside it as far as that makes rows cheaper: on a GPU they are, on a CPU the first is done sooner.
 """
@@ -77,12 +78,13 @@ class PromptPace:
         """
         return self._prompt_rounds < math.inf
 
-    def most_rows(self, decoding: Sequence[Request], left: int, room: int) -> int:
+    def most_rows(self, decoding: Sequence[Request], left: int, prompts: int, room: int) -> int:
         """Return how many of ``room`` rows prompts may have in a pass that they share with these requests.
 
         Args:
             decoding: requests with a row each.
             left: rows of the first prompt. Where nobody decodes all of them are read at once.
+            prompts: how many are to be read.
             room: rows that a pass has room for.
         """
         if not self.bounds or room <= 1:
@@ -90,7 +92,7 @@ class PromptPace:
         if self._costs is None:
             return self._seen(len(decoding), room) if decoding else room
         context = sum(request.cached for request in decoding) // _CONTEXT_STEP * _CONTEXT_STEP
-        asked = (len(decoding), context, min(LEAST_ROWS if decoding else left, room), room)
+        asked = (len(decoding), prompts, context, min(LEAST_ROWS if decoding else left, room), room)
         if asked != self._asked:
             self._asked, self._rows = asked, self._chunk(self._costs, *asked)
         return self._rows
@@ -125,7 +127,7 @@ class PromptPace:
         rows = (self._prompt_rounds - 1.0) * plain_s / self._row_s
         return min(room, _rounded_down(max(LEAST_ROWS, int(rows))))
 
-    def _chunk(self, costs: RoundCosts, count: int, context: int, least: int, room: int) -> int:
+    def _chunk(self, costs: RoundCosts, count: int, prompts: int, context: int, least: int, room: int) -> int:
         """Return the smallest number of rows for which readers wait about as little as can be."""
         plain_s = costs.round_s(count, context, count) if count else 0.0
         most_s = self._prompt_rounds * plain_s if count else math.inf
@@ -135,7 +137,7 @@ class PromptPace:
             if waits_s and pass_s > most_s:
                 # A wider one may take less, where it fills a block.
                 continue
-            waits_s[rows] = (pass_s + count * max(pass_s - plain_s, 0.0)) / rows
+            waits_s[rows] = (prompts * pass_s + count * max(pass_s - plain_s, 0.0)) / rows
         close_s = _CLOSE * min(waits_s.values())
         return next(rows for rows, wait_s in waits_s.items() if wait_s <= close_s)
 

@@ -66,7 +66,7 @@ class Schedule:
         if self._turn % 2:
             reading = sorted(reading, key=_num_left)
         self._turn += 1
-        room = self._pace.most_rows([part.request for part in parts], _num_left(reading[0]), room)
+        room = self._pace.most_rows([part.request for part in parts], _num_left(reading[0]), len(reading), room)
         output_room = self._capabilities.max_outputs - sum(part.num_rows for part in parts)
         for request in reading:
             if room == 0:
