@@ -60,7 +60,9 @@ class ServerProcess:
                 _OPENER.open(f"{self._url}/health", timeout=5).close()
                 return
             if process.poll() is not None or time.monotonic() > give_up_s:
-                raise CapabilityError(f"{' '.join(words)} does not serve {model}: try it by hand")
+                log.seek(0)
+                said = log.read().decode(errors="replace").strip().splitlines()[-1:]
+                raise CapabilityError(f"{' '.join(words)} does not serve {model}: {''.join(said) or 'it says nothing'}")
             time.sleep(_POLL_S)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
