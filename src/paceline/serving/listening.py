@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from paceline.core.errors import InputError
 from paceline.serving.security.loopback import is_socket_path
@@ -19,7 +19,7 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
     """Return sockets bound to addresses, ready to be listened on.
 
     Args:
-        hosts: names, addresses, or paths of Unix sockets, which end in ``.sock``.
+        hosts: names, of which all addresses are taken, addresses, or paths of Unix sockets, which end in ``.sock``.
         port: TCP port; 0 takes a free one, the same for all addresses.
 
     Raises:
@@ -31,8 +31,9 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
             if is_socket_path(host):
                 bound.append(_bind_path(host))
                 continue
-            bound.append(_bind_address(host, port))
-            port = bound[-1].getsockname()[1]
+            for found in _addresses_of(host, port):
+                bound.append(_bind_address(host, port, found))
+                port = bound[-1].getsockname()[1]
     except BaseException:
         for each in bound:
             each.close()
@@ -76,12 +77,30 @@ def url_of(bound: socket.socket, *, has_tls: bool, prefix: str) -> str:
     return f"{'https' if has_tls else 'http'}://{host}:{name[1]}{prefix}"
 
 
-def _bind_address(host: str, port: int) -> socket.socket:
+def _addresses_of(host: str, port: int) -> list[tuple[Any, ...]]:
+    """Return what a name stands for here, as ``getaddrinfo`` has it: ``localhost`` may be two addresses."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise InputError(f"--host {host} is no address of this machine: {error.strerror or error}") from None
-    family, kind, protocol, _, address = found[0]
+    # A file of names may say a thing twice, and name what is switched off, as IPv6 often is.
+    return [each for each in dict.fromkeys(found) if _is_here(each)] or found[:1]
+
+
+def _is_here(found: tuple[Any, ...]) -> bool:
+    """Return whether this machine has the address now."""
+    family, kind, protocol, _, address = found
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True
+
+
+def _bind_address(host: str, port: int, found: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol, _, address = found
+    address = (address[0], port, *address[2:])
     bound = socket.socket(family, kind, protocol)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
