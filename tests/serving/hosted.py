@@ -21,10 +21,11 @@ from paceline.cli.serve import _security
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.serving.answering import Answer
-from paceline.serving.app import Server, create_app
+from paceline.serving.app import create_app
 from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.listening import bind, url_of
 from paceline.serving.security import socket_options
+from paceline.serving.server import Server
 from paceline.serving.settings import ServerOptions
 from tests.chat.conversing import CHATML
 from tests.runtime.test_worker import WAIT_S

@@ -220,7 +220,7 @@ def test_a_long_body_is_read_in_a_thread(size: int, elsewhere: bool, monkeypatch
         read_by.append(threading.get_ident())
         return read_json(body)
 
-    monkeypatch.setattr("paceline.serving.requests.read_json", noted)
+    monkeypatch.setattr("paceline.serving.body_reading.read_json", noted)
 
     async def test() -> None:
         async with live() as server:
@@ -244,7 +244,7 @@ def test_many_probabilities_are_written_in_a_thread(
         written_by.add(threading.get_ident())
         return write(value)
 
-    monkeypatch.setattr(f"paceline.serving.app.{write.__name__}", noted)
+    monkeypatch.setattr(f"paceline.serving.server.{write.__name__}", noted)
 
     async def test() -> None:
         async with live() as server:

@@ -114,6 +114,16 @@ def test_what_was_read_is_shared_with_nobody_else() -> None:
         assert cached("a", cache_prompt=False) == 0
 
 
+def test_what_is_refused_is_counted_before_a_route_sees_it_too() -> None:
+    with hosted(scripted, ServerOptions(api_key=("a",), metrics=True)) as running:
+        assert running.post("/completion", {"prompt": "x"}).status_code == 401
+        headers = {"Authorization": "Bearer a"}
+        assert running.post("/completion", {"prompt": []}, headers=headers).status_code == 400
+        scraped = running.get("/metrics", headers=headers).text
+    for status, kind in ((401, "authentication_error"), (400, "invalid_request_error")):
+        assert f'paceline:requests_refused_total{{kind="{kind}",status="{status}"}} 1.0' in scraped
+
+
 # The server's own errors
 
 

@@ -99,11 +99,12 @@ def serve(
         import fastapi  # noqa: F401
     except ImportError:
         raise CapabilityError("a server needs packages that are not installed: pip install 'paceline[serve]'") from None
-    from paceline.serving.app import Server, create_app
+    from paceline.serving.app import create_app
     from paceline.serving.hosting import ModelHost
     from paceline.serving.listening import listening, url_of
     from paceline.serving.logs import logging_to_stderr
     from paceline.serving.running import run
+    from paceline.serving.server import Server
 
     console = error_console()
     known = [name for parameter in context.command.params for name in parameter.opts]

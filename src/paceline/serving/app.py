@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
@@ -22,9 +22,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
-from paceline.core.errors import InputError, PacelineError
-from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Said
-from paceline.serving.asked import Api, Asked, at_fault, read_asked, warnings_of
+from paceline.core.errors import PacelineError
+from paceline.serving.asked import Api, Asked, read_asked, warnings_of
 from paceline.serving.bodies import (
     ChatBody,
     CompletionBody,
@@ -33,232 +32,25 @@ from paceline.serving.bodies import (
     TemplateBody,
     TokenizeBody,
 )
-from paceline.serving.detokenize import check_ids, piece_of, read_ids, text_of
+from paceline.serving.body_reading import body_of, documented, parameter_error
 from paceline.serving.errors import (
     NotFoundError,
     NotOfferedError,
     RefusedError,
-    error_of,
     kind_of,
     response_of,
 )
-from paceline.serving.event_stream import EventStream
 from paceline.serving.fields import FieldError, check_known
-from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.in_turn import in_turn
 from paceline.serving.leaving import while_there
-from paceline.serving.metrics import RequestOver, ServerLoad, ServerMetrics
 from paceline.serving.model_facts import models_of, props_of
 from paceline.serving.openapi import ERROR_RESPONSES, document
 from paceline.serving.preparing import prepare_chat, prepare_completions, with_bias
 from paceline.serving.prompts import encode, read_mixed
-from paceline.serving.requests import body_of, documented, parameter_error
-from paceline.serving.security import SecuritySettings, namespace_of, secured
-from paceline.serving.settings import ServerOptions
-from paceline.serving.shapes import ChatShape, CompletionShape, NativeShape, Shape, as_events, to_json
-from paceline.serving.slots import SlotBoard
-
-_WHOLE_ROUNDS: Final = 16
-"""Rounds that are looked at together where nobody reads them as they come."""
-
-_SHAPES: dict[Api, Callable[[Answer], Shape]] = {
-    "native": NativeShape,
-    "completions": CompletionShape,
-    "chat": ChatShape,
-}
-
-
-class Server:
-    """Answers requests by the model of a host.
-
-    Args:
-        host: has the model, or will have.
-        options: of the server.
-        verbose: whether answers tell prompt and settings unasked.
-
-    Attributes:
-        host: as it was given.
-        options: as they were given.
-        verbose: as it was given.
-        metrics: what the server did; ``None`` until there is a model.
-    """
-
-    def __init__(self, host: ModelHost, options: ServerOptions, *, verbose: bool = False) -> None:
-        self.host = host
-        self.options = options
-        self.verbose = verbose
-        self.metrics: ServerMetrics | None = None
-        self._board: SlotBoard | None = None
-        self._endings: set[asyncio.Task[None]] = set()
-
-    @property
-    def board(self) -> SlotBoard:
-        """The places of answers.
-
-        Raises:
-            NotReadyError: there is no model.
-        """
-        return self._board_of(self.host.served)
-
-    def ready(self, served: ServedModel) -> None:
-        """Count what the model does from now on."""
-        self.metrics = ServerMetrics(
-            model_name=served.id,
-            context_length=served.context_length,
-            max_running=served.max_running,
-            started_s=self.host.started_s,
-            load=self.load,
-        )
-        served.model.add_observer(self.metrics)
-
-    def end_answers(self) -> None:
-        """End all answers where they are."""
-        if self._board is not None:
-            for answer in self._board.answers:
-                answer.interrupt()
-
-    def load(self) -> ServerLoad:
-        """Return what the server is busy with."""
-        board = self._board
-        choices = [choice for answer in board.answers for choice in answer.choices] if board is not None else []
-        requests = [choice.stream.request for choice in choices if not choice.stream.is_over]
-        running = [request for request in requests if request is not None and request.sequence >= 0]
-        tokens = sum(len(request.token_ids) for request in running)
-        served = self.host.served if self.host.state == "ready" else None
-        cells = None if served is None else served.model.target.capabilities.cells
-        return ServerLoad(
-            running=len(running),
-            waiting=len(requests) - len(running),
-            tokens=tokens,
-            cache_share=min(tokens / cells, 1.0) if cells else 0.0,
-        )
-
-    async def answer(self, request: Request, asked: Asked, prompts: Sequence[PreparedPrompt]) -> Response:
-        """Answer prompts, whole or as a stream.
-
-        Raises:
-            PacelineError: the request was refused, or ended by an error before anything was sent.
-        """
-        board = self.board
-        served = self.host.served
-        namespace = namespace_of(request.scope, asked.cache_salt or None)
-        try:
-            answer = Answer(served, asked, prompts, namespace=namespace, most_s=self.options.request_s)
-        except InputError as error:
-            raise at_fault(asked, error, served.check) from None
-        board.add(answer)
-        shape = _SHAPES[asked.api](answer)
-        try:
-            await while_there(request, answer.admitted())
-            if not asked.stream:
-                return await self._whole(request, answer, shape)
-        except BaseException:
-            self._over(answer)
-            raise
-        return EventStream(
-            self._stream(answer, shape),
-            over=lambda: self._over(answer),
-            ping_s=asked.ping_s,
-        )
-
-    async def _whole(self, request: Request, answer: Answer, shape: Shape) -> Response:
-        """Wait for an answer for as long as the client does."""
-        await while_there(request, self._followed(answer))
-        _check_whole(answer)
-        body = await in_turn(lambda: to_json(shape.whole()), sum(choice.num_listed for choice in answer.choices))
-        self._over(answer)
-        return _json(body)
-
-    async def _followed(self, answer: Answer) -> None:
-        # A time limit of the answer is looked at round by round.
-        every = _WHOLE_ROUNDS if answer.asked.most_predict_s is None else 1
-        async for events in answer.rounds(every):
-            self._note(answer, events)
-
-    async def _stream(self, answer: Answer, shape: Shape) -> AsyncIterator[bytes]:
-        try:
-            async for events in answer.rounds():
-                self._note(answer, events)
-                _check_whole(answer)
-                listed = sum(_num_listed(event) for event in events)
-                written = await in_turn(functools.partial(_written, shape, events), listed)
-                if written:
-                    yield written
-            if shape.ends_with_done:
-                yield b"data: [DONE]\n\n"
-        except Exception as error:
-            yield as_events([error_of(error)[1]])
-
-    def _note(self, answer: Answer, events: Sequence[Event]) -> None:
-        """Count what came, and give those that started their places."""
-        for event in events:
-            self._board_of(answer.served).started(answer, event.choice)
-            if isinstance(event, Ended):
-                self._count(event.choice)
-
-    def _count(self, choice: Choice) -> None:
-        """Count a choice that is over."""
-        choice.is_counted = True
-        stats = choice.stats
-        if self.metrics is None or stats is None:
-            return
-        self.metrics.request_over(
-            RequestOver(
-                stats=stats,
-                finish_reason=choice.finish_reason,  # type: ignore[arg-type]
-                num_prompt=choice.num_prompt,
-                added_s=stats.added_s,
-                queue_s=stats.queue_s or 0.0,
-                over_s=stats.arrivals_s[-1] if stats.arrivals_s else stats.added_s + (stats.queue_s or 0.0),
-                plain_s=None if stats.plain is None else stats.plain.expected_s,
-            )
-        )
-
-    def _board_of(self, served: ServedModel) -> SlotBoard:
-        """Return the places of answers, also while the server ends."""
-        if self._board is None:
-            self._board = SlotBoard(served)
-        return self._board
-
-    def _over(self, answer: Answer) -> None:
-        """Have what is left of an answer end and be counted; its places are taken until then."""
-        answer.cancel()
-        left = [choice for choice in answer.choices if not choice.is_counted]
-        if not left:
-            self._board_of(answer.served).remove(answer)
-            return
-        ending = asyncio.create_task(self._end(answer, left))
-        # An event loop holds its tasks weakly.
-        self._endings.add(ending)
-        ending.add_done_callback(self._endings.discard)
-
-    async def _end(self, answer: Answer, left: Sequence[Choice]) -> None:
-        try:
-            for choice in left:
-                await choice.ended()
-                self._count(choice)
-        finally:
-            self._board_of(answer.served).remove(answer)
-
-
-def _written(shape: Shape, events: Sequence[Event]) -> bytes:
-    """Return what a stream says of what a round brought; nothing where it says nothing."""
-    return as_events(shape.chunks(events))
-
-
-def _num_listed(event: Event) -> int:
-    """Return how many items are written of an event."""
-    if isinstance(event, Ended):
-        return event.choice.num_listed
-    return event.num_listed if isinstance(event, Said) else 0
-
-
-def _check_whole(answer: Answer) -> None:
-    """Raise where the end of the server cut an answer off, so that nobody takes what there is for all of it."""
-    if answer.interrupted and any(
-        choice.finish_reason == "cancelled" and not choice.timed_out for choice in answer.choices
-    ):
-        raise RefusedError(503, "unavailable_error", "the server is ending, and the answer is not complete: ask again")
+from paceline.serving.security import SecuritySettings, secured
+from paceline.serving.server import Server
+from paceline.serving.shapes import to_json
+from paceline.serving.token_texts import check_ids, piece_of, read_ids, text_of
 
 
 def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
@@ -288,7 +80,7 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
     app.include_router(router)
     for kind in (PacelineError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answered(server))
-    return secured(app, security)
+    return secured(app, security, server.refused)
 
 
 def _answered(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:
@@ -302,8 +94,7 @@ def _answered(server: Server) -> Callable[[Request, Exception], Awaitable[Respon
         elif isinstance(error, RequestValidationError):
             error = parameter_error(error)
         response = response_of(error)
-        if server.metrics is not None:
-            server.metrics.refused(response.status_code, kind_of(error))
+        server.refused(response.status_code, kind_of(error))
         return response
 
     return answered

@@ -9,10 +9,10 @@ from paceline import __version__
 from paceline.chat.template import ChatTemplate
 from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules
 from paceline.options import read_options
-from paceline.serving.detokenize import piece_of
 from paceline.serving.hosting import BUILD, ServedModel
 from paceline.serving.request_settings import short_settings_of
 from paceline.serving.settings import ServerOptions
+from paceline.serving.token_texts import piece_of
 
 
 def models_of(served: ServedModel, *, created: int) -> dict[str, Any]:

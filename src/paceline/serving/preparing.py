@@ -15,11 +15,11 @@ from paceline.core.errors import CapabilityError, ContextLengthError, InputError
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.asked import Asked, chat_params_of
 from paceline.serving.bodies import ChatBody, TemplateBody
-from paceline.serving.detokenize import check_ids, text_of
 from paceline.serving.fields import FieldError
 from paceline.serving.hosting import ModelHost
 from paceline.serving.in_turn import in_turn
 from paceline.serving.prompts import encode, read_prompts
+from paceline.serving.token_texts import check_ids, text_of
 
 
 async def prepare_completions(host: ModelHost, prompt: Any, *, num_choices: int, most: int) -> list[PreparedPrompt]:

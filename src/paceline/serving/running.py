@@ -22,9 +22,9 @@ import uvicorn
 from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp
 
-from paceline.serving.app import Server
 from paceline.serving.listening import BACKLOG
 from paceline.serving.security import SecuritySettings, socket_options
+from paceline.serving.server import Server
 
 _SWITCH_S: Final = 0.0005
 """Seconds for which a thread that computes may hold the interpreter. The engine's thread waits for it after each pass:

@@ -14,10 +14,10 @@ from paceline.core.logprobs import TokenLogprob
 from paceline.core.stats import RequestStats
 from paceline.engines.base import Vocabulary
 from paceline.serving.answering import Answer, Choice, Ended, Event, Progress, Said
-from paceline.serving.detokenize import piece_of
 from paceline.serving.hosting import BUILD
 from paceline.serving.request_settings import settings_of
 from paceline.serving.timings import metrics_of, speculation_of, timings_of, usage_of
+from paceline.serving.token_texts import piece_of
 
 
 class Shape(Protocol):

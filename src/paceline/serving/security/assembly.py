@@ -28,15 +28,17 @@ from paceline.serving.security.deadlines import protocol_with_deadlines
 from paceline.serving.security.host_check import HostCheck
 from paceline.serving.security.key_check import KeyCheck
 from paceline.serving.security.origin_check import OriginCheck
+from paceline.serving.security.refusals import Refused, tell_refusals
 from paceline.serving.security.settings import SecuritySettings
 
 
-def secured(app: ASGIApp, settings: SecuritySettings) -> ASGIApp:
+def secured(app: ASGIApp, settings: SecuritySettings, refused: Refused | None = None) -> ASGIApp:
     """Return an application behind everything that a request has to pass.
 
     Args:
         app: the routes.
         settings: who may use them.
+        refused: hears of each request that no route sees.
     """
     routes = app
     app = BodyReader(app, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
@@ -49,7 +51,7 @@ def secured(app: ASGIApp, settings: SecuritySettings) -> ASGIApp:
         app = Cors(app, policy=settings.cors)
     app = AccessLog(app, quiet_paths=settings.quiet_paths)
     app = AnswerHeaders(app)
-    return Front(app, lifespan=routes)
+    return Front(app, lifespan=routes, refused=refused)
 
 
 def socket_options(settings: SecuritySettings) -> dict[str, Any]:
@@ -73,15 +75,17 @@ def socket_options(settings: SecuritySettings) -> dict[str, Any]:
 class Front:
     """Parts what may come: requests, the server's own start and stop, and websockets, which no check below knows."""
 
-    def __init__(self, app: ASGIApp, *, lifespan: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, lifespan: ASGIApp, refused: Refused | None) -> None:
         """Put the front before an application.
 
         Args:
             app: takes requests.
             lifespan: hears of start and stop.
+            refused: hears of refusals.
         """
         self._app = app
         self._lifespan = lifespan
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what is not a websocket."""
@@ -90,4 +94,6 @@ class Front:
         elif scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
         else:
+            if self._refused is not None:
+                tell_refusals(scope, self._refused)
             await self._app(scope, receive, send)

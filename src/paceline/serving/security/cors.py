@@ -30,23 +30,20 @@ _READABLE: Final = b"x-request-id, retry-after"
 """Headers of an answer that pages may read beyond those that they always may."""
 
 
+_METHODS: Final = b"GET, POST, DELETE, OPTIONS"
+_ANY_HEADER: Final = b"*"
+
+
 @dataclass(frozen=True)
 class CorsPolicy:
-    """Which web pages may read answers, and how they may ask; llama-server's ``--cors-...`` options.
+    """Which web pages may read answers. How they may ask is as llama-server has it where nothing is said.
 
     Attributes:
         origins: ``scheme://host[:port]`` of each page, :data:`ANY_ORIGIN` or :data:`LOOPBACK_ORIGINS`. Empty: no page
             may, and no answer has a header about it.
-        methods: the methods that a preflight allows, as a header spells them.
-        headers: the request headers that a preflight allows, as a header spells them. Where the origins are listed,
-            ``*`` allows each header that is asked for by its name: no browser has to take ``*`` for ``Authorization``.
-        credentials: whether pages may send cookies and the like. The server reads none.
     """
 
     origins: tuple[str, ...] = ()
-    methods: str = "GET, POST, DELETE, OPTIONS"
-    headers: str = "*"
-    credentials: bool = True
 
     def __post_init__(self) -> None:
         for origin in self.origins:
@@ -55,9 +52,6 @@ class CorsPolicy:
                     f"--cors-origins cannot use {origin!r}: write an origin without path, such as "
                     "https://chat.example.org, or 'localhost' or '*'"
                 )
-        for name, value in (("methods", self.methods), ("headers", self.headers)):
-            if not value.isascii() or not value.isprintable():
-                raise InputError(f"--cors-{name} cannot use {value!r}: write names with commas between them")
 
     @classmethod
     def from_list(cls, value: str) -> CorsPolicy:
@@ -106,9 +100,11 @@ class Cors:
         origin = header(scope, b"origin")
         shared = [(b"vary", b"Origin")]
         if origin is not None and self._policy.allows(origin):
-            shared.append((b"Access-Control-Allow-Origin", origin.encode("latin-1")))
-            if self._policy.credentials:
-                shared.append((b"Access-Control-Allow-Credentials", b"true"))
+            # The server reads no cookies; clients of llama-server's may insist on sending some.
+            shared += [
+                (b"Access-Control-Allow-Origin", origin.encode("latin-1")),
+                (b"Access-Control-Allow-Credentials", b"true"),
+            ]
         if scope["method"] == "OPTIONS":
             # Browsers send no key with a preflight.
             headers = [*shared, *self._preflight_headers(scope), (b"content-length", b"0")]
@@ -125,12 +121,12 @@ class Cors:
         await self._app(scope, receive, send_shared)
 
     def _preflight_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        headers = self._policy.headers
-        if headers == "*" and ANY_ORIGIN not in self._policy.origins:
-            headers = header(scope, b"access-control-request-headers") or headers
+        # Where the origins are listed, each header is allowed by its name: no browser has to take ``*`` for
+        # ``Authorization``.
+        asked = None if ANY_ORIGIN in self._policy.origins else header(scope, b"access-control-request-headers")
         return [
-            (b"Access-Control-Allow-Methods", self._policy.methods.encode()),
-            (b"Access-Control-Allow-Headers", headers.encode("latin-1")),
+            (b"Access-Control-Allow-Methods", _METHODS),
+            (b"Access-Control-Allow-Headers", asked.encode("latin-1") if asked else _ANY_HEADER),
             (b"Access-Control-Max-Age", str(_PREFLIGHT_S).encode()),
         ]
 

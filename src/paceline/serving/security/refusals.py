@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 from starlette.types import Receive, Scope, Send
 
 from paceline.serving.error_bodies import error_body
-from paceline.serving.security.scopes import has_body
+from paceline.serving.security.scopes import has_body, state_of
+
+Refused: TypeAlias = Callable[[int, str], None]
+"""Hears of a refusal: its status, and the type of error in its body."""
+
+_REFUSED: Final = "paceline_refused"
 
 LINGER_S: Final = 2.0
 """Seconds for which the rest of a refused body is read and dropped. A connection that closes on unread bytes is reset,
 and the client may then lose the answer that says why."""
+
+
+def tell_refusals(scope: Scope, refused: Refused) -> None:
+    """Have somebody hear if this request is refused before a route sees it."""
+    state_of(scope)[_REFUSED] = refused
 
 
 async def refuse(
@@ -42,6 +52,9 @@ async def refuse(
         linger_s: seconds for which the rest of the body is read. The connection closes afterwards.
     """
     body = json.dumps(error_body(status, message, kind)).encode()
+    refused = state_of(scope).get(_REFUSED)
+    if refused is not None:
+        refused(status, kind)
     unread = has_body(scope)
     fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     closing = [(b"connection", b"close")] if unread else []
