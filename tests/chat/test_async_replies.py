@@ -111,9 +111,12 @@ def test_the_reasoning_of_a_running_answer_is_ended() -> None:
         async with writing(ENDLESS_THOUGHT) as stream:
             assert (await anext(stream)).kind == "reasoning"
             assert await stream.end_reasoning()
-            kinds = [part.kind async for part in stream]
+            async for part in stream:
+                if part.kind == "content":
+                    break
+            await stream.aclose()
             reply = await stream.result()
-            assert "content" in kinds
+            assert reply.message["content"]
             token_ids = list(reply.generation.token_ids)
             assert token_ids.count(NO_THINK) == 1
             assert 0 < len(reply.reasoning or "") < token_ids.index(NO_THINK)
@@ -125,6 +128,8 @@ def test_the_reasoning_of_a_running_answer_is_ended() -> None:
     with answering(ENDLESS_THOUGHT, THINKING) as inner:
         assert next(iter(inner)).kind == "reasoning"
         assert inner.end_reasoning()
+        assert any(part.kind == "content" for part in inner)
+        inner.close()
         assert list(inner.result().generation.token_ids).count(NO_THINK) == 1
 
 
