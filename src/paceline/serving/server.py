@@ -165,11 +165,16 @@ class Server:
         for event in events:
             self._board_of(answer.served).started(answer, event.choice)
             if isinstance(event, Ended):
-                self._count(event.choice)
+                self._count(answer, event.choice)
 
-    def _count(self, choice: Choice) -> None:
-        """Count a choice that is over."""
+    def _count(self, answer: Answer, choice: Choice) -> None:
+        """Count a choice that is over; the last one takes the answer off the board.
+
+        It is gone from there before the client gets the last event, so that whoever saw the end finds it ended.
+        """
         choice.is_counted = True
+        if all(each.is_counted for each in answer.choices):
+            self._board_of(answer.served).remove(answer)
         stats = choice.stats
         if self.metrics is None or stats is None:
             return
@@ -196,7 +201,6 @@ class Server:
         answer.cancel()
         left = [choice for choice in answer.choices if not choice.is_counted]
         if not left:
-            self._board_of(answer.served).remove(answer)
             return
         ending = asyncio.create_task(self._end(answer, left))
         # An event loop holds its tasks weakly.
@@ -207,7 +211,7 @@ class Server:
         try:
             for choice in left:
                 await choice.ended()
-                self._count(choice)
+                self._count(answer, choice)
         finally:
             self._board_of(answer.served).remove(answer)
 
