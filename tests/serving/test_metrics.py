@@ -7,6 +7,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,13 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import FinishReason, Request
-from paceline.core.stats import RequestStats
+from paceline.core.stats import PlainTimes, RequestStats
 from paceline.drafters.base import Drafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, table_model
 from paceline.planning.base import RoundRecord
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
-from paceline.serving.metrics import RequestOver, ServerLoad, ServerMetrics
+from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.metrics.server_metrics import FAMILIES
 from paceline.serving.metrics.vllm import FINISHED_REASONS
 from tests.helpers import ForcedDrafter
@@ -132,17 +133,11 @@ class Scraped:
         return {dict(labels)[label]: value for (sample, labels), value in self.samples.items() if sample == name}
 
 
-def over(request: Request, **changes: object) -> RequestOver:
-    fields = {
-        "stats": request.stats,
-        "finish_reason": request.finish_reason,
-        "num_prompt": request.num_prompt,
-        "added_s": 0.0,
-        "queue_s": 0.0,
-        "over_s": request.stats.arrivals_s[-1],
-        "plain_s": None,
-    }
-    return RequestOver(**{**fields, **changes})  # type: ignore[arg-type]
+def over(request: Request, **changes: object) -> tuple[RequestStats, FinishReason, int]:
+    """Return what is counted of a request; nobody knows what plain decoding would have taken."""
+    assert request.finish_reason is not None
+    stats = replace(request.stats, **{"added_s": 0.0, "queue_s": 0.0, "plain": None, **changes})  # type: ignore[arg-type]
+    return stats, request.finish_reason, request.num_prompt
 
 
 def drafts_at(name: str, paths: Mapping[int, Sequence[int]]) -> ForcedDrafter:
@@ -200,7 +195,7 @@ def test_every_name_has_its_type_and_a_meaning_from_the_start(openmetrics: bool)
 
 def test_the_formats_say_the_same(counted: tuple[ServerMetrics, Request]) -> None:
     metrics, request = counted
-    metrics.request_over(over(request))
+    metrics.request_over(*over(request))
     metrics.render()
     text, openmetrics = Scraped.of(metrics), Scraped.of(metrics, openmetrics=True)
     assert text.samples == openmetrics.samples
@@ -220,7 +215,7 @@ def test_content_types_name_the_formats() -> None:
 
 def test_lines_of_llama_server_are_those_that_its_readers_take_apart(counted: tuple[ServerMetrics, Request]) -> None:
     metrics, request = counted
-    metrics.request_over(over(request))
+    metrics.request_over(*over(request))
     kinds, values = {}, {}
     for line in metrics.render()[0].decode().splitlines():
         if line.startswith("# TYPE llamacpp:"):
@@ -259,7 +254,7 @@ def test_rounds_count_while_an_answer_is_written(counted: tuple[ServerMetrics, R
 
 def test_an_answer_counts_when_it_is_over(counted: tuple[ServerMetrics, Request]) -> None:
     metrics, request = counted
-    metrics.request_over(over(request, added_s=-2.0, queue_s=2.0, over_s=52.0, plain_s=66.0))
+    metrics.request_over(*over(request, added_s=-2.0, queue_s=2.0, plain=PlainTimes(66.0, 60.0, 70.0)))
     scraped = Scraped.of(metrics)
     assert scraped("llamacpp:prompt_tokens_total") == 3
     assert scraped("llamacpp:prompt_tokens_cached_total") == 0
@@ -287,7 +282,7 @@ def test_an_answer_counts_when_it_is_over(counted: tuple[ServerMetrics, Request]
         "vllm:request_prefill_time_seconds": 13,
         "vllm:request_decode_time_seconds": 38,
         "vllm:request_inference_time_seconds": 51,
-        "vllm:e2e_request_latency_seconds": 54,
+        "vllm:e2e_request_latency_seconds": 53,
         "vllm:request_time_per_output_token_seconds": 38 / 6,
     }
     assert {name: scraped(f"{name}_sum") for name in seconds} == pytest.approx(seconds)
@@ -300,8 +295,10 @@ def test_an_answer_counts_when_it_is_over(counted: tuple[ServerMetrics, Request]
 
 def test_what_the_cache_held_is_counted_apart() -> None:
     metrics = metrics_of()
-    stats = RequestStats(prompt_tokens=2, cached_tokens=6, preemptions=1, predicted_tokens=1, arrivals_s=[1.0])
-    metrics.request_over(RequestOver(stats, "length", 8, 0.0, 0.0, 1.0, None))
+    stats = RequestStats(
+        prompt_tokens=2, cached_tokens=6, preemptions=1, predicted_tokens=1, plain=None, arrivals_s=[1.0]
+    )
+    metrics.request_over(stats, "length", 8)
     scraped = Scraped.of(metrics)
     assert scraped("llamacpp:prompt_tokens_total") == 2
     assert scraped("llamacpp:prompt_tokens_cached_total") == scraped("vllm:prefix_cache_hits_total") == 6
@@ -314,7 +311,7 @@ def test_what_the_cache_held_is_counted_apart() -> None:
 
 def test_a_request_that_ends_before_its_first_token_has_no_time_to_it() -> None:
     metrics = metrics_of()
-    metrics.request_over(RequestOver(RequestStats(), "cancelled", 8, 10.0, 3.0, 13.0, None))
+    metrics.request_over(RequestStats(added_s=10.0, queue_s=3.0), "cancelled", 8)
     scraped = Scraped.of(metrics)
     assert scraped("vllm:time_to_first_token_seconds_count") == 0
     assert scraped("vllm:request_decode_time_seconds_count") == 0
@@ -327,7 +324,7 @@ def test_ends_are_counted_by_reason_in_both_vocabularies() -> None:
     reasons: tuple[FinishReason, ...] = get_args(FinishReason)
     for times, reason in enumerate(reasons, 1):
         for _ in range(times):
-            metrics.request_over(RequestOver(RequestStats(), reason, 1, 0.0, 0.0, 0.0, None))
+            metrics.request_over(RequestStats(), reason, 1)
     scraped, own = Scraped.of(metrics), dict(zip(reasons, range(1, 99), strict=False))
     assert scraped.values("paceline:requests_total", "finish_reason") == own
     assert set(FINISHED_REASONS) == set(reasons)
@@ -366,12 +363,12 @@ def test_gauges_are_read_at_the_scrape() -> None:
 
 def test_speeds_are_of_what_ended_since_the_scrape_before(counted: tuple[ServerMetrics, Request]) -> None:
     metrics, request = counted
-    metrics.request_over(over(request))
+    metrics.request_over(*over(request))
     assert Scraped.of(metrics)("llamacpp:predicted_tokens_seconds") == 6 / 38
     idle = Scraped.of(metrics)
     assert idle("llamacpp:predicted_tokens_seconds") == idle("llamacpp:prompt_tokens_seconds") == 0
     stats = RequestStats(prompt_tokens=8, prompt_s=2.0, predicted_tokens=5, decode_s=2.0, arrivals_s=[2.0] * 5)
-    metrics.request_over(RequestOver(stats, "length", 8, 0.0, 0.0, 4.0, None))
+    metrics.request_over(stats, "length", 8)
     scraped = Scraped.of(metrics)
     assert scraped("llamacpp:prompt_tokens_seconds") == 4
     assert scraped("llamacpp:predicted_tokens_seconds") == 2
@@ -415,7 +412,7 @@ def test_what_rounds_count_is_what_answers_count_once_all_are_over(seed: int) ->
         if cancelled.num_output > 2:
             loop.cancel(cancelled)
     for request in requests:
-        metrics.request_over(over(request))
+        metrics.request_over(*over(request))
     scraped = Scraped.of(metrics)
     for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
         assert scraped(f"llamacpp:spec_decode_{name}_total") == scraped(f"vllm:spec_decode_{name}_total") > 0
@@ -509,7 +506,7 @@ def test_the_guide_lists_every_name_with_its_type_labels_and_meaning() -> None:
 
 def test_the_queries_of_the_guide_name_series_that_are_there(counted: tuple[ServerMetrics, Request]) -> None:
     metrics, request = counted
-    metrics.request_over(over(request))
+    metrics.request_over(*over(request))
     names = {sample.name for family in Scraped.of(metrics).families for sample in family.samples}
     queries = re.findall(r"```promql\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(queries) >= 3

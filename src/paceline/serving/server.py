@@ -18,7 +18,7 @@ from paceline.serving.event_stream import EventStream
 from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.in_turn import in_turn
 from paceline.serving.leaving import while_there
-from paceline.serving.metrics import RequestOver, ServerLoad, ServerMetrics
+from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.security import namespace_of
 from paceline.serving.settings import ServerOptions
 from paceline.serving.shapes import ChatShape, CompletionShape, NativeShape, Shape, as_events, to_json
@@ -175,20 +175,12 @@ class Server:
         choice.is_counted = True
         if all(each.is_counted for each in answer.choices):
             self._board_of(answer.served).remove(answer)
-        stats = choice.stats
-        if self.metrics is None or stats is None:
-            return
-        self.metrics.request_over(
-            RequestOver(
-                stats=stats,
-                finish_reason=choice.finish_reason,  # type: ignore[arg-type]
-                num_prompt=choice.num_prompt,
-                added_s=stats.added_s,
-                queue_s=stats.queue_s or 0.0,
-                over_s=stats.arrivals_s[-1] if stats.arrivals_s else stats.added_s + (stats.queue_s or 0.0),
-                plain_s=None if stats.plain is None else stats.plain.expected_s,
+        if self.metrics is not None and choice.stats is not None:
+            self.metrics.request_over(
+                choice.stats,
+                choice.finish_reason,  # type: ignore[arg-type]
+                choice.num_prompt,
             )
-        )
 
     def _board_of(self, served: ServedModel) -> SlotBoard:
         """Return the places of answers, also while the server ends."""

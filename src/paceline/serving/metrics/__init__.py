@@ -12,6 +12,6 @@ agree with each other.
 """
 
 from paceline.serving.metrics.server_metrics import ServerMetrics
-from paceline.serving.metrics.totals import RequestOver, ServerLoad
+from paceline.serving.metrics.totals import ServerLoad
 
-__all__ = ["RequestOver", "ServerLoad", "ServerMetrics"]
+__all__ = ["ServerLoad", "ServerMetrics"]

@@ -12,11 +12,13 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
+from paceline.core.request import FinishReason
+from paceline.core.stats import RequestStats
 from paceline.planning.base import RoundRecord
 from paceline.serving.metrics.families import Family, Scrape, Value, metric_of
 from paceline.serving.metrics.llama_server import LLAMA_SERVER
 from paceline.serving.metrics.own import OWN
-from paceline.serving.metrics.totals import AnswerTotals, RequestOver, RoundTotals, ServerLoad
+from paceline.serving.metrics.totals import AnswerTotals, RoundTotals, ServerLoad
 from paceline.serving.metrics.vllm import VLLM
 
 FAMILIES: Final[Sequence[Family]] = (*LLAMA_SERVER, *VLLM, *OWN)
@@ -92,10 +94,16 @@ class ServerMetrics:
         with self._lock:
             self._rounds.add(record)
 
-    def request_over(self, over: RequestOver) -> None:
-        """Count a choice that is over: once each, before its end is sent, so that a client finds it counted."""
+    def request_over(self, stats: RequestStats, finish_reason: FinishReason, num_prompt: int) -> None:
+        """Count a choice that is over: once each, before its end is sent, so that a client finds it counted.
+
+        Args:
+            stats: its counts and times, which change no more.
+            finish_reason: why it ended.
+            num_prompt: tokens of the whole prompt, those from the cache included.
+        """
         with self._lock:
-            self._answers.add(over)
+            self._answers.add(stats, finish_reason, num_prompt)
 
     def refused(self, status: int, kind: str) -> None:
         """Count a request that got an error in place of an answer.

@@ -45,30 +45,6 @@ class ServerLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOver:
-    """A choice that is over, whatever ended it. Times are of the clock of ``stats.arrivals_s``.
-
-    Attributes:
-        stats: its counts and times, which change no more.
-        finish_reason: why it ended.
-        num_prompt: tokens of the whole prompt, those from the cache included.
-        added_s: when its HTTP request arrived.
-        queue_s: seconds that it waited for its start.
-        over_s: when it was over.
-        plain_s: seconds that plain decoding would have taken in place of ``stats.decode_s``; ``None`` where that is
-            not known.
-    """
-
-    stats: RequestStats
-    finish_reason: FinishReason
-    num_prompt: int
-    added_s: float
-    queue_s: float
-    over_s: float
-    plain_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Distribution:
     """A histogram at one moment.
 
@@ -216,11 +192,16 @@ class AnswerTotals:
         self.prompt_lengths = Histogram(lengths)
         self.answer_lengths = Histogram(lengths)
 
-    def add(self, over: RequestOver) -> None:
-        """Count a choice."""
-        stats = over.stats
-        self.by_reason[over.finish_reason] += 1
-        self.num_prompt += over.num_prompt
+    def add(self, stats: RequestStats, finish_reason: FinishReason, num_prompt: int) -> None:
+        """Count a choice.
+
+        Args:
+            stats: its counts and times, which change no more.
+            finish_reason: why it ended.
+            num_prompt: tokens of the whole prompt, those from the cache included.
+        """
+        self.by_reason[finish_reason] += 1
+        self.num_prompt += num_prompt
         self.prompt_tokens += stats.prompt_tokens
         self.cached_tokens += stats.cached_tokens
         self.prompt_s += stats.prompt_s
@@ -234,22 +215,23 @@ class AnswerTotals:
         self.accepted += stats.num_accepted
         self.accepted_by_depth.update(stats.accepted_by_depth)
         self.preemptions += stats.preemptions
-        self.longest = max(self.longest, over.num_prompt + stats.predicted_tokens)
-        if over.plain_s is not None:
+        self.longest = max(self.longest, num_prompt + stats.predicted_tokens)
+        if stats.plain is not None:
             self.compared_s += stats.decode_s
-            self.plain_s += over.plain_s
-        self.prompt_lengths.add(over.num_prompt)
+            self.plain_s += stats.plain.expected_s
+        self.prompt_lengths.add(num_prompt)
         self.answer_lengths.add(stats.predicted_tokens)
-        self.queue_s.add(over.queue_s)
-        self.answer_s.add(over.over_s - over.added_s)
-        if stats.arrivals_s:
-            self._add_times(over, stats.arrivals_s[0], stats.arrivals_s[-1])
+        queue_s, added_s, arrivals_s = stats.queue_s or 0.0, stats.added_s, stats.arrivals_s
+        self.queue_s.add(queue_s)
+        self.answer_s.add(arrivals_s[-1] - added_s if arrivals_s else queue_s)
+        if arrivals_s:
+            self._add_times(added_s, added_s + queue_s, arrivals_s)
 
-    def _add_times(self, over: RequestOver, first_s: float, last_s: float) -> None:
+    def _add_times(self, added_s: float, started_s: float, arrivals_s: Sequence[float]) -> None:
         """Count the times of an answer by when its first and its last token came."""
         self.started += 1
-        started_s, further = over.added_s + over.queue_s, over.stats.predicted_tokens - 1
-        self.first_token_s.add(first_s - over.added_s)
+        first_s, last_s, further = arrivals_s[0], arrivals_s[-1], len(arrivals_s) - 1
+        self.first_token_s.add(first_s - added_s)
         self.reading_s.add(first_s - started_s)
         self.writing_s.add(last_s - first_s)
         self.running_s.add(last_s - started_s)
