@@ -61,6 +61,7 @@ class PromptPace:
         self._prompt_rounds = prompt_rounds
         self._costs = costs
         self._widths = [] if costs is None else [rows for rows in range(1, _PROFILED + 1) if costs.is_measured(rows)]
+        self._widest = self._widths[-1] if self._widths else 0
         # What was asked last, and the answer: chunks of one prompt are asked for in a row.
         self._asked: tuple[int, ...] = ()
         self._rows = 0
@@ -110,10 +111,9 @@ class PromptPace:
 
     def _observe_wide(self, costs: RoundCosts, rows: int, requests: int, record: RoundRecord) -> None:
         """Take note of a pass that is wider than any that was measured."""
-        widest = self._widths[-1] if self._widths else 0
-        if record.prefill_rows and rows >= _FAR * widest > 0:
+        if record.prefill_rows and rows >= _FAR * self._widest > 0:
             context = sum(len(request.token_ids) for request in record.requests)
-            self._learn(record.verify_s - costs.round_s(widest, context, requests), rows - widest)
+            self._learn(record.verify_s - costs.round_s(self._widest, context, requests), rows - self._widest)
             self._asked = ()
 
     def _learn(self, seconds: float, rows: int) -> None:
@@ -155,10 +155,9 @@ class PromptPace:
         return [least, *(width - count for width in widths if count + least < width < count + room), room]
 
     def _pass_s(self, costs: RoundCosts, rows: int, context: int, requests: int) -> float:
-        widest = self._widths[-1] if self._widths else 0
-        if self._row_s is None or rows <= widest:
+        if self._row_s is None or rows <= self._widest:
             return costs.round_s(rows, context, requests)
-        return costs.round_s(widest, context, requests) + (rows - widest) * self._row_s
+        return costs.round_s(self._widest, context, requests) + (rows - self._widest) * self._row_s
 
 
 def _rounded_down(rows: int) -> int:
