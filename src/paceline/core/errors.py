@@ -70,6 +70,10 @@ class SamplingError(InputError):
     """A sampling value outside its range, or a combination that would not be lossless."""
 
 
+class ConstraintError(InputError):
+    """A grammar or schema that cannot be used, or that an answer cannot keep to."""
+
+
 class CapabilityError(InputError):
     """The engine, or this installation, cannot do what was asked."""
 
