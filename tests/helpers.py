@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.arrays import Float64Array
+from paceline.core.constraint import Constraint
 from paceline.core.logprobs import LogprobParams, TokenLogprob
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.core.request import Emission, FinishReason, Request
@@ -93,6 +94,7 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
+    constraint: Constraint | None = None
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -126,11 +128,13 @@ def decode(
     policy: Policy = NO_SPECULATION,
     verifier: VerifierName = "coupled",
     logprobs: LogprobParams = NO_LOGPROBS,
+    constraint: Constraint | None = None,
 ) -> Answer:
     """Decode one request in a loop of its own; by default plainly."""
     loop = DecodingLoop(engine, drafters, policy, clock=engine.clock)
     speculation = SpeculationParams(verify=verifier)
-    answer = Answer(loop.add(prompt_ids, params, rules or StopRules(), speculation, logprobs=logprobs))
+    request = loop.add(prompt_ids, params, rules or StopRules(), speculation, logprobs=logprobs, constraint=constraint)
+    answer = Answer(request, constraint=constraint)
     while answer.finish_reason is None:
         for emission in loop.step():
             answer.take(emission)

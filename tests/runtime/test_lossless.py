@@ -11,17 +11,19 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import NoRoomError
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.grammar import GrammarDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.base import Step
@@ -260,6 +262,8 @@ def build_params(scene: Scene, rng: random.Random, index: int) -> SamplingParams
 def build_drafters(
     scene: Scene, setup: Setup, rng: random.Random, target: LogitFunction, plain: Sequence[Answer]
 ) -> Iterator[Drafter]:
+    if any(answer.constraint is not None for answer in plain):
+        yield GrammarDrafter()
     for name in setup.drafters:
         if name == "suffix":
             yield SuffixDrafter(min_match=rng.randint(1, 3))
@@ -333,7 +337,14 @@ def test_speculative_is_plain(scene: Scene, tally: Tally) -> None:
     check_scene(scene, tally)
 
 
-Asked: TypeAlias = tuple[SamplingParams, StopRules]
+class Asked(NamedTuple):
+    """What a request is asked for."""
+
+    params: SamplingParams
+    rules: StopRules
+    constraint: Constraint | None = None
+
+
 Amend: TypeAlias = Callable[[random.Random, Answer, ScriptedVocabulary], Asked]
 """Makes another request of one that was decoded plainly."""
 Watch: TypeAlias = Callable[[Policy], WatchingPolicy]
@@ -367,7 +378,8 @@ def check_scene(
         )
         answer = decode(engine, prompt, build_params(scene, rng, index), rules)
         if amend is not None:
-            answer = decode(engine, prompt, *amend(rng, answer, vocabulary))
+            asked = amend(rng, answer, vocabulary)
+            answer = decode(engine, prompt, asked.params, asked.rules, constraint=asked.constraint)
         plain.append(answer)
     for setup in scene.setups:
         assert_equals_plain(scene, setup, model, vocabulary, context_length, plain, tally, watch)
@@ -422,7 +434,15 @@ def assert_equals_plain(
                 speculation = build_speculation(setup, rng)
                 tally.plain += not speculation.speculate
                 request = expected.request
-                answers[index] = Answer(loop.add(expected.prompt_ids, request.params, request.rules, speculation))
+                answers[index] = Answer(
+                    loop.add(
+                        expected.prompt_ids,
+                        request.params,
+                        request.rules,
+                        speculation,
+                        constraint=expected.constraint,
+                    )
+                )
             if index in cancels and step == joins[index] + cancels[index]:
                 emission = loop.cancel(answers[index].request)
                 if emission is not None:

@@ -106,7 +106,7 @@ def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) ->
     rules = StopRules(rules.max_tokens, rules.stop, rules.ignore_end, tuple(controls[: rng.randint(0, 2)]))
     params = answer.request.params
     if rng.random() < 0.1:
-        return params, rules
+        return Asked(params, rules)
 
     def some(most: int) -> tuple[int, ...]:
         """Return tokens that the answer has in a row, where it has any."""
@@ -123,7 +123,7 @@ def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) ->
         begun=rng.random() < 0.4,
         forced=any_tokens(0) if rng.random() < 0.3 else (),
     )
-    return dataclasses.replace(params, reasoning_budget=budget), rules
+    return Asked(dataclasses.replace(params, reasoning_budget=budget), rules)
 
 
 @settings(max_examples=NUM_SCENES)

@@ -19,6 +19,7 @@ from scipy import stats
 
 from paceline.core import verify
 from paceline.core.arrays import Float64Array
+from paceline.core.constraint import Constraint
 from paceline.core.errors import SamplingError
 from paceline.core.params import VERIFIER_NAMES, SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.core.request import Request
@@ -103,8 +104,10 @@ class _Uniform:
 class EnumeratedVerifier(RejectionVerifier):
     """The real verifier with its dice replaced."""
 
-    def __init__(self, params: SamplingParams, num_prompt: int, chooser: Chooser) -> None:
-        super().__init__(params, num_prompt)
+    def __init__(
+        self, params: SamplingParams, num_prompt: int, chooser: Chooser, constraint: Constraint | None = None
+    ) -> None:
+        super().__init__(params, num_prompt, constraint)
         self._chooser = chooser
         self._rng: Any = self
 
@@ -127,6 +130,7 @@ def text_distribution(
     end_ids: Sequence[int] = (),
     num_requests: int = 1,
     speculation: SpeculationParams = REJECTION,
+    constraint: Constraint | None = None,
     **engine_limits: Any,
 ) -> Distribution:
     """Return the exact distribution of the text of the first of ``num_requests`` requests, through the whole loop.
@@ -137,9 +141,9 @@ def text_distribution(
     def run(chooser: Chooser) -> tuple[int, ...]:
         engine = ScriptedEngine(model, ScriptedVocabulary.of_size(vocab_size, end_ids), **engine_limits)
         loop = DecodingLoop(engine, make_drafters(), policy, clock=engine.clock)
-        rules = StopRules(num_tokens, ignore_end=True)
+        rules = StopRules(num_tokens, ignore_end=constraint is None)
         others = [loop.add(prompt, SamplingParams(0.0), rules) for _ in range(num_requests - 1)]
-        verifier = EnumeratedVerifier(params, len(prompt), chooser)
+        verifier = EnumeratedVerifier(params, len(prompt), chooser, constraint)
         request = loop.add(prompt, params, rules, speculation, verifier=verifier)
         while request.finish_reason is None:
             loop.step()

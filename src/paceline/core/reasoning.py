@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from paceline.core.errors import SamplingError
+from paceline.core.histories import num_common
 from paceline.core.numbers import token_ids, truth_value, whole_number
 
 _NEVER: Final = sys.maxsize
@@ -102,10 +103,13 @@ class BudgetKeeper:
     Args:
         budget: how long the request may reason.
         num_prompt: tokens of every history that are the prompt; no marker is looked for in them.
+        opens_once: whether reasoning is opened by the first tokens of an answer only, as where the rest of it keeps to
+            a grammar. What looks like a marker there is text.
     """
 
-    def __init__(self, budget: ReasoningBudget, num_prompt: int) -> None:
+    def __init__(self, budget: ReasoningBudget, num_prompt: int, *, opens_once: bool = False) -> None:
         self._budget = budget
+        self._opens_once = opens_once
         self._num_prompt = num_prompt
         # No budget can be spent in a shorter history.
         self._shortest = _NEVER
@@ -152,9 +156,21 @@ class BudgetKeeper:
             return None
         return self._budget.closing[self._num_written(history, turn.position) + length - spent]
 
+    def first_end(self, history: Sequence[int]) -> int | None:
+        """Return the length of the history at which the reasoning that an answer begins with was closed.
+
+        ``None`` while it is open. Of an answer that begins with none it is that of the prompt. Only of a keeper for
+        whom reasoning ``opens_once``.
+        """
+        self._follow(list(history))
+        turns = self._turns if self._budget.begun else self._turns[1:]
+        if not turns:
+            return self._num_prompt
+        return turns[1].position if len(turns) > 1 else None
+
     def _follow(self, history: list[int]) -> None:
         """Make the turns those of ``history``. Cut short by an interrupt, it leaves what the next call can start on."""
-        known = self._num_prompt + _num_common(self._read, history, self._num_prompt)
+        known = self._num_prompt + num_common(self._read, history, self._num_prompt)
         turns = self._turns
         del self._read[known - self._num_prompt :]
         while turns[-1].position > known:
@@ -168,6 +184,8 @@ class BudgetKeeper:
         """Return whether the token before ``position`` opens what is closed, or closes what is open."""
         budget, (since, is_open) = self._budget, self._turns[-1]
         if not is_open:
+            if self._opens_once and (budget.begun or position != self._num_prompt + len(budget.start)):
+                return False
             return bool(budget.start) and _ends_with(history, since, position, budget.start)
         spent = self._spent(since)
         if position <= spent:
@@ -190,21 +208,3 @@ def _ends_with(history: Sequence[int], first: int, end: int, wanted: tuple[int, 
     """Return whether ``history[first:end]`` ends with ``wanted``, which is not empty."""
     start = end - len(wanted)
     return start >= first and history[end - 1] == wanted[-1] and tuple(history[start:end]) == wanted
-
-
-def _num_common(known: list[int], history: list[int], offset: int) -> int:
-    """Return with how many tokens of ``known`` the history goes on after ``offset``.
-
-    Slices are compared, as a loop over the tokens of a long text would take longer than all else about a row.
-    """
-    low, high = 0, min(len(known), len(history) - offset)
-    step = high
-    while step:
-        if history[offset + low : offset + low + step] == known[low : low + step]:
-            low += step
-            if low >= high:
-                break
-        else:
-            high = low + step - 1
-        step = (high - low + 1) // 2
-    return low

@@ -22,11 +22,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.arrays import Float64Array, FloatArray
-from paceline.core.errors import EngineError
+from paceline.core.constraint import Constraint, ConstraintKeeper
+from paceline.core.errors import ConstraintError, EngineError
 from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, TokenNoise
 from paceline.core.params import SamplingParams
 from paceline.core.processors import Candidates, IntArray, build_processors, largest
 from paceline.core.reasoning import BudgetKeeper
+from paceline.core.tree import DraftTree
 
 HEAD_SIZE = 4096
 """Most tokens that draw noise of their own (more only where logits tie at the border)."""
@@ -110,25 +112,36 @@ class PerturbedRow:
 class RowSampler:
     """Turns rows of logits into tokens for one request.
 
-    ``history`` arguments are all tokens before the row's token, drafted ancestors included; only penalties and the
-    reasoning budget read them.
+    ``history`` arguments are all tokens before the row's token, drafted ancestors included; only penalties, the
+    reasoning budget and the constraint read them.
 
     Args:
         params: how the request is sampled.
-        num_prompt: how many tokens of every history are the prompt; only the reasoning budget asks.
+        num_prompt: how many tokens of every history are the prompt; only the reasoning budget and the constraint ask.
+        constraint: what the answer may say; ``None`` for anything.
     """
 
-    def __init__(self, params: SamplingParams, num_prompt: int = 0) -> None:
+    def __init__(self, params: SamplingParams, num_prompt: int = 0, constraint: Constraint | None = None) -> None:
         self.params = params
         self.noise = TokenNoise(params.seed, params.choice)
         self._processors = build_processors(params)
-        self._keeper = None if params.reasoning_budget is None else BudgetKeeper(params.reasoning_budget, num_prompt)
-        self._plain_argmax = params.greedy and not self._processors and not self._may_force
+        budget = params.reasoning_budget
+        self._keeper = None if budget is None else BudgetKeeper(budget, num_prompt, opens_once=constraint is not None)
+        self._constraint: ConstraintKeeper | None = None
+        if constraint is not None:
+            opening = budget.start if budget is not None and not budget.begun else ()
+            self._constraint = ConstraintKeeper(constraint, num_prompt, self._keeper, opening)
+        self._plain_argmax = params.greedy and not self._processors and not self.reads_history
 
     @property
     def reads_history(self) -> bool:
         """Whether ``history`` changes the outcome; callers may pass an empty one otherwise."""
-        return self.params.penalised or self._may_force
+        return self.params.penalised or self._may_force or self.is_constrained
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the answer keeps to a constraint."""
+        return self._constraint is not None
 
     @property
     def _may_force(self) -> bool:
@@ -149,18 +162,58 @@ class RowSampler:
         """Return the token that the reasoning budget puts after ``history``; ``None`` where the choice is free."""
         return None if self._keeper is None else self._keeper.forced(history)
 
+    def drafts(self, history: Sequence[int]) -> Sequence[int]:
+        """Return tokens that spell what a constraint has follow; others may spell the same, so they are drafts."""
+        return () if self._constraint is None else self._constraint.forced(history)
+
+    def allowed_nodes(self, tree: DraftTree, history: Sequence[int]) -> list[int]:
+        """Return the drafted nodes that the constraint allows, and whose parents it allows; all without one.
+
+        Args:
+            tree: the drafts.
+            history: all tokens up to and including the root.
+        """
+        return list(range(1, len(tree))) if self._constraint is None else self._constraint.allowed_nodes(tree, history)
+
+    def constrained(self, logits: FloatArray, history: Sequence[int]) -> FloatArray:
+        """Return a row ``[vocab]`` with ``-inf`` for what the constraint forbids; the row itself where any may follow.
+
+        Raises:
+            ConstraintError: no token of the row may follow.
+        """
+        mask = None if self._constraint is None else self._constraint.mask(history)
+        if mask is None:
+            return logits
+        size = min(len(mask), len(logits))
+        row = np.full_like(logits, -np.inf)
+        np.copyto(row[:size], logits[:size], where=mask[:size])
+        if row.max() == -np.inf:
+            raise ConstraintError("no token that the model could say may follow here by the grammar: widen the grammar")
+        return row
+
     def candidates(self, logits: FloatArray, history: Sequence[int]) -> Candidates:
         """Return the candidates of a row of logits ``[vocab]`` after every processor: one where a token is forced."""
         forced = self.forced(history)
         if forced is not None:
             return Candidates(np.array([forced]), np.zeros(1, dtype=logits.dtype), owned=True)
-        if self._processors and math.isnan(logits.max()):
+        if (self._processors or self._constraint is not None) and math.isnan(logits.max()):
             # Filters would turn it into an arbitrary token.
             raise _not_numbers(math.nan)
-        candidates = Candidates(None, logits, owned=False)
+        candidates = self._candidates(logits, history)
         for process in self._processors:
             candidates = process(candidates, history)
         return candidates
+
+    def _candidates(self, logits: FloatArray, history: Sequence[int]) -> Candidates:
+        """Return the candidates of a row before any processor."""
+        row = self.constrained(logits, history)
+        if row is logits:
+            return Candidates(None, logits, owned=False)
+        allowed = np.flatnonzero(row > -np.inf)
+        if len(allowed) <= HEAD_SIZE:
+            # All that follows is cheap where there are few.
+            return Candidates(allowed, row[allowed], owned=True)
+        return Candidates(None, row, owned=True)
 
     def emit(self, logits: FloatArray, position: int, history: Sequence[int]) -> int:
         """Return the token that a row of logits ``[vocab]`` emits at an absolute position."""

@@ -18,6 +18,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from paceline.core.arrays import Float64Array, FloatArray
+from paceline.core.constraint import Constraint
+from paceline.core.errors import PacelineError
 from paceline.core.params import SamplingParams, VerifierName
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.tree import ROOT, DraftTree
@@ -123,7 +125,12 @@ def follow(
     before = list(history) if reads_history else []
     node = ROOT
     while True:
-        token_id = choose(row_logits(node), position, before)
+        try:
+            token_id = choose(row_logits(node), position, before)
+        except PacelineError:
+            if path:
+                return _before(path, token_ids)
+            raise
         token_ids.append(token_id)
         child = tree.child(node, token_id)
         if child is None:
@@ -133,6 +140,14 @@ def follow(
         position += 1
         if reads_history:
             before.append(token_id)
+
+
+def _before(path: Sequence[int], token_ids: Sequence[int]) -> Walk:
+    """Return a walk that came to a row which nothing can be said by: what was accepted stands.
+
+    The last of it is the root of the next pass, where the same comes up again, as it does in plain decoding.
+    """
+    return Walk([*path[:-1]], [*token_ids], reached_leaf=False)
 
 
 class CoupledVerifier:
@@ -145,8 +160,8 @@ class CoupledVerifier:
     name: VerifierName = "coupled"
     judges_every_draw = False
 
-    def __init__(self, params: SamplingParams, num_prompt: int = 0) -> None:
-        self.sampler = RowSampler(params, num_prompt)
+    def __init__(self, params: SamplingParams, num_prompt: int = 0, constraint: Constraint | None = None) -> None:
+        self.sampler = RowSampler(params, num_prompt, constraint)
 
     def propose(
         self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
@@ -174,8 +189,8 @@ class RejectionVerifier:
     name: VerifierName = "rejection"
     judges_every_draw = True
 
-    def __init__(self, params: SamplingParams, num_prompt: int = 0) -> None:
-        self.sampler = RowSampler(params, num_prompt)
+    def __init__(self, params: SamplingParams, num_prompt: int = 0, constraint: Constraint | None = None) -> None:
+        self.sampler = RowSampler(params, num_prompt, constraint)
         # Every draw is fresh, so proposals and verdicts of different rounds are independent of each other.
         self._rng = np.random.Generator(np.random.PCG64((params.seed, params.choice)))
 
@@ -203,7 +218,12 @@ class RejectionVerifier:
         before = list(history) if self.sampler.reads_history else []
         node = ROOT
         while True:
-            target_probs = self._distribution(row_logits(node), before)
+            try:
+                target_probs = self._distribution(row_logits(node), before)
+            except PacelineError:
+                if path:
+                    return _before(path, token_ids)
+                raise
             accepted: int | None = None
             for candidate in tree.candidates(node):
                 token_id, draft_probs = candidate.token_id, candidate.draft_probs
@@ -256,12 +276,16 @@ def _residual(target_probs: Float64Array, draft_probs: Float64Array | None, toke
     return normalised
 
 
-def make_verifier(name: VerifierName, params: SamplingParams, num_prompt: int = 0) -> Verifier:
+def make_verifier(
+    name: VerifierName, params: SamplingParams, num_prompt: int = 0, constraint: Constraint | None = None
+) -> Verifier:
     """Return a new verifier for one request.
 
     Args:
         name: how drafts are judged.
         params: how the request is sampled.
-        num_prompt: how many tokens of every history are the prompt; only the reasoning budget asks.
+        num_prompt: how many tokens of every history are the prompt; only the reasoning budget and the constraint ask.
+        constraint: what the answer may say; ``None`` for anything.
     """
-    return CoupledVerifier(params, num_prompt) if name == "coupled" else RejectionVerifier(params, num_prompt)
+    verifier = CoupledVerifier if name == "coupled" else RejectionVerifier
+    return verifier(params, num_prompt, constraint)

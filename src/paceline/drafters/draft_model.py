@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.arrays import FloatArray
-from paceline.core.errors import CapabilityError, InputError, NoRoomError, SamplingError
+from paceline.core.errors import CapabilityError, ConstraintError, InputError, NoRoomError, SamplingError
 from paceline.core.request import Request
 from paceline.core.sampling import largest_probability
 from paceline.core.tree import ROOT, DraftTree, Evidence
@@ -364,14 +364,18 @@ class DraftModelDrafter:
         if budget.probability or budget.min_probability > 0.0:
             probability = 1.0
             if forced is None:
-                probability = largest_probability(logits if params.greedy else logits / params.temperature)
+                try:
+                    allowed = sampler.constrained(logits, history)
+                except ConstraintError:
+                    return [], None
+                probability = largest_probability(allowed if params.greedy else allowed / params.temperature)
             if probability < budget.min_probability:
                 return [], probability
         position = len(request.token_ids) + tree.depths[frontier]
         try:
             proposals = request.verifier.propose(logits, position, history, budget.siblings, margins=budget.margin)
-        except SamplingError:
-            # Biases ban all that the draft may propose here; the target has more to choose from.
+        except (SamplingError, ConstraintError):
+            # All that the draft may propose here is forbidden; the target has more to choose from.
             proposals = []
         return proposals, probability
 

@@ -11,6 +11,7 @@ from paceline.core.request import Request
 from paceline.core.stats import OffReason
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
+from paceline.drafters.grammar import GrammarDrafter
 from paceline.engines.base import EngineCapabilities
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import drop_short_paths
@@ -159,6 +160,7 @@ class Drafting:
             if len(asked) < len(growing):
                 passed_over.update({job.request.id for job in growing} - {job.request.id for job in asked})
             growing = asked
+        asked = growing
         while growing:
             started_s = self._clock.now_s()
             more = drafter.grow(growing)
@@ -166,6 +168,8 @@ class Drafting:
             growing = [job for job, can_grow in zip(growing, more, strict=True) if can_grow]
             if growing:
                 growing = self._policy.choose(drafter, growing)
+        for job in asked:
+            _drop_forbidden(job)
 
     def _limit(self, request: Request, budget: DraftBudget, num_running: int) -> DraftBudget:
         """Cut a budget to what was asked for, what the engine can take and the request can still use."""
@@ -192,4 +196,18 @@ class Drafting:
 
 def _may_draft(name: str, request: Request) -> bool:
     wanted = request.speculation.drafters
+    if name == GrammarDrafter.name and not request.verifier.sampler.is_constrained:
+        return False
     return wanted is None or name in wanted
+
+
+def _drop_forbidden(job: DraftJob) -> None:
+    """Drop what the request's constraint forbids: no row of a pass is spent on it, and others may draft in its place.
+
+    A drafter that draws its proposals draws none of them, so nothing that was drawn is dropped.
+    """
+    sampler = job.request.verifier.sampler
+    if sampler.is_constrained and job.tree.num_drafted:
+        allowed = sampler.allowed_nodes(job.tree, job.request.token_ids)
+        if len(allowed) < job.tree.num_drafted:
+            job.tree.keep(allowed)

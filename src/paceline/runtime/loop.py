@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from paceline.core.clock import Clock, WallClock
-from paceline.core.errors import BusyError, ContextLengthError, InputError, NoRoomError
+from paceline.core.constraint import Constraint
+from paceline.core.errors import BusyError, ConstraintError, ContextLengthError, InputError, NoRoomError
 from paceline.core.logprobs import LogprobParams
 from paceline.core.numbers import whole_number
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
@@ -123,6 +124,7 @@ class DecodingLoop:
         cache: CacheParams = _DEFAULT_CACHE,
         *,
         logprobs: LogprobParams = _NO_LOGPROBS,
+        constraint: Constraint | None = None,
         verifier: Verifier | None = None,
         read: ReadPrompt | None = None,
     ) -> Request:
@@ -135,7 +137,8 @@ class DecodingLoop:
             speculation: how it is sped up.
             cache: what it may start from, and who may start from what it reads.
             logprobs: which log-probabilities come with its answer.
-            verifier: judges its drafts, in place of the one that ``speculation`` names.
+            constraint: what the answer may say, as it stands at the answer's beginning; ``None`` for anything.
+            verifier: judges its drafts, in place of the one that ``speculation`` names; it has the constraint then.
             read: where its prompt was read before; the loop closes that sequence with the request, or refused.
 
         Raises:
@@ -145,7 +148,12 @@ class DecodingLoop:
         """
         try:
             self._check(prompt_ids, params, rules)
-            verifier = verifier or make_verifier(speculation.verify, params, len(prompt_ids))
+            verifier = verifier or make_verifier(speculation.verify, params, len(prompt_ids), constraint)
+            if rules.ignore_end and verifier.sampler.is_constrained:
+                raise ConstraintError(
+                    "an answer that keeps to a grammar ends where that ends: leave out ignore_end (--ignore-eos), or "
+                    "the grammar"
+                )
             request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache, logprobs)
             self._policy.check(request)
             self._roster.add(request, read)

@@ -1,0 +1,164 @@
+"""Answers that keep to a grammar are those of plain decoding under it, in the scenes of ``test_lossless.py``.
+
+Grammars are random automata over the tokens of a scene. Some follow what a request says without one, so that drafts are
+right often. Some say of tokens that they are forced though they are not, or are forbidden: then they are bad drafts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from paceline.core.params import StopRules
+from paceline.core.reasoning import ReasoningBudget
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.engines.scripted import ScriptedVocabulary
+from paceline.engines.scripted_grammar import FORBIDDEN, AutomatonConstraint
+from paceline.planning.base import Policy, RoundRecord
+from tests.conftest import SUMMARY_LINES
+from tests.helpers import Answer, WatchingPolicy
+from tests.runtime import test_lossless
+from tests.runtime.test_lossless import Asked, Scene, Tally, scenes
+from tests.tiers import by_tier
+
+NUM_SCENES = by_tier(2000, quick=100)
+LEAST = {
+    "forced accepted": by_tier(20000, quick=900),
+    "said to be forced, and turned down": by_tier(2000, quick=90),
+    "drafts accepted beside": by_tier(20000, quick=900),
+    "ended by the grammar": by_tier(2000, quick=90),
+    "reasoning, then grammar, in one round": by_tier(400, quick=15),
+    "no token left": by_tier(100, quick=4),
+}
+"""Rounds or requests of each hard case that the examples have to show."""
+LEAST_PREEMPTIONS = by_tier(2000, quick=90)
+
+small_head = test_lossless.small_head
+
+
+class ConstraintTally(Tally):
+    """What was compared, and which hard cases came up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cases: Counter[str] = Counter()
+
+
+@pytest.fixture(scope="module")
+def tally() -> ConstraintTally:
+    return ConstraintTally()
+
+
+class ConstraintWatch(WatchingPolicy):
+    """Another policy, and a count of how grammars and drafts met. No draft that is verified is forbidden."""
+
+    def __init__(self, inner: Policy, cases: Counter[str]) -> None:
+        super().__init__(inner)
+        self._cases = cases
+
+    def count(self, record: RoundRecord) -> None:
+        super().count(record)
+        for request, tree, path, emitted in zip(
+            record.requests, record.trees, record.paths, record.emitted, strict=True
+        ):
+            if request.verifier.sampler.is_constrained:
+                self._check(request, tree, emitted)
+                self._count(request, tree, path[:emitted])
+
+    def _check(self, request: Request, tree: DraftTree, emitted: int) -> None:
+        before = request.token_ids[: len(request.token_ids) - emitted]
+        for node in range(1, len(tree)):
+            row = np.zeros(max(tree.token_ids[node], max(before)) + 1)
+            history = [*before, *tree.path_tokens(tree.parents[node])]
+            assert request.verifier.sampler.constrained(row, history)[tree.token_ids[node]] == 0.0
+
+    def _count(self, request: Request, tree: DraftTree, path: Sequence[int]) -> None:
+        cases = self._cases
+        accepted = [tree.sources[node] for node in path]
+        cases["forced accepted"] += accepted.count("grammar")
+        cases["drafts accepted beside"] += len(accepted) - accepted.count("grammar")
+        forced = [node for node in range(1, len(tree)) if tree.sources[node] == "grammar"]
+        cases["said to be forced, and turned down"] += bool(forced) and forced[0] not in path
+        budget = request.params.reasoning_budget
+        if budget is not None and path:
+            text = tuple(tree.token_ids[node] for node in path)
+            ends = range(1, len(text))
+            cases["reasoning, then grammar, in one round"] += any(
+                text[max(end - len(budget.end), 0) : end] == budget.end for end in ends
+            )
+
+
+def random_grammar(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) -> AutomatonConstraint:
+    """Return an automaton in which some states leave a choice and some none, few of them not even a token."""
+    size, num_states = vocabulary.size, rng.randint(1, 8)
+    table = np.full((num_states + 1, size), FORBIDDEN)
+    said = answer.token_ids
+    wrong = rng.random() < 0.3
+    runs: list[list[int]] = []
+    for state in range(num_states):
+        if state and rng.random() < 0.03:
+            runs.append([])
+            continue
+        allowed = set(rng.sample(range(size), rng.choice((1, 1, min(2, size), rng.randint(1, size), size))))
+        if said and rng.random() < 0.5:
+            allowed |= set(rng.sample(said, rng.randint(1, len(said))))
+        for token_id in allowed - vocabulary.end_ids:
+            table[state, token_id] = rng.randrange(num_states)
+        if vocabulary.end_ids and (rng.random() < 0.3 or not allowed - vocabulary.end_ids):
+            table[state, sorted(vocabulary.end_ids)] = num_states
+        if (table[state] == FORBIDDEN).all():
+            table[state, rng.randrange(size)] = state
+        (choices,) = np.nonzero(table[state] != FORBIDDEN)
+        runs.append([int(rng.choice(choices)), *rng.choices(range(size), k=rng.randint(0, 3))])
+    runs.append([])
+    if vocabulary.end_ids:
+        table[num_states, sorted(vocabulary.end_ids)] = num_states
+    return AutomatonConstraint(table, 0, runs if wrong else None)
+
+
+def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) -> Asked:
+    """Ask for what was answered under a grammar, mostly, and under one that begins behind a reasoning, sometimes."""
+    params, rules = answer.request.params, answer.request.rules
+    if rng.random() < 0.1:
+        return Asked(params, rules)
+    if rng.random() < 0.3:
+        first = rng.randrange(len(answer.token_ids))
+        budget = ReasoningBudget(
+            rng.choice((None, 1, 3, 8)),
+            (answer.token_ids[0],),
+            tuple(answer.token_ids[first : first + rng.randint(1, 2)]),
+            begun=rng.random() < 0.5,
+        )
+        params = dataclasses.replace(params, reasoning_budget=budget)
+    rules = StopRules(rules.max_tokens, rules.stop)
+    return Asked(params, rules, random_grammar(rng, answer, vocabulary))
+
+
+@settings(max_examples=NUM_SCENES)
+@given(scene=scenes())
+def test_constrained_is_plain(scene: Scene, tally: ConstraintTally) -> None:
+    test_lossless.check_scene(scene, tally, amend=amend, watch=lambda inner: ConstraintWatch(inner, tally.cases))
+
+
+def test_enough_hard_cases_came_up(tally: ConstraintTally, request: pytest.FixtureRequest) -> None:
+    """A proof by examples needs enough examples of every way in which a grammar and drafts can meet."""
+    if not tally.finished:
+        pytest.skip("the property test did not run")
+    tally.cases["ended by the grammar"] = tally.reasons["end"]
+    tally.cases["no token left"] = tally.reasons["error"]
+    line = (
+        f"constraints: {tally.finished} requests equal to plain decoding, ended by {dict(tally.reasons)}, "
+        f"{tally.preemptions} preempted; by case {dict(tally.cases)}"
+    )
+    request.config.stash[SUMMARY_LINES].append(line)
+    for case, least in LEAST.items():
+        assert tally.cases[case] >= least, line
+    assert tally.preemptions >= LEAST_PREEMPTIONS
+    assert {"stop", "end", "length", "context"} <= set(tally.reasons)
