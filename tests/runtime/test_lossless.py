@@ -23,7 +23,6 @@ from paceline.core.errors import NoRoomError
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.drafters.grammar import GrammarDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.base import Step
@@ -262,8 +261,6 @@ def build_params(scene: Scene, rng: random.Random, index: int) -> SamplingParams
 def build_drafters(
     scene: Scene, setup: Setup, rng: random.Random, target: LogitFunction, plain: Sequence[Answer]
 ) -> Iterator[Drafter]:
-    if any(answer.constraint is not None for answer in plain):
-        yield GrammarDrafter()
     for name in setup.drafters:
         if name == "suffix":
             yield SuffixDrafter(min_match=rng.randint(1, 3))

@@ -15,7 +15,6 @@ from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.constraint import ConstraintKeeper
 from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RejectionVerifier
-from paceline.drafters.grammar import GrammarDrafter
 from paceline.engines.scripted import table_model
 from paceline.engines.scripted_grammar import FORBIDDEN, AutomatonConstraint
 from paceline.planning.policies.fixed import FixedPolicy
@@ -63,8 +62,7 @@ def constrained_text(logits: Float64Array, name: str, last: int) -> Distribution
 
 DRAFTERS: dict[str, MakeDrafters] = {
     "draft": lambda: [draft_of(DRAFT_3)],
-    "grammar": lambda: [GrammarDrafter()],
-    "grammar before draft": lambda: [GrammarDrafter(), draft_of(DRAFT_3)],
+    "grammar alone": list,
     **{name: MERGES[name] for name in ("forced before draft", "draft before forced", "suffix before draft")},
 }
 

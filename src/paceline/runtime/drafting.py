@@ -53,6 +53,7 @@ class Drafting:
         self, drafters: Sequence[Drafter], policy: Policy, capabilities: EngineCapabilities, clock: Clock
     ) -> None:
         self._drafters = drafters
+        self._grammar = GrammarDrafter()
         self._policy = policy
         self._capabilities = capabilities
         self._clock = clock
@@ -69,7 +70,7 @@ class Drafting:
         """
         trees = [self._unjudged.get(request.id) or DraftTree(request.token_ids[-1]) for request in requests]
         drafts = Drafts(requests, trees)
-        if not plainly and requests and self._drafters:
+        if not plainly and (self._drafters or any(_is_constrained(request) for request in requests)):
             self._draft(drafts, num_running)
         for request, tree in zip(requests, trees, strict=True):
             if not tree.num_drafted:
@@ -91,8 +92,11 @@ class Drafting:
                 elif budget.max_depth > 0:
                     drafts.off[request.id] = self._why_short(request)
         passed_over: set[int] = set()
+        # What a grammar forces is drafted whichever drafters are named, and first, as it is the surest.
+        self._ask(self._grammar, [job for job in jobs if _is_constrained(job.request)], drafts.seconds, passed_over)
         for drafter in self._drafters:
-            self._ask(drafter, jobs, drafts.seconds, passed_over)
+            growing = [job for job in jobs if _may_draft(drafter.name, job.request)]
+            self._ask(drafter, growing, drafts.seconds, passed_over)
         for job in jobs:
             if not job.tree.num_drafted and job.request.id not in passed_over:
                 drafts.off[job.request.id] = "no_match"
@@ -131,7 +135,7 @@ class Drafting:
         """
         if not request.speculation.speculate or not self._policy.speculates:
             return "asked"
-        if not self.drafters_of(request):
+        if not self.drafters_of(request) and not _is_constrained(request):
             return "no_drafters"
         return "prompts" if plainly else found or self._policy.off_reason(request)
 
@@ -147,12 +151,11 @@ class Drafting:
 
         Args:
             drafter: who.
-            jobs: the trees.
+            jobs: the trees that it may grow.
             seconds: to which is added what it took.
             passed_over: to which are added the requests for which it could be asked and was not.
         """
-        name = drafter.name
-        growing = [job for job in jobs if _may_draft(name, job.request)]
+        name, growing = drafter.name, list(jobs)
         if not self._capabilities.trees:
             growing = [job for job in growing if job.tree.num_drafted == 0]
         if growing:
@@ -196,9 +199,11 @@ class Drafting:
 
 def _may_draft(name: str, request: Request) -> bool:
     wanted = request.speculation.drafters
-    if name == GrammarDrafter.name and not request.verifier.sampler.is_constrained:
-        return False
     return wanted is None or name in wanted
+
+
+def _is_constrained(request: Request) -> bool:
+    return request.verifier.sampler.is_constrained
 
 
 def _drop_forbidden(job: DraftJob) -> None:
@@ -206,8 +211,7 @@ def _drop_forbidden(job: DraftJob) -> None:
 
     A drafter that draws its proposals draws none of them, so nothing that was drawn is dropped.
     """
-    sampler = job.request.verifier.sampler
-    if sampler.is_constrained and job.tree.num_drafted:
-        allowed = sampler.allowed_nodes(job.tree, job.request.token_ids)
+    if _is_constrained(job.request) and job.tree.num_drafted:
+        allowed = job.request.verifier.sampler.allowed_nodes(job.tree, job.request.token_ids)
         if len(allowed) < job.tree.num_drafted:
             job.tree.keep(allowed)
