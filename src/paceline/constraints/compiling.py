@@ -1,0 +1,202 @@
+"""Constraints out of sources, for one vocabulary: each is compiled once and kept for a while.
+
+::
+
+    Source ──check──> llguidance's grammar ──thread with a deadline──> start state ──kept by digest──> fork per answer
+
+Users send sources, so that one may be made to take long. Its size is bounded, what llguidance does is counted in its
+own units, and what it does not count is looked for before (:mod:`~paceline.constraints.schema_limits`,
+:mod:`~paceline.constraints.gbnf`). Sources are compiled one after the other: what they take, they take once.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.constraints.bounded import run_bounded
+from paceline.constraints.grammars import grammar_of
+from paceline.constraints.guided import GuidedConstraint
+from paceline.constraints.installed import need_llguidance
+from paceline.constraints.reasons import is_excess, reason_of
+from paceline.constraints.schema_limits import place_of
+from paceline.constraints.sources import JsonSchema, Source
+from paceline.constraints.vocabulary import tokenizer_of
+from paceline.core.constraint import Constraint
+from paceline.core.errors import ConstraintError, QueueFullError
+from paceline.engines.base import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CompilingLimits:
+    """How much a source may take.
+
+    Attributes:
+        source_bytes: size of its text.
+        compile_s: seconds until a source is refused that is still being compiled, and that a source waits for others.
+        kept: number of compiled sources that are kept.
+        kept_bytes: size of their texts, together.
+        row_items: places in rules that an answer may be at once at one of its bytes.
+        step_items: places in rules that are visited for one mask.
+        lexer_states: states of automata, over all answers that keep to the grammar: 1 to 2 kB each.
+    """
+
+    source_bytes: int = 512 << 10
+    compile_s: float = 5.0
+    kept: int = 64
+    kept_bytes: int = 8 << 20
+    row_items: int = 10_000
+    step_items: int = 400_000
+    lexer_states: int = 100_000
+
+
+class ConstraintCompiler:
+    """Compiles sources for one vocabulary. Any thread may use it.
+
+    Args:
+        vocabulary: the target's.
+        limits: how much a source may take.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, limits: CompilingLimits | None = None) -> None:
+        self._vocabulary = vocabulary
+        self._limits = limits or CompilingLimits()
+        self._tokenizer: LLTokenizer | None = None
+        self._turn = threading.Lock()
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[int, GuidedConstraint]] = OrderedDict()
+        self._kept_bytes = 0
+
+    def compile(self, source: Source) -> Constraint:
+        """Return the state in which an answer begins.
+
+        Raises:
+            ConstraintError: the source cannot be used; the message says why, and where in it.
+            CapabilityError: llguidance is not installed, or no answer in this vocabulary could keep to a grammar.
+            QueueFullError: a source before this one takes as long as any may.
+        """
+        found = self._find(source)
+        if found is not None:
+            return found
+        if source.num_bytes > self._limits.source_bytes:
+            raise ConstraintError(
+                f"{source.name} has {source.num_bytes:,} bytes, and the most is {self._limits.source_bytes:,}: "
+                "make it smaller"
+            )
+        if not self._turn.acquire(timeout=self._limits.compile_s):
+            raise QueueFullError("other grammars are still being compiled: try again later")
+        start = self._find(source)
+        if start is not None:
+            self._turn.release()
+            return start
+        return run_bounded(
+            lambda: self._build(source),
+            self._limits.compile_s,
+            refusal=f"{source.name} takes more than {self._limits.compile_s:g} s to compile: make it simpler",
+            ended=self._turn.release,
+        ).fork()
+
+    def _find(self, source: Source) -> GuidedConstraint | None:
+        with self._lock:
+            found = self._kept.get(source.digest)
+            if found is None:
+                return None
+            self._kept.move_to_end(source.digest)
+            return found[1].fork()
+
+    def _keep(self, source: Source, start: GuidedConstraint) -> None:
+        with self._lock:
+            self._kept[source.digest] = source.num_bytes, start
+            self._kept_bytes += source.num_bytes
+            while len(self._kept) > self._limits.kept or self._kept_bytes > self._limits.kept_bytes:
+                _, (num_bytes, _) = self._kept.popitem(last=False)
+                self._kept_bytes -= num_bytes
+
+    def _build(self, source: Source) -> GuidedConstraint:
+        if self._tokenizer is None:
+            self._tokenizer = tokenizer_of(self._vocabulary)
+        matcher = self._matcher(source, self._tokenizer)
+        start = GuidedConstraint(matcher, name=source.name, size=self._vocabulary.size)
+        self._check_start(source, start, matcher)
+        self._keep(source, start)
+        return start
+
+    def _matcher(self, source: Source, tokenizer: LLTokenizer) -> LLMatcher:
+        llguidance = need_llguidance()
+        limits = self._limits
+        matcher: LLMatcher = llguidance.LLMatcher(
+            tokenizer,
+            grammar_of(source, self._vocabulary),
+            log_level=0,
+            limits=llguidance.LLParserLimits(
+                max_items_in_row=limits.row_items,
+                step_max_items=limits.step_items,
+                max_lexer_states=limits.lexer_states,
+                verbose_errors=False,
+            ),
+        )
+        for problem in [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings():
+            raise ConstraintError(_refusal(source, problem))
+        return matcher
+
+    def _check_start(self, source: Source, start: GuidedConstraint, matcher: LLMatcher) -> None:
+        """Refuse a grammar that allows nothing, or that this vocabulary has no tokens for."""
+        if matcher.is_stopped() and not matcher.is_accepting():
+            raise ConstraintError(f"{source.name} allows no text at all: no answer could keep to it")
+        try:
+            allowed = start.mask()
+        except ConstraintError:
+            if is_excess(matcher.get_error()):
+                raise
+            allowed = None
+        if allowed is not None and allowed.sum() > sum(allowed[list(self._vocabulary.end_ids)]):
+            # What is certain to follow is tried too: an object is wide once it has begun.
+            ahead = start.fork()
+            for token_id in ahead.forced():
+                ahead.advance(token_id)
+            ahead.mask()
+            return
+        spelled = self._matcher(source, _byte_tokenizer())
+        wanted = GuidedConstraint(spelled, name=source.name, size=257)
+        try:
+            first = wanted.mask()[:256]
+        except ConstraintError:
+            raise ConstraintError(f"{source.name} allows no text at all: no answer could keep to it") from None
+        if first.any():
+            begins = bytes([int(first.argmax())])
+            raise ConstraintError(
+                f"the vocabulary of this model cannot spell {source.name}: no token may come first, "
+                f"and a text would begin with {begins!r}: use another model, or leave the grammar out"
+            )
+
+
+def _byte_tokenizer() -> Any:
+    llguidance = need_llguidance()
+
+    class Table:
+        eos_token_id = 256
+        bos_token_id = None
+        special_token_ids = (256,)
+        tokens = (*(bytes([byte]) for byte in range(256)), b"\xff<end>")
+
+        def __call__(self, text: bytes) -> list[int]:
+            return list(text)
+
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Table()))
+
+
+def _refusal(source: Source, problem: str) -> str:
+    if is_excess(problem):
+        return (
+            f"{source.name} is too large to compile: give one with fewer alternatives, optional parts and "
+            "counted repetitions"
+        )
+    place = place_of(problem, json.loads(source.text)) if isinstance(source, JsonSchema) else ""
+    reason = reason_of(problem)
+    return f"{source.name} cannot be used: {place}: {reason}" if place else f"{source.name} cannot be used: {reason}"

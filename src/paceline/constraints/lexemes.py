@@ -1,0 +1,192 @@
+"""What one lexeme of a grammar may be, and where a longer one would swallow what follows a shorter one.
+
+llguidance cuts a text into lexemes, each as long as it can be, and parses these. A grammar of characters knows no such
+thing: in ``[a-z]* "x"`` the last ``x`` belongs to the literal. So parts of a grammar are made lexemes where the two
+cannot differ, as masks of lexemes cost a tenth of those of characters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.constraints.gbnf_reader import Chars, Choice, Node, Ref, Repeat, Sequence, Token
+
+MOST_PLACES = 4_000
+"""Characters of a lexeme; what has more is taken apart."""
+
+_MOST_EDGES = 100_000
+_MOST_STATES = 4_000
+_COPIED = 8
+"""Repetitions that are counted; more are taken for any number, which errs on the side of no lexeme."""
+
+
+class TooLargeError(Exception):
+    """A part of a grammar is too large for one lexeme."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lexeme:
+    """An automaton whose states are the places of characters (Glushkov's).
+
+    Attributes:
+        masks: ``[places]`` characters that may stand there, as bits.
+        first: places that a text may begin with.
+        last: places that a text may end with.
+        after: ``[places]`` places that may come next.
+    """
+
+    masks: tuple[int, ...]
+    first: frozenset[int]
+    last: frozenset[int]
+    after: tuple[frozenset[int], ...]
+
+    @property
+    def first_mask(self) -> int:
+        """Characters that a text may begin with."""
+        return self.union(self.first)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether every text is one character."""
+        return not any(self.after)
+
+    def union(self, places: frozenset[int]) -> int:
+        """Return the characters of places."""
+        mask = 0
+        for place in places:
+            mask |= self.masks[place]
+        return mask
+
+
+def lexeme_of(node: Node, rules: dict[str, Node], mask_of: dict[Chars, int]) -> Lexeme:
+    """Return the automaton of a part that refers to no rule in which it is itself.
+
+    Raises:
+        TooLargeError: it has more than :data:`MOST_PLACES`.
+    """
+    return _Builder(rules, mask_of).build(node)
+
+
+def swallowed(shorter: Lexeme, longer: Lexeme) -> int:
+    """Return characters that, after a text of the one, may be taken for more of the other; all bits if unknown."""
+    found = 0
+    start = (shorter.first, longer.first)
+    known, rest = {start}, [start]
+    while rest:
+        ours, theirs = rest.pop()
+        for block in _blocks(
+            {shorter.masks[place] for place in ours} | {longer.masks[place] for place in theirs},
+        ):
+            here = frozenset(place for place in ours if shorter.masks[place] & block)
+            there = frozenset(place for place in theirs if longer.masks[place] & block)
+            if not here or not there:
+                continue
+            beyond = frozenset().union(*(longer.after[place] for place in there))
+            if here & shorter.last:
+                found |= longer.union(beyond)
+            state = (frozenset().union(*(shorter.after[place] for place in here)), beyond)
+            if state not in known:
+                known.add(state)
+                rest.append(state)
+                if len(known) > _MOST_STATES:
+                    return -1
+    return found
+
+
+def _blocks(masks: set[int]) -> list[int]:
+    """Return the parts into which sets of characters cut one another."""
+    blocks: list[int] = []
+    for mask in masks:
+        cut = []
+        for block in blocks:
+            if block & mask:
+                cut.append(block & mask)
+            if block & ~mask:
+                cut.append(block & ~mask)
+            mask &= ~block
+        blocks = [*cut, mask] if mask else cut
+    return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    nullable: bool
+    first: frozenset[int]
+    last: frozenset[int]
+
+
+_NOTHING = _Part(True, frozenset(), frozenset())
+
+
+class _Builder:
+    def __init__(self, rules: dict[str, Node], mask_of: dict[Chars, int]) -> None:
+        self._rules = rules
+        self._mask_of = mask_of
+        self._masks: list[int] = []
+        self._after: list[set[int]] = []
+        self._num_edges = 0
+        self._num_parts = 0
+
+    def build(self, node: Node) -> Lexeme:
+        part = self._part(node)
+        return Lexeme(tuple(self._masks), part.first, part.last, tuple(map(frozenset, self._after)))
+
+    def _part(self, node: Node) -> _Part:
+        self._num_parts += 1
+        # Rules that say nothing may be referred to ever so often.
+        if len(self._masks) >= MOST_PLACES or self._num_parts > 4 * MOST_PLACES:
+            raise TooLargeError
+        match node:
+            case Chars():
+                self._masks.append(self._mask_of[node])
+                self._after.append(set())
+                place = frozenset([len(self._masks) - 1])
+                return _Part(False, place, place)
+            case Ref():
+                return self._part(self._rules[node.name])
+            case Sequence():
+                whole = _NOTHING
+                for item in node.items:
+                    whole = self._joined(whole, self._part(item))
+                return whole
+            case Choice():
+                parts = [self._part(option) for option in node.options]
+                return _Part(
+                    any(part.nullable for part in parts),
+                    frozenset().union(*(part.first for part in parts)),
+                    frozenset().union(*(part.last for part in parts)),
+                )
+            case Repeat():
+                return self._repeated(node)
+            case Token():
+                raise AssertionError("a token is no character")
+
+    def _repeated(self, node: Repeat) -> _Part:
+        if node.most == 0:
+            return _NOTHING
+        if node.most is None or node.most > _COPIED:
+            part = self._part(node.item)
+            self._link(part.last, part.first)
+            return _Part(node.least == 0 or part.nullable, part.first, part.last)
+        whole = _NOTHING
+        for i in range(node.most):
+            part = self._part(node.item)
+            if i >= node.least:
+                part = _Part(True, part.first, part.last)
+            whole = self._joined(whole, part)
+        return whole
+
+    def _joined(self, left: _Part, right: _Part) -> _Part:
+        self._link(left.last, right.first)
+        return _Part(
+            left.nullable and right.nullable,
+            left.first | right.first if left.nullable else left.first,
+            left.last | right.last if right.nullable else right.last,
+        )
+
+    def _link(self, places: frozenset[int], following: frozenset[int]) -> None:
+        self._num_edges += len(places) * len(following)
+        if self._num_edges > _MOST_EDGES:
+            raise TooLargeError
+        for place in places:
+            self._after[place] |= following
