@@ -13,6 +13,8 @@ import pytest
 
 from paceline.api import GenerateOptions
 from paceline.chat.params import ChatParams
+from paceline.constraints import Source
+from paceline.core.constraint import Constraint
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.logprobs import LogprobParams
@@ -43,7 +45,7 @@ from paceline.serving.settings import ServerOptions
 
 
 def test_every_option_may_be_left_out_or_none() -> None:
-    nothing = dict.fromkeys(GenerateOptions.__annotations__)
+    nothing = dict.fromkeys(GenerateOptions.__annotations__.keys() - {"constraint"})
     for options in ({}, nothing):
         params, rules, speculation, cache, logprobs = read_options(options)
         assert params == SamplingParams(seed=params.seed)
@@ -96,6 +98,7 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
     """Each is of its field's type, or ``None``; several texts or tokens may be any sequence of them."""
     spelled = get_type_hints(GenerateOptions)
     fields = {name: kind for part in REQUEST_PARTS for name, kind in get_type_hints(part).items()}
+    assert spelled.pop("constraint") == Source | Constraint | None
     assert spelled.keys() == fields.keys()
     for name, kind in fields.items():
         accepted = kind

@@ -18,7 +18,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, cast
 
 from paceline.chat.params import ChatParams
+from paceline.constraints import ConstraintCompiler, Source
 from paceline.core.clock import Clock
+from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ClosedError, InputError
 from paceline.core.numbers import token_ids, whole_number
 from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, PolicyName, StopRules, VerifierName, draw_seed
@@ -76,7 +78,10 @@ class GenerateOptions(TypedDict, total=False):
     """What a call may set.
 
     Meanings and defaults are those of :class:`SamplingParams`, :class:`StopRules`, :class:`SpeculationParams`,
-    :class:`CacheParams` and :class:`LogprobParams`. The default of ``verify`` is the model's. :attr:`Model.defaults` go
+    :class:`CacheParams` and :class:`LogprobParams`. ``constraint`` is what the answer keeps to: a source, such as
+    :class:`~paceline.constraints.JsonSchema`, or what :meth:`Model.compile` made of one.
+
+    The default of ``verify`` is the model's. :attr:`Model.defaults` go
     before those of :class:`SamplingParams`. ``None`` is the default, as if the option were left out. Numbers may be
     numpy's.
     """
@@ -109,6 +114,7 @@ class GenerateOptions(TypedDict, total=False):
     namespace: str | None
     logprobs: int | None
     post_sampling_probs: bool | None
+    constraint: Source | Constraint | None
 
 
 class Model:
@@ -185,6 +191,7 @@ class Model:
         self._drive = Drive(self.worker, self.loop)
         self._closed = False
         self._closing = closing
+        self._compiler: ConstraintCompiler | None = None
         self._chat_readers: dict[str | Path | None, ChatReader] = {}
 
     def __enter__(self) -> Model:
@@ -444,6 +451,23 @@ class Model:
         prompt_ids = read_prompt(prompt, self.target.vocabulary)
         return Stream(*self._ask(lambda: prompt_ids, options, wrap, read))
 
+    def compile(self, source: Source) -> Constraint:
+        """Make a constraint of a source: what ``constraint`` takes, ready to be used in any number of answers.
+
+        A call that is given the source itself does the same first, in its own thread, and what was compiled is kept for
+        a while. A large schema takes some tenths of a second, and the first source as long again for the vocabulary.
+
+        Raises:
+            ConstraintError: the source cannot be used, or takes too long; the message says where in it.
+            CapabilityError: llguidance is not installed, or the model has no token that ends an answer.
+            QueueFullError: others are being compiled, and take their time.
+            ClosedError: the model is closed.
+        """
+        self._check_usable()
+        if self._compiler is None:
+            self._compiler = ConstraintCompiler(self.target.vocabulary)
+        return self._compiler.compile(source)
+
     def _check_usable(self) -> None:
         """Raise where nothing can be asked of the model.
 
@@ -475,8 +499,12 @@ class Model:
             raise ClosedError(CLOSED)
         names = [drafter.name for drafter in self.drafters]
         model_defaults = self.defaults.left_open(options)
+        constraint = options.get("constraint")
+        if isinstance(constraint, Source):
+            constraint = self.compile(constraint)
+        table = {name: value for name, value in options.items() if name != "constraint"}
         params, rules, speculation, cache, logprobs = read_options(
-            {**options, **model_defaults}, verify=self.verify, drafters=names
+            {**table, **model_defaults}, verify=self.verify, drafters=names
         )
         check_asked(speculation, self.policy, names)
 
@@ -487,10 +515,18 @@ class Model:
             ids = prompt_ids()
             verifier = None
             if wrap is not None:
-                verifier = wrap(make_verifier(speculation.verify, params, len(ids)), ids)
+                verifier = wrap(make_verifier(speculation.verify, params, len(ids), constraint), ids)
             was_read = None if read is None else read(ids)
             return self.loop.add(
-                ids, params, rules, speculation, cache, logprobs=logprobs, verifier=verifier, read=was_read
+                ids,
+                params,
+                rules,
+                speculation,
+                cache,
+                logprobs=logprobs,
+                constraint=constraint,
+                verifier=verifier,
+                read=was_read,
             )
 
         return self._drive, Ask(params, rules, speculation, add, model_defaults)

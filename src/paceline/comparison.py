@@ -250,7 +250,7 @@ def explain(
                 index,
                 ours.row,
                 theirs.row,
-                ours.sampler.params,
+                ours.sampler,
                 history,
                 rounding=rounding,
                 tolerance=model.target.capabilities.logit_tolerance,

@@ -8,8 +8,9 @@ import pytest
 from paceline.core.divergence import first_difference, judge_divergence
 from paceline.core.params import SamplingParams
 from paceline.core.reasoning import ReasoningBudget
+from paceline.core.sampling import RowSampler
 
-GREEDY = SamplingParams(temperature=0.0)
+GREEDY = RowSampler(SamplingParams(temperature=0.0), 1)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_token_at_the_border_of_a_truncation_is_a_near_tie() -> None:
     plain, speculative = np.array([1.0, 0.99999, 0.99998]), np.array([1.0, 0.99998, 0.99999])
     for seed in range(200):
         params = SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0, seed=seed)
-        verdict = judge_divergence(0, plain, speculative, params, [0], rounding=0.0, tolerance=0.001)
+        verdict = judge_divergence(0, plain, speculative, RowSampler(params, 1), [0], rounding=0.0, tolerance=0.001)
         if verdict.plain_token != verdict.speculative_token:
             assert verdict.margin is None
             assert verdict.verdict == "near-tie"
@@ -78,7 +79,7 @@ def test_what_a_reasoning_budget_forces_cannot_diverge() -> None:
         1,
         np.array([1.0, 0.0, -1.0]),
         np.array([0.0, 1.0, -1.0]),
-        SamplingParams(0.0, reasoning_budget=budget),
+        RowSampler(SamplingParams(0.0, reasoning_budget=budget), 2),
         [0, 0, 1],
         rounding=0.0,
         tolerance=2.0,
@@ -88,7 +89,7 @@ def test_what_a_reasoning_budget_forces_cannot_diverge() -> None:
         0,
         np.array([1.0, 0.0, -1.0]),
         np.array([0.0, 1.0, -1.0]),
-        SamplingParams(0.0, reasoning_budget=budget),
+        RowSampler(SamplingParams(0.0, reasoning_budget=budget), 3),
         [0, 0, 1],
         rounding=0.0,
         tolerance=2.0,

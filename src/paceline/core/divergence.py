@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 
 from paceline.core.arrays import FloatArray
-from paceline.core.params import SamplingParams
 from paceline.core.processors import Candidates
 from paceline.core.sampling import RowSampler
 
@@ -74,7 +73,7 @@ def judge_divergence(
     index: int,
     plain_row: FloatArray,
     speculative_row: FloatArray,
-    params: SamplingParams,
+    sampler: RowSampler,
     history: Sequence[int],
     *,
     rounding: float,
@@ -89,12 +88,11 @@ def judge_divergence(
         index: index into the answers.
         plain_row: the row plain decoding drew from.
         speculative_row: the row speculative decoding drew from.
-        params: how both were sampled.
+        sampler: of the request that both answer; it knows how many tokens of ``history`` are the prompt.
         history: all tokens before the diverging one.
         rounding: see :attr:`Divergence.rounding`.
         tolerance: the engine's :attr:`~paceline.engines.base.EngineCapabilities.logit_tolerance`.
     """
-    sampler = RowSampler(params, len(history) - index)
     position = len(history)
     plain_token = sampler.emit(plain_row, position, history)
     speculative_token = sampler.emit(speculative_row, position, history)

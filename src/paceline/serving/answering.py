@@ -317,7 +317,7 @@ class Answer:
                 for choice in range(asked.num_choices):
                     options = asked.options.copy()
                     options.update(prompt.options)
-                    options.update({"choice": choice, "namespace": namespace})
+                    options.update({"choice": choice, "namespace": namespace, "constraint": asked.constraint})
                     stream = served.model.astream(prompt.token_ids, **options)
                     self.choices.append(Choice(len(self.choices), prompt, stream, asked))
         except BaseException:

@@ -45,7 +45,7 @@ from paceline.serving.in_turn import in_turn
 from paceline.serving.leaving import while_there
 from paceline.serving.model_facts import models_of, props_of
 from paceline.serving.openapi import ERROR_RESPONSES, document
-from paceline.serving.preparing import prepare_chat, prepare_completions, with_bias
+from paceline.serving.preparing import prepare_chat, prepare_completions, with_bias, with_constraint
 from paceline.serving.prompts import encode, read_mixed
 from paceline.serving.security import SecuritySettings, secured
 from paceline.serving.server import Server
@@ -144,7 +144,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
             lambda: read_asked(body, api, defaults=served.options, settings=server.options, verbose=server.verbose),
             len(biases) if isinstance(biases, dict | list) else 0,
         )
-        return await with_bias(server.host, asked)
+        return await with_constraint(server.host, await with_bias(server.host, asked))
 
     async def complete(request: Request, body: CompletionBody, api: Api) -> Response:
         asked = await asked_of(body, api)

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 from paceline.api import GenerateOptions
 from paceline.chat.params import ChatParams
+from paceline.core.constraint import Constraint
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
@@ -15,6 +16,7 @@ from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams,
 from paceline.options import REQUEST_PARTS
 from paceline.serving.biases import read_biases
 from paceline.serving.bodies import ChatBody, CompletionBody, Speculative, whole_of
+from paceline.serving.constraints import Named, read_constraint
 from paceline.serving.fields import FieldError, check_known
 from paceline.serving.settings import ServerOptions
 
@@ -99,6 +101,8 @@ class Asked:
         samplers: the sampling steps that were named, under llama.cpp's names; ``None`` for the usual ones.
         warnings: what the client ought to know of its request.
         names: of the fields that set options, by the option.
+        named: what the answer is to keep to, and the field that says it; ``None`` for nothing.
+        constraint: that, once it is compiled.
     """
 
     api: Api
@@ -123,6 +127,8 @@ class Asked:
     samplers: tuple[str, ...] | None = None
     warnings: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    named: Named | None = None
+    constraint: Constraint | None = None
 
 
 def read_asked(
@@ -203,6 +209,7 @@ def read_asked(
         samplers=samplers,
         warnings=(*warnings_of(unknown), *_without_effect(given, api)),
         names=names,
+        named=read_constraint(given),
     )
 
 

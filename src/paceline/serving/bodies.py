@@ -137,6 +137,18 @@ class _Generation(_Body):
     verbose: bool | None = Field(None, description="Send the prompt and the settings, too.")
     cache_salt: str | None = Field(None, description="Share what was read with requests of the same salt alone.")
     speculative: Speculative | None = Field(None, description="How this request is sped up.")
+    response_format: dict[str, Any] | None = Field(
+        None, description="What the answer is: text, json_object, or json_schema with a schema."
+    )
+    json_schema: Any = Field(None, description="A JSON schema that the answer keeps to.")
+    grammar: str | None = Field(None, description="A grammar in GBNF that the answer keeps to.")
+    guided_json: Any = Field(None, description="As json_schema.")
+    guided_regex: str | None = Field(None, description="A regular expression that the answer matches.")
+    guided_choice: Texts | None = Field(None, description="Texts of which the answer is one.")
+    guided_grammar: str | None = Field(None, description="A grammar in GBNF or Lark's notation.")
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="One of json, json_object, regex, choice and grammar, as vLLM has them."
+    )
 
 
 _Generated = create_model("_Generated", __base__=_Generation, **_of_the_table())

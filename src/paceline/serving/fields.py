@@ -104,14 +104,6 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
 """Known fields that are not built, and the values of them that change nothing."""
 
 NOT_YET: Final[Mapping[str, Neutral]] = {
-    "response_format": Neutral(lambda value: value == {"type": "text"}, '{"type": "text"} or nothing'),
-    "json_schema": Neutral(_empty, "leave it out"),
-    "grammar": Neutral(_empty, "leave it out"),
-    "guided_json": Neutral(_empty, "leave it out"),
-    "guided_regex": Neutral(_empty, "leave it out"),
-    "guided_choice": Neutral(_empty, "leave it out"),
-    "guided_grammar": Neutral(_empty, "leave it out"),
-    "structured_outputs": Neutral(_empty, "leave it out"),
     "tools": Neutral(_empty, "describe the tools in the system's message"),
     "functions": Neutral(_empty, "describe the functions in the system's message"),
     "tool_choice": Neutral(_is("none", "auto"), "leave it out"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
-from paceline.core.errors import CapabilityError, ContextLengthError, InputError
+from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.asked import Asked, chat_params_of
 from paceline.serving.bodies import ChatBody, TemplateBody
@@ -145,6 +145,21 @@ async def with_bias(host: ModelHost, asked: Asked) -> Asked:
 
     biases = await (asyncio.to_thread(read) if asked.bias_texts else in_turn(read, len(given)))
     return replace(asked, options={**asked.options, "logit_bias": biases}) if biases else asked
+
+
+async def with_constraint(host: ModelHost, asked: Asked) -> Asked:
+    """Return what is asked for, with what the answer is to keep to compiled for the model.
+
+    Raises:
+        FieldError: it cannot be used.
+    """
+    if asked.named is None:
+        return asked
+    try:
+        constraint = await asyncio.to_thread(host.served.model.compile, asked.named.source)
+    except ConstraintError as error:
+        raise FieldError(asked.named.field, str(error)) from None
+    return replace(asked, constraint=constraint)
 
 
 def check_length(num_tokens: int, context_length: int) -> None:

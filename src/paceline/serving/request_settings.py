@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+from paceline.constraints import Gbnf
 from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules
 from paceline.serving.asked import Asked
 from paceline.serving.hosting import ServedModel
@@ -61,7 +62,7 @@ def settings_of(params: SamplingParams, rules: StopRules, asked: Asked, served: 
             {"token": token_id, "bias": None if bias == -math.inf else bias}
             for token_id, bias in params.logit_bias.items()
         ],
-        "grammar": "",
+        "grammar": asked.named.source.text if asked.named and isinstance(asked.named.source, Gbnf) else "",
         "grammar_lazy": False,
         "grammar_triggers": [],
         "preserved_tokens": list(rules.preserved_ids),

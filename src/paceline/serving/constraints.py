@@ -1,0 +1,120 @@
+"""What an answer is to keep to, as requests say it: in the fields of OpenAI's API, llama-server's and vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from paceline.constraints import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source
+from paceline.core.errors import ConstraintError
+from paceline.core.numbers import shown
+from paceline.serving.fields import FieldError
+
+
+class Named(NamedTuple):
+    """What an answer is to keep to, and the field that says it."""
+
+    field: str
+    source: Source
+
+
+def read_constraint(given: Mapping[str, Any]) -> Named | None:
+    """Return what the answer to a request is to keep to, if to anything.
+
+    Args:
+        given: fields of the request that are not ``None``.
+
+    Raises:
+        FieldError: a field cannot be used, or several say it.
+    """
+    found = list(_all_of(given))
+    if len(found) > 1:
+        first, second = found[0].field, found[1].field
+        raise FieldError(second, f"{first} and {second} both say what the answer is to keep to: leave one of them out")
+    return found[0] if found else None
+
+
+def _all_of(given: Mapping[str, Any]) -> Iterator[Named]:
+    if "response_format" in given:
+        source = _response_format(given["response_format"])
+        if source is not None:
+            yield Named("response_format", source)
+    for field, make in _FIELDS.items():
+        if field in given and given[field] != "":
+            yield Named(field, _made(field, make, given[field]))
+    outputs = given.get("structured_outputs", {})
+    for key, make in _OUTPUTS.items():
+        if outputs.get(key) not in (None, False, ""):
+            field = f"structured_outputs.{key}"
+            yield Named(field, _made(field, make, outputs[key]))
+
+
+def _response_format(given: Mapping[str, Any]) -> Source | None:
+    kind = given.get("type", "text")
+    if kind == "text":
+        return None
+    schema = given.get("schema")
+    if kind == "json_schema":
+        described = given.get("json_schema")
+        if isinstance(described, dict):
+            schema = described.get("schema", schema)
+        if schema is None:
+            raise FieldError(
+                "response_format",
+                'response_format of type "json_schema" has no schema: put it in response_format.json_schema.schema',
+            )
+    elif kind != "json_object":
+        raise FieldError(
+            "response_format", f'response_format has type {shown(kind)}: give "text", "json_object" or "json_schema"'
+        )
+    return JsonObject() if schema is None else _made("response_format", JsonSchema, schema)
+
+
+def _made(field: str, make: Callable[[Any], Source], value: Any) -> Source:
+    try:
+        return make(value)
+    except ConstraintError as error:
+        raise FieldError(field, str(error)) from None
+
+
+def _schema_of(value: Any) -> Source:
+    if not isinstance(value, dict | bool | str):
+        raise ConstraintError(f"the JSON schema is {shown(value)}: give an object")
+    return JsonSchema(value)
+
+
+def _text_of(make: Callable[[str], Source]) -> Callable[[Any], Source]:
+    def made(value: Any) -> Source:
+        if not isinstance(value, str):
+            raise ConstraintError(f"{shown(value)} is no text: give one")
+        return make(value)
+
+    return made
+
+
+def _choice_of(value: Any) -> Source:
+    if not (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):
+        raise ConstraintError(f"{shown(value)} is no list of texts: give one text or more")
+    return Choice(value)
+
+
+def _grammar_of(value: Any) -> Source:
+    """Read a grammar in either notation, as vLLM does: Lark's rules have a colon, and GBNF's ``::=``."""
+    return _text_of(Gbnf if isinstance(value, str) and "::=" in value else Lark)(value)
+
+
+_FIELDS: Final[Mapping[str, Callable[[Any], Source]]] = {
+    "json_schema": _schema_of,
+    "grammar": _text_of(Gbnf),
+    "guided_json": _schema_of,
+    "guided_regex": _text_of(Regex),
+    "guided_choice": _choice_of,
+    "guided_grammar": _grammar_of,
+}
+_OUTPUTS: Final[Mapping[str, Callable[[Any], Source]]] = {
+    "json": _schema_of,
+    "json_object": lambda value: JsonObject(),
+    "regex": _text_of(Regex),
+    "choice": _choice_of,
+    "grammar": _grammar_of,
+}
