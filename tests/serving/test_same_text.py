@@ -30,6 +30,12 @@ SPECULATION: Final[list[dict[str, Any]]] = [
     {"speculative": {"drafters": ["suffix", "lookup"]}},
     {"speculative": {"policy": "fixed", "draft_max": 8}},
 ]
+CONSTRAINTS: Final[list[dict[str, Any]]] = [
+    {"json_schema": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"enum": [1, True]}}}},
+    {"grammar": 'root ::= ("ab" | "中" [a-c]+ "; ")*'},
+    {"guided_regex": "(abc|[d-h]{2}\\n)+"},
+    {"response_format": {"type": "json_object"}},
+]
 BEGINNINGS: Final = ["", "abc " * 9, "文中 bad 😀 cafe\n" * 4]
 """Of prompts, so that some of what was read can be used again."""
 
@@ -57,6 +63,8 @@ class Question:
             fields["logit_bias"] = {"257": 4.0, "100": -3.0}
         if rng.random() < 0.3:
             fields["samplers"] = rng.sample(["top_k", "top_p", "min_p", "temperature", "penalties"], 3)
+        if rng.random() < 0.3:
+            fields |= rng.choice(CONSTRAINTS)
         return cls(text, fields)
 
     def body(self, way: Way) -> dict[str, Any]:

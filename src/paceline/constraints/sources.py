@@ -65,7 +65,7 @@ class JsonSchema(_Source):
     name: ClassVar[str] = "the JSON schema"
 
     schema: InitVar[Mapping[str, object] | bool | str]
-    whitespace: Whitespace = "any"
+    whitespace: Whitespace = "short"
     text: str = field(init=False)
 
     def __post_init__(self, schema: Mapping[str, object] | bool | str) -> None:
@@ -86,7 +86,7 @@ class JsonObject(_Source):
 
     name: ClassVar[str] = "the JSON object"
 
-    whitespace: Whitespace = "any"
+    whitespace: Whitespace = "short"
     text: str = field(init=False, default='{"type":"object"}')
 
     def __post_init__(self) -> None:
@@ -167,6 +167,10 @@ def _json_text(schema: Mapping[str, object] | bool | str, name: str) -> str:
     """Return a schema as JSON on one line, which NaN and infinity are no part of."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
+        if value is False:
+            raise ConstraintError(f"{name} is false, so it allows no answer at all: give one that does")
+        if value is True:
+            value = {}
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except RecursionError:
         raise ConstraintError(f"{name} is nested too deeply: name its parts under $defs and refer to them") from None

@@ -1,0 +1,100 @@
+"""Schemas and grammars over HTTP: every field that says one, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.serving.hosted import Hosted, hosted, scripted
+
+CHAT = "/v1/chat/completions"
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ada", "Bob"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ASKED: dict[str, tuple[dict[str, Any], str]] = {
+    "OpenAI's schema": ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, "schema"),
+    "llama-server's schema": ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "schema"),
+    "json_schema": ({"json_schema": SCHEMA}, "schema"),
+    "guided_json": ({"guided_json": json.dumps(SCHEMA)}, "schema"),
+    "structured_outputs.json": ({"structured_outputs": {"json": SCHEMA}}, "schema"),
+    "grammar": ({"grammar": 'root ::= "a"{5,5}'}, "aaaaa"),
+    "guided_grammar in Lark": ({"guided_grammar": 'start: "ab" | "cd"'}, "ab|cd"),
+    "guided_regex": ({"guided_regex": "[a-c]{3}-[0-9]"}, "[a-c]{3}-[0-9]"),
+    "guided_choice": ({"guided_choice": ["yes", "no"]}, "yes|no"),
+    "structured_outputs.choice": ({"structured_outputs": {"choice": ["ja", "nein"]}}, "ja|nein"),
+}
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "sound"}}, "response_format", "has type 'sound'"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "has no schema"),
+    ({"json_schema": {"type": "hiccup"}}, "json_schema", "#/type: Invalid type: hiccup"),
+    ({"json_schema": 3}, "json_schema", "the JSON schema is 3: give an object"),
+    ({"json_schema": False}, "json_schema", "allows no answer at all"),
+    ({"grammar": 'root ::= "a" )'}, "grammar", "line 1"),
+    ({"grammar": "root ::= root"}, "grammar", "never ends"),
+    ({"grammar": 'root ::= "a"', "json_schema": {}}, "grammar", "json_schema and grammar both say"),
+    ({"guided_regex": "("}, "guided_regex", "the regular expression cannot be used"),
+    ({"guided_choice": []}, "guided_choice", "give one text or more"),
+    ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex", "3 is no text"),
+    ({"json_schema": {"pattern": "a" * 600_000}}, "json_schema", "bytes, and the most is"),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hosted]:
+    with hosted(scripted) as running:
+        yield running
+
+
+def matches(text: str, wanted: str) -> bool:
+    if wanted != "schema":
+        return re.fullmatch(wanted, text) is not None
+    value = json.loads(text)
+    return list(value) == ["name", "age"] and value["name"] in ("Ada", "Bob") and 0 <= value["age"] <= 99
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_an_answer_keeps_to_what_is_asked(server: Hosted, name: str) -> None:
+    fields, wanted = ASKED[name]
+    body = {"prompt": "abc ", "max_tokens": 1000, "seed": 5, "temperature": 1.0, **fields}
+    answer = server.answer("/completion", body)
+    assert answer["stop_type"] == "eos"
+    assert matches(answer["content"], wanted)
+    assert server.answer("/completion", {**body, "speculative": {"off": True}})["content"] == answer["content"]
+    chat = server.answer(
+        CHAT, {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1000, "seed": 5, **fields}
+    )
+    assert matches(chat["choices"][0]["message"]["content"], wanted)
+
+
+def test_what_is_forced_is_drafted_and_counted(server: Hosted) -> None:
+    fields = {"guided_regex": "(abcdefgh){20}", "temperature": 0.0}
+    answer = server.answer("/completion", {"prompt": "abc ", "max_tokens": 200, **fields})
+    assert answer["content"] == "abcdefgh" * 20
+    assert answer["speculative"]["drafters"]["grammar"]["accepted"] > 100
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED)
+def test_what_cannot_be_kept_to_is_refused(server: Hosted, fields: dict[str, Any], param: str, message: str) -> None:
+    response = server.post("/completion", {"prompt": "abc", "max_tokens": 4, **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert message in error["message"]
+
+
+def test_an_answer_that_may_not_end_is_refused(server: Hosted) -> None:
+    response = server.post("/completion", {"prompt": "abc", "grammar": 'root ::= "a"', "ignore_eos": True})
+    assert response.status_code == 400
+    assert "ends where that ends" in response.json()["error"]["message"]
+
+
+def test_the_settings_tell_the_grammar(server: Hosted) -> None:
+    grammar = 'root ::= "ab"'
+    answer = server.answer("/completion", {"prompt": "abc", "grammar": grammar})
+    assert answer["generation_settings"]["grammar"] == grammar
