@@ -14,6 +14,13 @@ from paceline.cli import exits
 from paceline.cli.chat_input import is_typed, typed_lines
 from paceline.cli.chat_options import SystemPrompt, SystemPromptFile, check_can_chat, system_prompt
 from paceline.cli.chat_session import ChatSession
+from paceline.cli.constraint_options import (
+    GrammarFile,
+    GrammarText,
+    JsonSchemaFile,
+    JsonSchemaText,
+    asked_source,
+)
 from paceline.cli.interrupts import interrupts_heeded
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
 from paceline.cli.prompt import typed_text
@@ -50,6 +57,10 @@ def chat(
     system: SystemPrompt = None,
     system_file: SystemPromptFile = None,
     conversation: ChatParams,
+    json_schema: JsonSchemaText = None,
+    json_schema_file: JsonSchemaFile = None,
+    grammar: GrammarText = None,
+    grammar_file: GrammarFile = None,
     first: Annotated[
         str | None,
         typer.Option("-p", "--prompt", help="The first message; the chat goes on after it.", rich_help_panel=_OUTPUT),
@@ -76,6 +87,7 @@ def chat(
             "-hf ggml-org/gemma-3-1b-it-GGUF"
         )
     setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
+    source = asked_source(json_schema, json_schema_file, grammar, grammar_file)
     says = system_prompt(system, system_file)
     rules = replace(rules, stop=tuple(typed_text(text, "--stop", escape=True) for text in rules.stop))
     if "max_tokens" not in given.names:
@@ -86,6 +98,8 @@ def chat(
     # A person ends a chat in other ways, and loses none to an interrupt that came as the answer ended.
     with opened(setup, found) as (model, _), nullcontext() if is_typed() else interrupts_heeded():
         options = request_options(context, model, given, params, rules, speculation)
+        if source is not None:
+            options["constraint"] = model.compile(source)
         session = ChatSession(model, options, conversation, system=says, as_json=as_json)
         session.begin()
         if first is not None:

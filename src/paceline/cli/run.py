@@ -24,6 +24,13 @@ from paceline.cli.chat_options import (
     check_can_chat,
     system_prompt,
 )
+from paceline.cli.constraint_options import (
+    GrammarFile,
+    GrammarText,
+    JsonSchemaFile,
+    JsonSchemaText,
+    asked_source,
+)
 from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
 from paceline.cli.prompt import read_prompt, typed_text
@@ -53,6 +60,8 @@ paceline run -hf ggml-org/gemma-3-1b-it-GGUF:Q8_0 -p "Once upon"  [dim]# fetched
 paceline run -m big.gguf -f draft.txt --drafters suffix,lookup --temp 0
 
 paceline run -m big.gguf -md small.gguf -p "Once upon" --compare
+
+paceline run -m instruct.gguf --chat -p "Who wrote Emma?" -j '{{"type": "object"}}'  [dim]# in JSON[/dim]
 
 paceline run -m ./hf-model -md ./hf-draft -p "Once upon" --json
 
@@ -91,6 +100,10 @@ def run(
     system: SystemPrompt = None,
     system_file: SystemPromptFile = None,
     conversation: ChatParams,
+    json_schema: JsonSchemaText = None,
+    json_schema_file: JsonSchemaFile = None,
+    grammar: GrammarText = None,
+    grammar_file: GrammarFile = None,
     sample: Annotated[
         str | None,
         typer.Option(
@@ -143,6 +156,7 @@ def run(
     without_effect = {} if compare else {"repeats": "has no effect without --compare"}
     if not as_chat:
         without_effect |= dict.fromkeys(OF_CHATS, "has no effect without --chat: add that, or use paceline chat")
+    source = asked_source(json_schema, json_schema_file, grammar, grammar_file)
     setup = choose_setup(
         context, models, speculation, fixed, policy=policy, remember=remember, without_effect=without_effect
     )
@@ -154,15 +168,17 @@ def run(
     ]
     found = setup.find()
     check_prompt(found.target, text)
+    if (as_chat or source is not None) and "max_tokens" not in given.names:
+        # A chat model ends its answers by itself, and so does a grammar.
+        rules = replace(rules, max_tokens=MAX_TOKENS)
     if as_chat:
         check_can_chat(Path(found.target.path), conversation.replaced_by)
-        if "max_tokens" not in given.names:
-            # A chat model ends its answers by itself.
-            rules = replace(rules, max_tokens=MAX_TOKENS)
     elif as_chat is None and not as_json:
         _hint_at_template(found.target)
     with opened(setup, found) as (loaded, interrupted):
         options = request_options(context, loaded, given, params, rules, speculation)
+        if source is not None:
+            options["constraint"] = loaded.compile(source)
         if compare:
             asked: str | Sequence[int] = text
             if as_chat:

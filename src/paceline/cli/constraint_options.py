@@ -1,0 +1,69 @@
+"""Options of commands whose answers may be kept to a schema or a grammar, by llama.cpp's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+from paceline.cli.prompt import read_text_file
+from paceline.constraints import Gbnf, JsonSchema, Source
+from paceline.core.errors import InputError
+
+_PANEL: Final = "What answers keep to"
+
+JsonSchemaText: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "-j",
+        "--json-schema",
+        help="Answer in JSON that a schema describes; {} is any JSON.",
+        metavar="SCHEMA",
+        rich_help_panel=_PANEL,
+    ),
+]
+JsonSchemaFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("-jf", "--json-schema-file", help="A file with the schema.", metavar="FILE", rich_help_panel=_PANEL),
+]
+GrammarText: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--grammar", help="Answer in texts of a grammar, in GBNF.", metavar="GRAMMAR", rich_help_panel=_PANEL),
+]
+GrammarFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--grammar-file", help="A file with the grammar.", metavar="FILE", rich_help_panel=_PANEL),
+]
+
+
+def asked_source(
+    json_schema: str | None, json_schema_file: Path | None, grammar: str | None, grammar_file: Path | None
+) -> Source | None:
+    """Return what answers are to keep to; ``None`` for nothing.
+
+    Args:
+        json_schema: as it was typed.
+        json_schema_file: with one.
+        grammar: as it was typed.
+        grammar_file: with one.
+
+    Raises:
+        InputError: several are given, a file cannot be read, or a schema is no JSON.
+    """
+    given = {
+        flag: value
+        for flag, value in (
+            ("-j", json_schema),
+            ("-jf", json_schema_file),
+            ("--grammar", grammar),
+            ("--grammar-file", grammar_file),
+        )
+        if value is not None
+    }
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} both say what answers keep to: leave one of them out")
+    for flag, value in given.items():
+        text = read_text_file(value, flag) if isinstance(value, Path) else value
+        return JsonSchema(text) if flag in ("-j", "-jf") else Gbnf(text)
+    return None
