@@ -139,7 +139,7 @@ FOREIGN: Final[Mapping[str, ForeignFlag]] = {
     **_taken(1, _WITH_OTHERS, "--adaptive-decay"),
     **_refused(1, "it is --logit-bias here", "-l"),
     **_refused(1, "it is --stop here", "-r", "--reverse-prompt"),
-    **_refused(1, "not yet", "--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
+    **_refused(1, "a request says it by json_schema or grammar", "--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
     **_refused(0, "control tokens are not part of an answer's text", "-sp", "--special"),
     **_taken(0, "requests bring their prompts", "-e", "--escape", "--no-escape"),
     **_taken(0, _ALWAYS, "--jinja", "--prefill-assistant", "--no-skip-chat-parsing", "--no-context-shift"),
