@@ -59,9 +59,6 @@ RULES = (
     Rule(r"test_tool_call\.py", "tools", "the next issue's"),
     Rule(r"test_compat_anthropic\.py", "anthropic", "the next issue's"),
     Rule(r"test_compat_oai_responses\.py", "responses", "the next issue's"),
-    Rule(r"test_chat_completion\.py::test_completion_with_response_format", "response formats", "the next issue's"),
-    Rule(r"test_chat_completion\.py::test_completion_with_json_schema", "response formats", "the next issue's"),
-    Rule(r"test_chat_completion\.py::test_completion_with(_invalid)?_grammar", "grammars", "the next issue's"),
 )
 
 # Checks that hold for the tests' own model alone: its words, and how many tokens its vocabulary makes of a text. A case
