@@ -23,7 +23,7 @@ from paceline.constraints.guided import GuidedConstraint
 from paceline.constraints.installed import need_llguidance
 from paceline.constraints.reasons import is_excess, reason_of
 from paceline.constraints.schema_limits import place_of
-from paceline.constraints.sources import JsonSchema, Source
+from paceline.constraints.sources import JsonObject, JsonSchema, Lark, Source
 from paceline.constraints.vocabulary import tokenizer_of
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError, QueueFullError
@@ -44,6 +44,9 @@ class CompilingLimits:
         kept_bytes: size of their texts, together.
         row_items: places in rules that an answer may be at once at one of its bytes.
         step_items: places in rules that are visited for one mask.
+        start_fuel: parts of a schema's automata when they are made.
+        other_start_fuel: the same for other sources, which can say more in fewer bytes.
+        step_fuel: parts of automata that are made for one mask.
         lexer_states: states of automata, over all answers that keep to the grammar: 1 to 2 kB each.
     """
 
@@ -52,7 +55,10 @@ class CompilingLimits:
     kept: int = 64
     kept_bytes: int = 8 << 20
     row_items: int = 10_000
-    step_items: int = 400_000
+    step_items: int = 50_000
+    start_fuel: int = 1_000_000
+    other_start_fuel: int = 300_000
+    step_fuel: int = 50_000
     lexer_states: int = 100_000
 
 
@@ -95,8 +101,15 @@ class ConstraintCompiler:
         if start is not None:
             self._turn.release()
             return start
+        if self._tokenizer is None:
+            try:
+                self._tokenizer = tokenizer_of(self._vocabulary)
+            except BaseException:
+                self._turn.release()
+                raise
+        tokenizer = self._tokenizer
         return run_bounded(
-            lambda: self._build(source),
+            lambda: self._build(source, tokenizer),
             self._limits.compile_s,
             refusal=f"{source.name} takes more than {self._limits.compile_s:g} s to compile: make it simpler",
             ended=self._turn.release,
@@ -118,10 +131,8 @@ class ConstraintCompiler:
                 _, (num_bytes, _) = self._kept.popitem(last=False)
                 self._kept_bytes -= num_bytes
 
-    def _build(self, source: Source) -> GuidedConstraint:
-        if self._tokenizer is None:
-            self._tokenizer = tokenizer_of(self._vocabulary)
-        matcher = self._matcher(source, self._tokenizer)
+    def _build(self, source: Source, tokenizer: LLTokenizer) -> GuidedConstraint:
+        matcher = self._matcher(source, tokenizer)
         start = GuidedConstraint(matcher, name=source.name, size=self._vocabulary.size)
         self._check_start(source, start, matcher)
         self._keep(source, start)
@@ -130,6 +141,7 @@ class ConstraintCompiler:
     def _matcher(self, source: Source, tokenizer: LLTokenizer) -> LLMatcher:
         llguidance = need_llguidance()
         limits = self._limits
+        is_schema = isinstance(source, JsonSchema | JsonObject)
         matcher: LLMatcher = llguidance.LLMatcher(
             tokenizer,
             grammar_of(source, self._vocabulary),
@@ -137,6 +149,8 @@ class ConstraintCompiler:
             limits=llguidance.LLParserLimits(
                 max_items_in_row=limits.row_items,
                 step_max_items=limits.step_items,
+                initial_lexer_fuel=limits.start_fuel if is_schema else limits.other_start_fuel,
+                step_lexer_fuel=limits.step_fuel,
                 max_lexer_states=limits.lexer_states,
                 verbose_errors=False,
             ),
@@ -198,5 +212,5 @@ def _refusal(source: Source, problem: str) -> str:
             "counted repetitions"
         )
     place = place_of(problem, json.loads(source.text)) if isinstance(source, JsonSchema) else ""
-    reason = reason_of(problem)
+    reason = reason_of(problem, with_place=isinstance(source, Lark))
     return f"{source.name} cannot be used: {place}: {reason}" if place else f"{source.name} cannot be used: {reason}"

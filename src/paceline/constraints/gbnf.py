@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from itertools import groupby
 
-from paceline.constraints.gbnf_reader import Chars, Choice, Node, Ref, Repeat, Sequence, Token, nodes_of, read_gbnf
-from paceline.constraints.lexemes import Lexeme, TooLargeError, lexeme_of, swallowed
+from paceline.constraints.gbnf_reader import (
+    Chars,
+    Choice,
+    Node,
+    Ref,
+    Repeat,
+    Sequence,
+    Token,
+    nodes_of,
+    parts_of,
+    read_gbnf,
+)
+from paceline.constraints.lexemes import COPIED, MOST_PLACES, Lexeme, TooLargeError, lexeme_of, swallowed
 from paceline.core.errors import ConstraintError
 from paceline.engines.base import Vocabulary
 
@@ -22,6 +34,11 @@ _LONGEST_RUN = 8
 
 _MOST_COMPARED = 100_000
 """Pairs of lexemes to compare; where there are more, all are characters."""
+
+_MOST_DEPTH = 100
+"""Parts in parts of one lexeme."""
+
+_TOO_LARGE = 1 << 30
 
 _DEEPEST = 6
 """Groups in groups that are written as such; what is deeper becomes a rule, as llguidance reads 30."""
@@ -136,6 +153,14 @@ def _choice(options: list[Node]) -> Node:
     return options[0] if len(options) == 1 else Choice(tuple(options))
 
 
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """How many places and parts a part has, and how deep they are nested."""
+
+    places: int
+    depth: int
+
+
 class _Writer:
     """Decides what becomes a lexeme, and writes the grammar.
 
@@ -168,8 +193,8 @@ class _Writer:
 
     # What may come first and next, in characters.
 
-    def _flat_rules(self) -> set[str]:
-        """Return the rules that are in themselves nowhere, and have no tokens."""
+    def _flat_rules(self) -> dict[str, _Extent]:
+        """Return the size of the rules that are in themselves nowhere, and have no tokens."""
         missing: dict[str, set[str]] = {}
         users: dict[str, list[str]] = {name: [] for name in self._rules}
         ready: list[str] = []
@@ -181,16 +206,38 @@ class _Writer:
                 users[used].append(name)
             if not missing[name]:
                 ready.append(name)
-        flat: set[str] = set()
+        self._flat = {}
         while ready:
             name = ready.pop()
-            flat.add(name)
+            extent = self._extent(self._rules[name])
+            if extent is None:
+                continue
+            self._flat[name] = extent
             for user in users[name]:
                 if user in missing:
                     missing[user].discard(name)
                     if not missing[user]:
                         ready.append(user)
-        return flat
+        return self._flat
+
+    def _extent(self, node: Node) -> _Extent | None:
+        """Return how large a part is with all that it refers to; ``None`` where that has no end, or is not known."""
+        match node:
+            case Chars():
+                return _Extent(1, 1)
+            case Ref():
+                below = self._flat.get(node.name)
+                return None if below is None else _Extent(below.places, below.depth + 1)
+            case Token():
+                return None
+        parts = [self._extent(part) for part in parts_of(node)]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        times = node.most if isinstance(node, Repeat) and node.most is not None and node.most <= COPIED else 1
+        # Parts that say nothing count too, as there may be ever so many.
+        places = min(1 + max(times, 1) * sum(part.places for part in known), _TOO_LARGE)
+        return _Extent(places, 1 + max((part.depth for part in known), default=0))
 
     def _nullable_rules(self) -> set[str]:
         found: set[str] = set()
@@ -283,21 +330,22 @@ class _Writer:
         if id(node) in self._broken:
             return None
         if id(node) not in self._lexemes:
-            if not self._is_flat(node):
+            extent = self._extent(node)
+            if extent is None:
+                return None
+            if extent.places > MOST_PLACES or extent.depth > _MOST_DEPTH:
+                self._broken.add(id(node))
                 return None
             try:
                 # The node is kept too, so that nothing else has its identity.
                 self._lexemes[id(node)] = node, lexeme_of(node, self._rules, self._mask_of)
-            except (TooLargeError, RecursionError):
+            except TooLargeError:
                 self._broken.add(id(node))
                 return None
         return self._lexemes[id(node)][1]
 
     def _is_flat(self, node: Node) -> bool:
-        return not any(
-            isinstance(each, Token) or (isinstance(each, Ref) and each.name not in self._flat)
-            for each in nodes_of(node)
-        )
+        return self._extent(node) is not None
 
     def _items(self, node: Sequence) -> list[Node]:
         """Return the parts of a sequence that is no lexeme, those side by side that may be one in one."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 from paceline.constraints.gbnf import lark_of
 from paceline.constraints.installed import need_llguidance
-from paceline.constraints.schema_limits import check_schema
+from paceline.constraints.schema_limits import MOST_PATTERN, check_schema
 from paceline.constraints.sources import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
+from paceline.core.errors import ConstraintError
 from paceline.engines.base import Vocabulary
 
 _WHITESPACE: dict[Whitespace, dict[str, object]] = {
@@ -16,6 +18,18 @@ _WHITESPACE: dict[Whitespace, dict[str, object]] = {
     "single": {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False},
     "none": {"whitespace_flexible": False},
 }
+
+
+_ALL_TOKENS = '%llguidance {"no_forcing": true}'
+"""A mask has all tokens that may follow. Else it had one alone where bytes are certain, whichever the model prefers,
+and to find all certain bytes takes a second where there is no end of them."""
+
+MOST_LARK_BYTES = 64 << 10
+
+MOST_LARK_RULES = 500
+"""Rules: those that double others take time with their square, and stack with their number."""
+
+_RULE = re.compile(r"^\s*[?!]*[A-Za-z_][\w-]*\s*(?:[\[{(.:])", re.MULTILINE)
 
 
 def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
@@ -28,20 +42,42 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
     Raises:
         ConstraintError: the source says what cannot be said in llguidance's grammar, or would take too long.
     """
-    matcher = need_llguidance().LLMatcher
-    grammar: str
     match source:
         case JsonSchema() | JsonObject():
-            check_schema(json.loads(source.text))
-            overrides = {"lenient": False, "coerce_one_of": False, **_WHITESPACE[source.whitespace]}
-            grammar = matcher.grammar_from_json_schema(source.text, overrides=overrides)
+            lark = f"start: %json {_schema_text(source)}"
         case Gbnf():
-            grammar = matcher.grammar_from_lark(lark_of(source.text, vocabulary))
+            lark = lark_of(source.text, vocabulary)
         case Lark():
-            grammar = matcher.grammar_from_lark(source.text)
+            _check_size(source, MOST_LARK_BYTES)
+            num_rules = len(_RULE.findall(source.text))
+            if num_rules > MOST_LARK_RULES:
+                raise ConstraintError(
+                    f"{source.name} has {num_rules:,} rules, and the most is {MOST_LARK_RULES:,}: make it smaller"
+                )
+            lark = source.text
         case Regex():
-            grammar = matcher.grammar_from_regex(source.text)
+            _check_size(source, MOST_PATTERN)
+            lark = f"start: /{need_llguidance().regex_to_lark(source.text, '')}/"
         case Choice():
             texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(source.text))
-            grammar = matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
+            lark = f"start: CHOICE\nCHOICE: {texts}"
+    grammar: str = need_llguidance().LLMatcher.grammar_from_lark(f"{lark}\n{_ALL_TOKENS}")
     return grammar
+
+
+def _schema_text(source: JsonSchema | JsonObject) -> str:
+    schema = json.loads(source.text)
+    check_schema(schema)
+    if schema is False:
+        raise ConstraintError(f"{source.name} is false and allows no text at all: no answer could keep to it")
+    options = {"lenient": False, "coerce_one_of": False, **_WHITESPACE[source.whitespace]}
+    # Its own settings are no part of the standard, and a user's were refused.
+    whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": options}
+    return json.dumps(whole, ensure_ascii=False)
+
+
+def _check_size(source: Source, most_bytes: int) -> None:
+    if source.num_bytes > most_bytes:
+        raise ConstraintError(
+            f"{source.name} has {source.num_bytes:,} bytes, and the most is {most_bytes:,}: make it smaller"
+        )

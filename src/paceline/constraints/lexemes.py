@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from paceline.constraints.gbnf_reader import Chars, Choice, Node, Ref, Repeat, Sequence, Token
 
-MOST_PLACES = 4_000
+MOST_PLACES = 2_000
 """Characters of a lexeme; what has more is taken apart."""
 
 _MOST_EDGES = 100_000
 _MOST_STATES = 4_000
-_COPIED = 8
+COPIED = 8
 """Repetitions that are counted; more are taken for any number, which errs on the side of no lexeme."""
 
 
@@ -59,10 +59,10 @@ class Lexeme:
 
 
 def lexeme_of(node: Node, rules: dict[str, Node], mask_of: dict[Chars, int]) -> Lexeme:
-    """Return the automaton of a part that refers to no rule in which it is itself.
+    """Return the automaton of a part of at most :data:`MOST_PLACES` that refers to no rule in which it is itself.
 
     Raises:
-        TooLargeError: it has more than :data:`MOST_PLACES`.
+        TooLargeError: too many places may come after too many others.
     """
     return _Builder(rules, mask_of).build(node)
 
@@ -125,17 +125,12 @@ class _Builder:
         self._masks: list[int] = []
         self._after: list[set[int]] = []
         self._num_edges = 0
-        self._num_parts = 0
 
     def build(self, node: Node) -> Lexeme:
         part = self._part(node)
         return Lexeme(tuple(self._masks), part.first, part.last, tuple(map(frozenset, self._after)))
 
     def _part(self, node: Node) -> _Part:
-        self._num_parts += 1
-        # Rules that say nothing may be referred to ever so often.
-        if len(self._masks) >= MOST_PLACES or self._num_parts > 4 * MOST_PLACES:
-            raise TooLargeError
         match node:
             case Chars():
                 self._masks.append(self._mask_of[node])
@@ -164,7 +159,7 @@ class _Builder:
     def _repeated(self, node: Repeat) -> _Part:
         if node.most == 0:
             return _NOTHING
-        if node.most is None or node.most > _COPIED:
+        if node.most is None or node.most > COPIED:
             part = self._part(node.item)
             self._link(part.last, part.first)
             return _Part(node.least == 0 or part.nullable, part.first, part.last)

@@ -29,6 +29,12 @@ MOST_OPTIONAL = 2_000
 MOST_PATTERNS = 100
 """``patternProperties`` of all objects together: any two of an object are compared, in 0.25 s for so many."""
 
+MOST_PATTERN = 8_000
+"""Characters of a pattern: the memory goes with their square, and is 4 MB for so many."""
+
+MOST_LETTERS = 128_000
+"""Characters of all patterns."""
+
 MOST_MULTIPLE = 100_000
 """``multipleOf`` as a number of its last digit's units: each is a state of an automaton, 0.25 s for so many."""
 
@@ -52,17 +58,23 @@ def check_schema(schema: Any) -> None:
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise ConstraintError("x-guidance in a JSON schema is not supported: leave it out")
     multiples: dict[Fraction, Path] = {}
-    num_subschemas = num_patterns = 0
+    num_patterns = num_letters = 0
     joining = False
-    for path, part in subschemas(schema):
-        num_subschemas += 1
-        if num_subschemas > MOST_SUBSCHEMAS:
+    for i, (path, part) in enumerate(subschemas(schema)):
+        if i >= MOST_SUBSCHEMAS:
             raise ConstraintError(f"the JSON schema has more than {MOST_SUBSCHEMAS:,} parts: make it smaller")
         num_patterns += len(_mapping(part.get("patternProperties")))
         if num_patterns > MOST_PATTERNS:
             raise ConstraintError(
                 f"{said(path)}: the JSON schema has more than {MOST_PATTERNS} patternProperties: leave some out"
             )
+        for pattern in (*_mapping(part.get("patternProperties")), part.get("pattern")):
+            num_letters += len(pattern) if isinstance(pattern, str) else 0
+            if num_letters > MOST_LETTERS or (isinstance(pattern, str) and len(pattern) > MOST_PATTERN):
+                raise ConstraintError(
+                    f"{said(path)}: a pattern has more than {MOST_PATTERN:,} characters, or all together more than "
+                    f"{MOST_LETTERS:,}: leave some out"
+                )
         properties, required = _mapping(part.get("properties")), part.get("required")
         num_required = len(required) if isinstance(required, list) else 0
         if len(properties) - num_required > MOST_OPTIONAL:
@@ -101,7 +113,12 @@ def place_of(reason: str, schema: Any) -> str:
             named = value in words if isinstance(value, str) else False
             if (named and key in ("type", "format", "$ref", "pattern")) or (key in words and key not in _MAPPINGS):
                 return said((*path, key))
-            if isinstance(value, str) and key in ("pattern", "$ref") and value and value in reason:
+            if (
+                isinstance(value, str)
+                and key in ("pattern", "$ref")
+                and value.lstrip("#")
+                and value.lstrip("#") in reason
+            ):
                 return said((*path, key))
             if key == "required" and isinstance(value, list) and any(f"'{name}'" in reason for name in value):
                 return said((*path, key))

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _SPECIAL = b"\xff"
 """What llguidance has before the name of a token that is no text; no UTF-8 has the byte."""
 
+_LONGEST = 2_000
+"""Characters that are tokenized at once."""
+
 _OPENINGS = ("\x02", "\n", ".", "a")
 """Texts to put before another, so that a tokenizer adds a space to these and not to the other."""
 
@@ -47,6 +50,8 @@ class TokenTable:
 
     def __call__(self, text: str) -> list[int]:
         """Return the tokens of a text that goes on: none for a space that the tokenizer puts before texts."""
+        # The rest of a longer one could be no draft soon.
+        text = text[:_LONGEST]
         try:
             if not self._opening:
                 return self._vocabulary.tokenize(text, add_special=False)
@@ -65,7 +70,10 @@ def tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
     """
     llguidance = need_llguidance()
     table = TokenTable(vocabulary)
-    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(table), eos_token=sorted(vocabulary.end_ids))
+    tokenizer: LLTokenizer = llguidance.LLTokenizer(
+        llguidance.TokenizerWrapper(table), eos_token=sorted(vocabulary.end_ids)
+    )
+    return tokenizer
 
 
 def _piece(vocabulary: Vocabulary, token_id: int, no_text: bool) -> bytes:
