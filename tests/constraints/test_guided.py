@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llguidance")
+
+from paceline.constraints import Choice, ConstraintCompiler, Gbnf, JsonObject, JsonSchema, Lark, Regex, Whitespace
+from paceline.core.errors import ConstraintError
+from paceline.engines.scripted import ScriptedVocabulary
+from tests.constraints.helpers import BYTES, END, accepts, allowed_texts, start_of
+
+# Two ways to spell some texts, two ends, one token of another's bytes, and padding.
+PIECES = [b"a", b"b", b"ab", b"ba", b"c", b"<end>", b"", b"a", b"</s>", b'"', b"\xff"]
+VOCABULARY = ScriptedVocabulary(PIECES, end_ids=[5, 8])
+
+
+def test_a_mask_has_every_token_that_may_follow() -> None:
+    state = start_of(Regex("abc?"), VOCABULARY)
+    assert np.flatnonzero(state.mask()).tolist() == [0, 2, 7]
+    state.advance(0)
+    assert np.flatnonzero(state.mask()).tolist() == [1]
+    state.advance(1)
+    # The answer may be over here, so the ends are among them.
+    assert np.flatnonzero(state.mask()).tolist() == [4, 5, 8]
+    state.advance(4)
+    # It has to be.
+    assert np.flatnonzero(state.mask()).tolist() == [5, 8]
+    state.advance(8)
+    assert np.flatnonzero(state.mask()).tolist() == [5, 8]
+
+
+def test_a_mask_is_kept_and_cannot_be_written_to() -> None:
+    state = start_of(Regex("abc?"), VOCABULARY)
+    mask = state.mask()
+    assert mask.shape == (VOCABULARY.size,)
+    assert mask.dtype == np.bool_
+    assert state.mask() is mask
+    with pytest.raises(ValueError, match="read-only"):
+        mask[0] = False
+
+
+def test_states_move_apart() -> None:
+    start = start_of(Choice(["abc", "ba"]), VOCABULARY)
+    first, second = start.fork(), start.fork()
+    first.advance(0)
+    second.advance(3)
+    assert allowed_texts(first, VOCABULARY) == {b"b"}
+    assert allowed_texts(second, VOCABULARY) == {b"<end>", b"</s>"}
+    assert allowed_texts(start, VOCABULARY) == {b"a", b"ab", b"b", b"ba"}
+    again = first.fork()
+    again.advance(1)
+    assert allowed_texts(first, VOCABULARY) == {b"b"}
+    assert allowed_texts(again, VOCABULARY) == {b"c"}
+
+
+def test_tokens_are_counted_and_the_state_stays() -> None:
+    state = start_of(Regex("abc?"), VOCABULARY)
+    for _ in range(2):
+        assert state.allows([0, 1, 4, 5]) == 4
+        assert state.allows([2, 4, 4]) == 2
+        assert state.allows([7, 1, 8, 0]) == 3
+        assert state.allows([1]) == 0
+        assert state.allows([]) == 0
+        # Padding, and what is no token at all.
+        assert state.allows([6]) == 0
+        assert state.allows([0, 11]) == 1
+        assert state.allows([-1]) == 0
+    assert allowed_texts(state, VOCABULARY) == {b"a", b"ab"}
+
+
+@pytest.mark.parametrize("token_id", [4, 5, 6, 10, 11, -1])
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_token_that_may_not_follow_is_refused(token_id: int, seen: bool) -> None:
+    state = ConstraintCompiler(VOCABULARY).compile(Regex("xy|abc?"))
+    state.advance(0)
+    if seen:
+        state.mask()
+    with pytest.raises(ConstraintError, match=rf"^token {token_id} may not follow here .* the regular expression$"):
+        state.advance(token_id)
+
+
+def test_what_has_to_follow_is_told_and_is_not_all_that_may() -> None:
+    vocabulary = ScriptedVocabulary([b"a", b"b", b"ab", b"abab", b"c", b"d", b"<end>"], end_ids=[6])
+    state = start_of(Regex("ababab(c|d)"), vocabulary)
+    forced = state.forced()
+    assert b"".join(map(vocabulary.token_bytes, forced)) == b"ababab"
+    assert state.allows(forced) == len(forced)
+    assert allowed_texts(state, vocabulary) == {b"a", b"ab", b"abab"}
+    state.advance(0)
+    assert b"".join(map(vocabulary.token_bytes, state.forced())) == b"babab"
+    for token_id in list(state.forced()):
+        assert state.forced()[0] == token_id
+        state.advance(token_id)
+    assert list(state.forced()) == []
+    assert allowed_texts(state, vocabulary) == {b"c", b"d"}
+
+
+def test_no_more_is_forced_than_may_be_drafted() -> None:
+    state = start_of(Lark('start: a{5000}\na: "b"'))
+    assert list(state.forced()) == [ord("b")] * 128
+
+
+def test_a_place_that_the_vocabulary_cannot_go_on_from_is_an_error() -> None:
+    state = start_of(Regex("ab(ab)*x"), VOCABULARY)
+    state.advance(2)
+    assert allowed_texts(state, VOCABULARY) == {b"a", b"ab"}
+    state = start_of(Regex("abx"), VOCABULARY)
+    state.advance(2)
+    with pytest.raises(ConstraintError, match="^no token of this model's vocabulary can go on with an answer"):
+        state.mask()
+
+
+@pytest.mark.parametrize(
+    ("whitespace", "allowed"),
+    [
+        ("any", [0, 1, 2, 3, 4]),
+        ("short", [0, 1, 2, 3]),
+        ("single", [1]),
+        ("none", [0]),
+    ],
+)
+def test_whitespace(whitespace: Whitespace, allowed: list[int]) -> None:
+    value = {"a": [1, 2], "b": {}}
+    texts = [
+        json.dumps(value, separators=(",", ":")),
+        json.dumps(value),
+        json.dumps(value, indent=2),
+        json.dumps(value, indent="\t"),
+        '{  "a": [1,2],\n\n"b":{}}',
+    ]
+    for source in (JsonObject(whitespace=whitespace), JsonSchema({"type": "object"}, whitespace=whitespace)):
+        state = start_of(source)
+        assert [i for i, text in enumerate(texts) if accepts(state, text)] == allowed
+
+
+def test_every_kind_of_source() -> None:
+    assert accepts(JsonObject(), '{"a": [1, true, null, "\\n", -1.5e3]}')
+    assert not accepts(JsonObject(), "[]")
+    assert accepts(JsonSchema(True), "[]")
+    assert accepts(JsonSchema({}), "1")
+    assert accepts(Regex("a/b|[/]"), "a/b")
+    assert accepts(Regex("a/b|[/]"), "/")
+    assert not accepts(Regex("b"), "ab")
+    choice = ['"', "a\n", "é\\", "ab", "abc", "🙂"]
+    assert all(accepts(Choice(choice), text) for text in choice)
+    assert not accepts(Choice(choice), "a")
+    assert accepts(Lark('start: a "b"\na: "a"*'), "aab")
+    assert accepts(Gbnf('root ::= "a"+'), "aa")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+        "next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
+    },
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "valid"),
+    [
+        ({"name": "Ada", "tags": []}, True),
+        ({"name": "Ada", "age": 36, "tags": ["a", "b"], "next": {"name": "é🙂", "tags": ["b"]}}, True),
+        ({"name": "Ada", "tags": ["a"], "next": None}, True),
+        ({"name": "Adaaaa", "tags": []}, False),
+        ({"name": "Ada"}, False),
+        ({"name": "Ada", "age": 151, "tags": []}, False),
+        ({"name": "Ada", "age": 1.5, "tags": []}, False),
+        ({"name": "Ada", "tags": ["c"]}, False),
+        ({"name": "Ada", "tags": ["a", "a", "a"]}, False),
+        ({"name": "Ada", "tags": [], "more": 1}, False),
+        ({"name": "Ada", "tags": [], "next": {"name": "x"}}, False),
+        ([], False),
+    ],
+)
+def test_answers_keep_to_a_schema(value: object, valid: bool) -> None:
+    assert accepts(JsonSchema(SCHEMA), json.dumps(value, ensure_ascii=False)) == valid
+
+
+def test_states_of_one_grammar_in_many_threads() -> None:
+    """What grows while states are used is shared among them, within the library."""
+    start = start_of(Regex("((a|b)*a(a|b){6}c)*"))
+    texts = ["".join("ab"[(seed * i + i // 3) % 2] for i in range(400)) for seed in range(8)]
+    expected = []
+    for text in texts:
+        state = start_of(Regex("((a|b)*a(a|b){6}c)*"))
+        expected.append(walk(state, text))
+    found: dict[int, list[int]] = {}
+
+    def work(i: int) -> None:
+        found[i] = walk(start.fork(), texts[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(8)] == expected
+
+
+def walk(state: object, text: str) -> list[int]:
+    sums = []
+    for token_id in text.encode():
+        sums.append(int(state.mask().sum()))  # type: ignore[attr-defined]
+        state.advance(token_id)  # type: ignore[attr-defined]
+    return sums
+
+
+def test_the_ends_are_those_of_the_vocabulary() -> None:
+    state = start_of(Regex("a*"))
+    assert np.flatnonzero(state.mask()).tolist() == [ord("a"), END]
+    assert BYTES.end_ids == {END}
