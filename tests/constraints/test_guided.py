@@ -8,7 +8,18 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from paceline.constraints import Choice, ConstraintCompiler, Gbnf, JsonObject, JsonSchema, Lark, Regex, Whitespace
+from paceline.constraints import (
+    Choice,
+    CompilingLimits,
+    ConstraintCompiler,
+    Gbnf,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+    Whitespace,
+)
+from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError
 from paceline.engines.scripted import ScriptedVocabulary
 from tests.constraints.helpers import BYTES, END, accepts, allowed_texts, start_of
@@ -110,7 +121,7 @@ def test_a_place_that_the_vocabulary_cannot_go_on_from_is_an_error() -> None:
     assert allowed_texts(state, VOCABULARY) == {b"a", b"ab"}
     state = start_of(Regex("abx"), VOCABULARY)
     state.advance(2)
-    with pytest.raises(ConstraintError, match="^no token of this model's vocabulary can go on with an answer"):
+    with pytest.raises(ConstraintError, match=r"^no token of this model's vocabulary can go on with an answer"):
         state.mask()
 
 
@@ -207,11 +218,11 @@ def test_states_of_one_grammar_in_many_threads() -> None:
     assert [found[i] for i in range(8)] == expected
 
 
-def walk(state: object, text: str) -> list[int]:
+def walk(state: Constraint, text: str) -> list[int]:
     sums = []
     for token_id in text.encode():
-        sums.append(int(state.mask().sum()))  # type: ignore[attr-defined]
-        state.advance(token_id)  # type: ignore[attr-defined]
+        sums.append(int(state.mask().sum()))
+        state.advance(token_id)
     return sums
 
 
@@ -219,3 +230,32 @@ def test_the_ends_are_those_of_the_vocabulary() -> None:
     state = start_of(Regex("a*"))
     assert np.flatnonzero(state.mask()).tolist() == [ord("a"), END]
     assert BYTES.end_ids == {END}
+
+
+def write(state: Constraint, text: str) -> None:
+    for token_id in text.encode():
+        state.mask()
+        state.advance(token_id)
+
+
+def test_an_answer_that_takes_too_much_ends_no_other() -> None:
+    """The library refuses every state of a grammar once one of them took too much of its automata."""
+    compiler = ConstraintCompiler(BYTES, CompilingLimits(step_fuel=5_000))
+    source = Regex("((a{1,50}){1,50}){1,50}|(bc)*")
+    greedy, other, forced, fresh = (compiler.compile(source) for _ in range(4))
+    write(other, "bcb")
+    write(forced, "bcb")
+    with pytest.raises(ConstraintError, match="takes too much time or memory at this place of the answer"):
+        write(greedy, "a" * 1_000)
+    assert other.allows([*b"cbc", END]) == 4
+    assert list(forced.forced()) in ([ord("c")], [])
+    assert forced.mask()[ord("c")]
+    write(other, "cbc")
+    assert allowed_texts(other, BYTES) == {b"b", b"<end>"}
+    assert accepts(fresh, "bc")
+    assert accepts(compiler.compile(source), "bcbc")
+    assert not accepts(other, "a")
+    # Whoever takes too much does so with new automata too.
+    with pytest.raises(ConstraintError, match="takes too much time or memory at this place of the answer"):
+        write(compiler.compile(source), "a" * 1_000)
+    assert accepts(other, "bc")

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.constraints.bounded import run_bounded
 from paceline.constraints.grammars import grammar_of
-from paceline.constraints.guided import GuidedConstraint
+from paceline.constraints.guided import Guide
 from paceline.constraints.installed import need_llguidance
-from paceline.constraints.reasons import is_excess, reason_of
+from paceline.constraints.reasons import is_excess, reason_of, without_excerpt
 from paceline.constraints.schema_limits import place_of
 from paceline.constraints.sources import JsonObject, JsonSchema, Lark, Source
 from paceline.constraints.vocabulary import tokenizer_of
+from paceline.core.arrays import BoolArray
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError, QueueFullError
 from paceline.engines.base import Vocabulary
@@ -76,7 +77,7 @@ class ConstraintCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._turn = threading.Lock()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[int, GuidedConstraint]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[int, Guide]] = OrderedDict()
         self._kept_bytes = 0
 
     def compile(self, source: Source) -> Constraint:
@@ -97,10 +98,10 @@ class ConstraintCompiler:
             )
         if not self._turn.acquire(timeout=self._limits.compile_s):
             raise QueueFullError("other grammars are still being compiled: try again later")
-        start = self._find(source)
-        if start is not None:
+        found = self._find(source)
+        if found is not None:
             self._turn.release()
-            return start
+            return found
         if self._tokenizer is None:
             try:
                 self._tokenizer = tokenizer_of(self._vocabulary)
@@ -113,30 +114,29 @@ class ConstraintCompiler:
             self._limits.compile_s,
             refusal=f"{source.name} takes more than {self._limits.compile_s:g} s to compile: make it simpler",
             ended=self._turn.release,
-        ).fork()
+        ).start()
 
-    def _find(self, source: Source) -> GuidedConstraint | None:
+    def _find(self, source: Source) -> Constraint | None:
         with self._lock:
             found = self._kept.get(source.digest)
             if found is None:
                 return None
             self._kept.move_to_end(source.digest)
-            return found[1].fork()
+            return found[1].start()
 
-    def _keep(self, source: Source, start: GuidedConstraint) -> None:
+    def _keep(self, source: Source, guide: Guide) -> None:
         with self._lock:
-            self._kept[source.digest] = source.num_bytes, start
+            self._kept[source.digest] = source.num_bytes, guide
             self._kept_bytes += source.num_bytes
             while len(self._kept) > self._limits.kept or self._kept_bytes > self._limits.kept_bytes:
                 _, (num_bytes, _) = self._kept.popitem(last=False)
                 self._kept_bytes -= num_bytes
 
-    def _build(self, source: Source, tokenizer: LLTokenizer) -> GuidedConstraint:
-        matcher = self._matcher(source, tokenizer)
-        start = GuidedConstraint(matcher, name=source.name, size=self._vocabulary.size)
-        self._check_start(source, start, matcher)
-        self._keep(source, start)
-        return start
+    def _build(self, source: Source, tokenizer: LLTokenizer) -> Guide:
+        guide = Guide(source.name, self._vocabulary.size, lambda: self._matcher(source, tokenizer))
+        self._check_start(source, guide)
+        self._keep(source, guide)
+        return guide
 
     def _matcher(self, source: Source, tokenizer: LLTokenizer) -> LLMatcher:
         llguidance = need_llguidance()
@@ -159,35 +159,39 @@ class ConstraintCompiler:
             raise ConstraintError(_refusal(source, problem))
         return matcher
 
-    def _check_start(self, source: Source, start: GuidedConstraint, matcher: LLMatcher) -> None:
+    def _check_start(self, source: Source, guide: Guide) -> None:
         """Refuse a grammar that allows nothing, or that this vocabulary has no tokens for."""
-        if matcher.is_stopped() and not matcher.is_accepting():
-            raise ConstraintError(f"{source.name} allows no text at all: no answer could keep to it")
+        start = guide.start()
         try:
             allowed = start.mask()
-        except ConstraintError:
-            if is_excess(matcher.get_error()):
+            if allowed.sum() > allowed[list(self._vocabulary.end_ids)].sum():
+                # What is certain to follow is tried too: an object is wide once it has begun.
+                for token_id in start.forced():
+                    start.advance(token_id)
+                start.mask()
+                return
+        except ConstraintError as error:
+            if "too much" in str(error):
                 raise
-            allowed = None
-        if allowed is not None and allowed.sum() > sum(allowed[list(self._vocabulary.end_ids)]):
-            # What is certain to follow is tried too: an object is wide once it has begun.
-            ahead = start.fork()
-            for token_id in ahead.forced():
-                ahead.advance(token_id)
-            ahead.mask()
-            return
-        spelled = self._matcher(source, _byte_tokenizer())
-        wanted = GuidedConstraint(spelled, name=source.name, size=257)
-        try:
-            first = wanted.mask()[:256]
-        except ConstraintError:
-            raise ConstraintError(f"{source.name} allows no text at all: no answer could keep to it") from None
+        first = self._first_bytes(source)
         if first.any():
             begins = bytes([int(first.argmax())])
             raise ConstraintError(
                 f"the vocabulary of this model cannot spell {source.name}: no token may come first, "
                 f"and a text would begin with {begins!r}: use another model, or leave the grammar out"
             )
+
+    def _first_bytes(self, source: Source) -> BoolArray:
+        """Return ``[256]`` which bytes a text may begin with, whatever this model can spell.
+
+        Raises:
+            ConstraintError: there is no text at all, nor the empty one.
+        """
+        tokenizer = _byte_tokenizer()
+        try:
+            return Guide(source.name, 257, lambda: self._matcher(source, tokenizer)).start().mask()[:256]
+        except ConstraintError:
+            raise ConstraintError(f"{source.name} allows no text at all: no answer could keep to it") from None
 
 
 def _byte_tokenizer() -> Any:
@@ -211,6 +215,6 @@ def _refusal(source: Source, problem: str) -> str:
             f"{source.name} is too large to compile: give one with fewer alternatives, optional parts and "
             "counted repetitions"
         )
-    place = place_of(problem, json.loads(source.text)) if isinstance(source, JsonSchema) else ""
     reason = reason_of(problem, with_place=isinstance(source, Lark))
+    place = place_of(without_excerpt(problem), json.loads(source.text)) if isinstance(source, JsonSchema) else ""
     return f"{source.name} cannot be used: {place}: {reason}" if place else f"{source.name} cannot be used: {reason}"

@@ -1,11 +1,15 @@
-"""A place in a grammar, as llguidance keeps it."""
+"""A place in a grammar, as llguidance keeps it.
+
+States of one grammar share its automata within llguidance, which grow as they are used. Where one answer takes too
+much of them, the states of all others fail too. These go on with new automata: a state knows the tokens that led to it.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -16,19 +20,49 @@ from paceline.core.errors import ConstraintError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-
 _MOST_FORCED = 128
 """Tokens that are told at once of what has to follow."""
 
 _SLOW_S = 0.05
 """Seconds; a grammar where it takes longer to find what has to follow is not asked again."""
 
+_Path: TypeAlias = "tuple[_Path, int] | None"
+"""The tokens that led to a state, the last one first: states that were one share what came before."""
 
-@dataclass(slots=True)
-class Forcing:
-    """Whether what has to follow is looked for: one for all states of a grammar, as it is drafts alone."""
 
-    is_slow: bool = False
+class Guide:
+    """A compiled grammar. Any thread may use it.
+
+    Args:
+        name: what the grammar is to its user, for messages.
+        size: number of token ids.
+        build: makes llguidance's start state, with automata of its own.
+
+    Attributes:
+        is_slow: whether finding what has to follow took long, or failed.
+    """
+
+    def __init__(self, name: str, size: int, build: Callable[[], LLMatcher]) -> None:
+        self.name = name
+        self.size = size
+        self.is_slow = False
+        self._build = build
+        self._lock = threading.Lock()
+        self._matcher = build()
+        self._generation = 0
+
+    def start(self) -> GuidedConstraint:
+        """Return the state in which an answer begins."""
+        with self._lock:
+            return GuidedConstraint(self, self._matcher.deep_copy(), self._generation)
+
+    def renewed(self, generation: int) -> tuple[LLMatcher, int]:
+        """Return a start state with other automata than those of a generation, and of which generation they are."""
+        with self._lock:
+            if self._generation == generation:
+                self._matcher = self._build()
+                self._generation += 1
+            return self._matcher.deep_copy(), self._generation
 
 
 class GuidedConstraint:
@@ -37,48 +71,37 @@ class GuidedConstraint:
     A state that raised is of no further use. Each may be in another thread.
 
     Args:
+        guide: the grammar.
         matcher: where in the grammar the answer is; nobody else may move it.
-        name: what the grammar is to its user, for messages.
-        size: number of token ids.
-        mask: ``[size]`` which tokens may follow, where that is known.
-        forced: what has to follow, where that is known.
-        forcing: of the grammar; ``None`` for its first state.
+        generation: of the matcher's automata.
     """
 
-    __slots__ = ("_forced", "_forcing", "_mask", "_matcher", "_name", "_size")
+    __slots__ = ("_forced", "_generation", "_guide", "_mask", "_matcher", "_path")
 
-    def __init__(
-        self,
-        matcher: LLMatcher,
-        *,
-        name: str,
-        size: int,
-        mask: BoolArray | None = None,
-        forced: tuple[int, ...] | None = None,
-        forcing: Forcing | None = None,
-    ) -> None:
+    def __init__(self, guide: Guide, matcher: LLMatcher, generation: int) -> None:
+        self._guide = guide
         self._matcher = matcher
-        self._name = name
-        self._size = size
-        self._mask = mask
-        self._forced = forced
-        self._forcing = forcing or Forcing()
+        self._generation = generation
+        self._path: _Path = None
+        self._mask: BoolArray | None = None
+        self._forced: tuple[int, ...] | None = None
 
     def fork(self) -> GuidedConstraint:
         """Return the same state, to be moved on by itself."""
-        return GuidedConstraint(
-            self._matcher.deep_copy(),
-            name=self._name,
-            size=self._size,
-            mask=self._mask,
-            forced=self._forced,
-            forcing=self._forcing,
-        )
+        other = GuidedConstraint(self._guide, self._matcher.deep_copy(), self._generation)
+        other._path, other._mask, other._forced = self._path, self._mask, self._forced
+        return other
 
     def allows(self, token_ids: Sequence[int]) -> int:
         """Return how many of these tokens may follow, one after the other."""
-        known = next((i for i, token_id in enumerate(token_ids) if not 0 <= token_id < self._size), len(token_ids))
-        return self._matcher.validate_tokens(list(token_ids[:known])) if known else 0
+        size = self._guide.size
+        known = next((i for i, token_id in enumerate(token_ids) if not 0 <= token_id < size), len(token_ids))
+        if not known:
+            return 0
+        found = self._matcher.validate_tokens(list(token_ids[:known]))
+        if self._matcher.is_error() and self._recovers():
+            found = self._matcher.validate_tokens(list(token_ids[:known]))
+        return found
 
     def advance(self, token_id: int) -> None:
         """Move the state on by a token.
@@ -86,13 +109,16 @@ class GuidedConstraint:
         Raises:
             ConstraintError: the token may not follow here, or the grammar takes too much time or memory.
         """
-        if not 0 <= token_id < self._size or (self._mask is not None and not self._mask[token_id]):
-            raise ConstraintError(f"token {token_id} may not follow here in an answer that keeps to {self._name}")
+        if not 0 <= token_id < self._guide.size or (self._mask is not None and not self._mask[token_id]):
+            raise self._refusal(token_id)
+        if not self._matcher.consume_token(token_id) and not (
+            self._recovers() and self._matcher.consume_token(token_id)
+        ):
+            raise self._failure() or self._refusal(token_id)
+        self._path = self._path, token_id
         self._mask = None
         # What was forced is so still, one token less, and finding out again would take as long as it is.
         self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token_id else None
-        if not self._matcher.consume_token(token_id):
-            raise self._failure(f"token {token_id} may not follow here in an answer that keeps to {self._name}")
 
     def mask(self) -> BoolArray:
         """Return ``[size]`` which tokens may follow, read-only.
@@ -101,11 +127,13 @@ class GuidedConstraint:
             ConstraintError: no token may, or the grammar takes too much time or memory.
         """
         if self._mask is None:
-            words = np.zeros((self._size + 31) // 32, dtype=np.int32)
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            mask = np.unpackbits(words.view(np.uint8), count=self._size, bitorder="little").view(np.bool_)
+            mask = self._find_mask()
+            if self._matcher.is_error() and self._recovers():
+                mask = self._find_mask()
             if self._matcher.is_error() or not mask.any():
-                raise self._failure(f"no token of this model's vocabulary can go on with an answer in {self._name}")
+                raise self._failure() or ConstraintError(
+                    f"no token of this model's vocabulary can go on with an answer in {self._guide.name}"
+                )
             mask.flags.writeable = False
             self._mask = mask
         return self._mask
@@ -113,25 +141,47 @@ class GuidedConstraint:
     def forced(self) -> Sequence[int]:
         """Return tokens that spell what has to follow; empty where there is a choice."""
         if self._forced is None:
-            self._forced = () if self._forcing.is_slow else self._find_forced()
+            self._forced = () if self._guide.is_slow else self._find_forced()
         return self._forced
+
+    def _find_mask(self) -> BoolArray:
+        words = np.zeros((self._guide.size + 31) // 32, dtype=np.int32)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        return np.unpackbits(words.view(np.uint8), count=self._guide.size, bitorder="little").view(np.bool_)
 
     def _find_forced(self) -> tuple[int, ...]:
         began = time.perf_counter()
-        # Of a copy, as what takes too long to find out leaves a state that is of no further use.
         ahead = self._matcher.deep_copy()
         # Masks look for no such bytes (see grammars.py), and tokens are made of those that were looked for.
         ahead.compute_ff_bytes()
         found = ahead.compute_ff_tokens()[:_MOST_FORCED]
-        self._forcing.is_slow = time.perf_counter() - began > _SLOW_S
+        if ahead.is_error() or time.perf_counter() - began > _SLOW_S:
+            self._guide.is_slow = True
         return tuple(found[: self.allows(found)])
 
-    def _failure(self, refused: str) -> ConstraintError:
+    def _recovers(self) -> bool:
+        """Whether the state goes on with other automata, if it failed since too much was taken of its own."""
+        if not is_excess(self._matcher.get_error()):
+            return False
+        self._matcher, self._generation = self._guide.renewed(self._generation)
+        token_ids: list[int] = []
+        path = self._path
+        while path is not None:
+            path, token_id = path
+            token_ids.append(token_id)
+        return not token_ids or self._matcher.consume_tokens(token_ids[::-1])
+
+    def _refusal(self, token_id: int) -> ConstraintError:
+        return ConstraintError(f"token {token_id} may not follow here in an answer that keeps to {self._guide.name}")
+
+    def _failure(self) -> ConstraintError | None:
+        """Return the error of a state that failed by itself, and not by what it was given."""
         error = self._matcher.get_error()
         if is_excess(error):
             return ConstraintError(
-                f"{self._name} takes too much time or memory at this place of the answer: give one with fewer "
+                f"{self._guide.name} takes too much time or memory at this place of the answer: give one with fewer "
                 "alternatives, optional parts and counted repetitions"
             )
-        # What is refused for no such reason has no more to it than that.
-        return ConstraintError(refused if not error or "token" in error else f"{refused}: {reason_of(error)}")
+        if not error or "token" in error or "NoExtension" in error:
+            return None
+        return ConstraintError(f"an answer in {self._guide.name} cannot go on: {reason_of(error)}")

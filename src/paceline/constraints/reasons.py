@@ -8,8 +8,16 @@ LONGEST = 240
 """Characters of a reason."""
 
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
-_WRAPPING = ("failed to compile JSON schema: ", "while processing json-schema:///")
 _EXCERPT = re.compile(r"^ *\d+ \|")
+_NO_REASON = re.compile(r"^ *\d+ \||^[ ^]*$|^ *while processing ")
+"""Lines of the source, what points into them, and what llguidance was at."""
+
+_SAID = {
+    "Unable to determine if regex is empty": (
+        "whether a text can match all of these patterns and lengths takes too long to tell: leave some out"
+    ),
+    "oneOf constraints": "oneOf is supported where no JSON could match two of its parts: say anyOf",
+}
 _TOO_MUCH = (
     "too big",
     "too large",
@@ -29,6 +37,11 @@ def is_excess(error: str) -> bool:
     return any(part in error for part in _TOO_MUCH)
 
 
+def without_excerpt(error: str) -> str:
+    """Return an error without the lines of llguidance's own grammar, but with all else that tells its place."""
+    return "\n".join(line for line in error.split("\n<non-verbose/>")[0].splitlines() if not _EXCERPT.match(line))
+
+
 def reason_of(error: str, *, with_place: bool = False) -> str:
     """Return an error of llguidance on one line of bounded length.
 
@@ -36,22 +49,19 @@ def reason_of(error: str, *, with_place: bool = False) -> str:
         error: what llguidance said.
         with_place: say the line and column too; they are those of llguidance's own grammar.
     """
-    if error.startswith("Unable to determine if regex is empty"):
-        return "whether a text can match all of these patterns and lengths takes too long to tell: leave some out"
-    if error.startswith("oneOf constraints"):
-        return "oneOf is supported where no JSON could match two of its parts: say anyOf"
     if error.startswith("panic") or "<backtrace>" in error:
         return "the grammar library could not take it"
     text = error.split("\n<non-verbose/>")[0]
     place = _PLACE.match(text)
-    lines = [line.strip() for line in text[place.end() if place else 0 :].splitlines() if not _EXCERPT.match(line)]
-    lines = [line.removeprefix(_WRAPPING[0]) for line in lines if line.strip("^ ") and _WRAPPING[1] not in line]
-    if place and "invalid regex" in lines[0]:
-        lines[0] = "invalid regular expression"
-    causes = [line for line in lines if line.startswith("error: ")]
+    text = text[place.end() if place else 0 :].removeprefix("failed to compile JSON schema: ")
+    for beginning, said in _SAID.items():
+        if text.startswith(beginning):
+            return said
+    lines = [line.strip() for line in text.splitlines() if not _NO_REASON.match(line)]
+    causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if causes:
-        lines = [lines[0].split(" (in regex)")[0].removesuffix(" regex parse error:").rstrip(":"), causes[-1][7:]]
-    said = ": ".join(lines[:1] + lines[1:] if causes else [" ".join(lines)])
+        lines = ["invalid regular expression:", causes[-1]]
+    said = " ".join(lines)
     if place and with_place:
         said = f"line {place[1]}, column {place[2]}: {said}"
     return said if len(said) <= LONGEST else said[: LONGEST - 3] + "..."

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llguidance")
+
+from paceline.constraints import Choice, CompilingLimits, ConstraintCompiler, Gbnf, JsonSchema, Lark, Regex, compiling
+from paceline.core.errors import CapabilityError, ConstraintError, QueueFullError
+from paceline.engines.scripted import ScriptedVocabulary
+from tests.constraints.helpers import BYTES, accepts, allowed_texts
+
+WAIT_S = 30.0
+"""Longest wait for what is to come at once; a test that needs it fails."""
+
+
+def count_compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    compiled: list[str] = []
+    grammar_of = compiling.grammar_of
+
+    def counted(source: object, vocabulary: object) -> str:
+        compiled.append(source.text)  # type: ignore[attr-defined]
+        return grammar_of(source, vocabulary)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compiling, "grammar_of", counted)
+    return compiled
+
+
+def test_a_source_is_compiled_once_and_each_answer_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = count_compiled(monkeypatch)
+    compiler = ConstraintCompiler(BYTES)
+    first = compiler.compile(Regex("ab"))
+    first.advance(ord("a"))
+    assert allowed_texts(compiler.compile(Regex("ab")), BYTES) == {b"a"}
+    assert compiled == ["ab"]
+
+
+def test_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = count_compiled(monkeypatch)
+    compiler = ConstraintCompiler(BYTES, CompilingLimits(kept=2))
+    for text in ("a", "b", "a", "c", "a", "b"):
+        compiler.compile(Regex(text))
+    assert compiled == ["a", "b", "c", "b"]
+
+
+def test_no_more_bytes_are_kept_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = count_compiled(monkeypatch)
+    compiler = ConstraintCompiler(BYTES, CompilingLimits(kept_bytes=10))
+    for text in ("aaaa", "bbbb", "cccc", "bbbb", "d" * 11, "d" * 11):
+        compiler.compile(Regex(text))
+    assert compiled == ["aaaa", "bbbb", "cccc", "d" * 11, "d" * 11]
+
+
+def test_sources_in_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = count_compiled(monkeypatch)
+    compiler = ConstraintCompiler(BYTES)
+    found: dict[int, bool] = {}
+
+    def work(i: int) -> None:
+        state = compiler.compile(Regex(f"(a|b){{{i % 4}}}c"))
+        found[i] = accepts(state, "ab"[i % 2] * (i % 4) + "c")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert found == dict.fromkeys(range(16), True)
+    assert sorted(compiled) == [f"(a|b){{{i}}}c" for i in range(4)]
+
+
+def test_what_takes_too_long_is_refused_and_the_next_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    grammar_of = compiling.grammar_of
+
+    def slow(source: object, vocabulary: object) -> str:
+        if source == Regex("slow"):
+            begun.set()
+            assert goes_on.wait(WAIT_S)
+        return grammar_of(source, vocabulary)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compiling, "grammar_of", slow)
+    compiler = ConstraintCompiler(BYTES, CompilingLimits(compile_s=0.2))
+    kept = compiler.compile(Regex("kept"))
+    with pytest.raises(ConstraintError, match=r"^the regular expression takes more than 0\.2 s to compile: make it"):
+        compiler.compile(Regex("slow"))
+    assert begun.is_set()
+    with pytest.raises(QueueFullError, match="other grammars are still being compiled"):
+        compiler.compile(Regex("next"))
+    # What is compiled already waits for nothing.
+    assert allowed_texts(compiler.compile(Regex("kept")), BYTES) == allowed_texts(kept, BYTES)
+    goes_on.set()
+    patient = ConstraintCompiler(BYTES)
+    assert accepts(patient.compile(Regex("next")), "next")
+
+
+def test_an_error_leaves_the_compiler_as_it_was() -> None:
+    compiler = ConstraintCompiler(BYTES)
+    for _ in range(3):
+        with pytest.raises(ConstraintError, match="unclosed character class"):
+            compiler.compile(Regex("[a"))
+    assert accepts(compiler.compile(Regex("a")), "a")
+
+
+@pytest.mark.parametrize(
+    ("source", "begins"),
+    [
+        (JsonSchema({"type": "object"}), "b'{'"),
+        (JsonSchema({"enum": ["a", {}]}), "b'\"'"),
+        (Regex("xy"), "b'x'"),
+        (Regex("x?"), "b'x'"),
+        (Gbnf('root ::= "é" | "ü"'), r"b'\xc3'"),
+    ],
+)
+def test_a_vocabulary_that_cannot_spell_a_grammar(source: Regex, begins: str) -> None:
+    vocabulary = ScriptedVocabulary([b"a", b"b", b"}", b"<end>"], end_ids=[3])
+    with pytest.raises(ConstraintError) as raised:
+        ConstraintCompiler(vocabulary).compile(source)
+    assert str(raised.value) == (
+        f"the vocabulary of this model cannot spell {source.name}: no token may come first, "
+        f"and a text would begin with {begins}: use another model, or leave the grammar out"
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        JsonSchema({"$ref": "#"}),
+        JsonSchema(False),
+        Lark('start: start "a"'),
+        Lark("start: start"),
+    ],
+)
+def test_a_source_that_allows_nothing(source: Lark) -> None:
+    with pytest.raises(ConstraintError, match=f"^{source.name} .*allows no text at all: no answer could keep to it$"):
+        ConstraintCompiler(BYTES).compile(source)
+
+
+def test_an_answer_may_be_empty_if_nothing_else_is_said() -> None:
+    assert accepts(Gbnf('root ::= ""'), "")
+    assert accepts(Choice([""]), "")
+
+
+def test_a_model_without_an_end_is_refused() -> None:
+    with pytest.raises(CapabilityError, match="no end-of-generation token"):
+        ConstraintCompiler(ScriptedVocabulary([b"a"])).compile(Regex("a"))
+
+
+def test_a_model_whose_tokens_tell_no_bytes_is_refused() -> None:
+    with pytest.raises(CapabilityError, match="does not tell what its tokens spell"):
+        ConstraintCompiler(ScriptedVocabulary([b"", b"<end>"], end_ids=[1])).compile(Regex("a"))
+
+
+def test_without_the_library_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    with pytest.raises(CapabilityError, match=r"which comes with the extra: pip install 'paceline\[constraints\]'"):
+        ConstraintCompiler(BYTES).compile(Regex("a"))
+
+
+def random_value(draws: random.Random, depth: int = 0) -> object:
+    kinds = ["null", "bool", "int", "float", "text"] + ["list", "object"] * (depth < 3)
+    match draws.choice(kinds):
+        case "null":
+            return None
+        case "bool":
+            return draws.random() < 0.5
+        case "int":
+            return draws.randrange(-(10**6), 10**6)
+        case "float":
+            return round(draws.uniform(-1e3, 1e3), 3)
+        case "text":
+            return "".join(draws.choice('ab "\\\n\té🙂{}[]:,') for _ in range(draws.randrange(6)))
+        case "list":
+            return [random_value(draws, depth + 1) for _ in range(draws.randrange(4))]
+        case _:
+            return {f"k{i}": random_value(draws, depth + 1) for i in range(draws.randrange(4))}
+
+
+def schema_of(value: object) -> dict[str, object]:
+    """Return a schema that a value keeps to, and few others."""
+    match value:
+        case None:
+            return {"type": "null"}
+        case bool():
+            return {"const": value}
+        case int():
+            return {"type": "integer", "minimum": value - 5, "maximum": value + 5}
+        case float():
+            return {"type": "number"}
+        case str():
+            return {"type": "string", "minLength": len(value), "maxLength": len(value)}
+        case list():
+            return {"type": "array", "prefixItems": [schema_of(item) for item in value], "items": False}
+        case dict():
+            return {
+                "type": "object",
+                "properties": {key: schema_of(each) for key, each in value.items()},
+                "required": list(value),
+                "additionalProperties": False,
+            }
+        case _:
+            raise AssertionError(value)
+
+
+def test_random_values_keep_to_their_own_schemas() -> None:
+    import json
+
+    compiler = ConstraintCompiler(BYTES)
+    refused = 0
+    for seed in range(60):
+        draws = random.Random(seed)
+        value, other = {"a": random_value(draws), "b": [random_value(draws)]}, random_value(draws)
+        state = compiler.compile(JsonSchema(schema_of(value)))
+        text = json.dumps(value, ensure_ascii=False, indent=draws.choice([None, 1]))
+        assert accepts(state, text)
+        assert not accepts(state, json.dumps(other, ensure_ascii=False))
+        broken = text.replace(draws.choice('{}[]:"'), "", 1)
+        assert not accepts(state, broken) or broken == text
+        refused += broken != text
+    assert refused > 40
+
+
+def test_every_text_of_a_masked_walk_is_valid() -> None:
+    import json
+
+    compiler = ConstraintCompiler(BYTES)
+    start = compiler.compile(
+        JsonSchema({"type": "array", "items": {"enum": [1, "é", None, {"a": []}]}, "maxItems": 4}, whitespace="none")
+    )
+    lengths = set()
+    for seed in range(100):
+        draws = np.random.default_rng(seed)
+        state, answer = start.fork(), bytearray()
+        while True:
+            token_id = int(draws.choice(np.flatnonzero(state.mask())))
+            state.advance(token_id)
+            if token_id in BYTES.end_ids:
+                break
+            answer.append(token_id)
+        value = json.loads(answer.decode())
+        assert all(item in (1, "é", None, {"a": []}) for item in value)
+        lengths.add(len(value))
+    assert lengths == {0, 1, 2, 3, 4}

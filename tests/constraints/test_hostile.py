@@ -1,0 +1,212 @@
+"""Sources that are made to take long: each is refused in a line, or works, in bounded time.
+
+What bounds them is not a clock: the deadline of the compiler is an hour here, and a test that needs it hangs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llguidance")
+
+from paceline.constraints import CompilingLimits, ConstraintCompiler, Gbnf, JsonSchema, Lark, Regex, Source
+from paceline.core.errors import ConstraintError
+from tests.constraints.helpers import BYTES
+
+MOST_S = 60.0
+"""Seconds of each on a machine that does other things too; they take less than two."""
+
+COMPILER = ConstraintCompiler(BYTES, CompilingLimits(compile_s=3_600.0))
+
+REFUSED = "the most is|takes too much time|too large to compile|make it smaller|nested"
+
+
+def chain(length: int, link: Callable[[str], dict[str, Any]], end: object = True) -> dict[str, Any]:
+    """Return a schema of definitions each of which refers to the next."""
+    parts = {f"a{i}": link(f"#/$defs/a{i + 1}") for i in range(length)}
+    return {"$ref": "#/$defs/a0", "$defs": {**parts, f"a{length}": end}}
+
+
+def rules(length: int, link: str, end: str, assign: str) -> str:
+    lines = [f"r{i} {assign} " + link.replace("NEXT", f"r{i + 1}") for i in range(length)]
+    return "\n".join([*lines, f"r{length} {assign} {end}"])
+
+
+def either(index: int) -> dict[str, Any]:
+    return {"anyOf": [{"type": "object", "properties": {f"{letter}{index}": {"type": "null"}}} for letter in "ab"]}
+
+
+def nested(levels: int) -> str:
+    return '{"items":' * levels + "true" + "}" * levels
+
+
+SOURCES: dict[str, tuple[Callable[[], Source], str | None]] = {
+    "nested 90": (lambda: JsonSchema(nested(90)), None),
+    "nested 150": (lambda: JsonSchema(nested(150)), "nested more than 100 levels deep"),
+    "nested 10000": (lambda: JsonSchema(nested(10_000)), "nested too deeply"),
+    "enum of 50000": (lambda: JsonSchema({"enum": [f"v{i}" for i in range(50_000)]}), None),
+    "enum of 10^6": (lambda: JsonSchema({"enum": list(range(10**6))}), "the most is 524,288"),
+    "anyOf of 20000": (lambda: JsonSchema({"anyOf": [{"const": i} for i in range(20_000)]}), "more than 10,000 parts"),
+    "allOf of anyOf": (lambda: JsonSchema({"allOf": [either(i) for i in range(20)]}), "too large to compile"),
+    "allOf of patterns": (
+        lambda: JsonSchema({"allOf": [{"type": "string", "pattern": f"^(.*{letter}.*)$"} for letter in "abcdefghij"]}),
+        "takes too long to tell",
+    ),
+    "multipleOf": (lambda: JsonSchema({"type": "integer", "multipleOf": 1_000_003}), "#/multipleOf: .*100,000"),
+    "multiples": (
+        lambda: JsonSchema({"allOf": [{"type": "integer", "multipleOf": n} for n in (9_973, 9_967)]}),
+        "#/allOf/0/multipleOf and #/allOf/1/multipleOf: numbers whose least common multiple",
+    ),
+    "multiples apart": (
+        lambda: JsonSchema({"properties": {"a": {"multipleOf": 0.01}, "b": {"multipleOf": 25}}}),
+        None,
+    ),
+    "maxLength 10^9": (lambda: JsonSchema({"type": "string", "minLength": 10**9}), None),
+    "minItems 10^9": (lambda: JsonSchema({"type": "array", "minItems": 10**9}), None),
+    "minItems 10^9 of one text": (
+        lambda: JsonSchema({"items": {"const": "x" * 1000}, "type": "array", "minItems": 10**9}, whitespace="none"),
+        None,
+    ),
+    "minimum 1e300": (lambda: JsonSchema({"type": "integer", "minimum": 1e300}), "integer range"),
+    "$ref in a circle": (lambda: JsonSchema(chain(2, lambda _: {"$ref": "#/$defs/a0"})), "allows no text at all"),
+    "$ref of 4000": (
+        lambda: JsonSchema(chain(4_000, lambda following: {"properties": {"x": {"$ref": following}}})),
+        None,
+    ),
+    "$ref of 9000": (lambda: JsonSchema(chain(9_000, lambda following: {"$ref": following})), None),
+    "$ref of 10^5": (lambda: JsonSchema(chain(100_000, lambda following: {"$ref": following})), "the most is 524,288"),
+    "2^40 by $ref": (
+        lambda: JsonSchema(chain(40, lambda following: {"allOf": [{"$ref": following}] * 2}, {"type": "string"})),
+        None,
+    ),
+    "optional 1900": (lambda: JsonSchema({"type": "object", "properties": {f"p{i}": {} for i in range(1_900)}}), None),
+    "optional 9000": (
+        lambda: JsonSchema({"type": "object", "properties": {f"p{i}": {} for i in range(9_000)}}),
+        "#: 9,000 optional properties, and the most is 2,000",
+    ),
+    "patternProperties": (
+        lambda: JsonSchema({"type": "object", "patternProperties": {f"^v.{{{i}}}x$": {} for i in range(200)}}),
+        "more than 100 patternProperties",
+    ),
+    "patterns": (
+        lambda: JsonSchema({"anyOf": [{"pattern": "(a|b)?" * 1_000}] * 50}),
+        "a pattern has more than 8,000 characters, or all",
+    ),
+    "const of 400000": (lambda: JsonSchema({"const": "a" * 400_000}), None),
+    "regex (a|a)*": (lambda: Regex("(a|a)*"), None),
+    "regex (a{1,1000}){1,1000}": (lambda: Regex("(a{1,1000}){1,1000}"), None),
+    "regex (x+x+)+y": (lambda: Regex("(x+x+)+y"), None),
+    "regex a{10^9}": (lambda: Regex("a{1000000000}"), None),
+    "regex (a|b)?(a|b)?": (lambda: Regex("(a|b)?" * 1_000), None),
+    "regex of 10^5": (lambda: Regex("a" * 100_000), "the most is 8,000"),
+    "regex ((((": (lambda: Regex("(" * 1_000 + "a" + ")" * 1_000), "maximum number of nested"),
+    "Lark alternation": (lambda: Lark("start: " + " | ".join(f'"v{i}"' for i in range(100_000))), REFUSED),
+    "Lark ((((": (lambda: Lark("start: " + "(" * 1_000 + '"a"' + ")" * 1_000), "too deeply nested"),
+    "Lark rules in a row": (lambda: Lark("start: r0\n" + rules(400, "NEXT", '"a"', ":")), None),
+    "Lark rules": (lambda: Lark("start: r0\n" + rules(3_000, "NEXT", '"a"', ":")), "500"),
+    "Lark terminals doubled": (lambda: Lark("start: R0\n" + rules(400, "NEXT NEXT", '"a"', ":").upper()), REFUSED),
+    "Lark ambiguous": (lambda: Lark('start: start start start | "a" |'), None),
+    "GBNF alternation": (lambda: Gbnf("root ::= " + " | ".join(f'"v{i}"' for i in range(2_000))), None),
+    "GBNF alternation of 10^5": (
+        lambda: Gbnf("root ::= " + "|".join(['"a"'] * 100_000)),
+        "more than 20,000 characters",
+    ),
+    "GBNF ((((": (lambda: Gbnf("root ::= " + "(" * 10_000 + '"a"' + ")" * 10_000), "nested more than 60 deep"),
+    "GBNF rules in a row": (lambda: Gbnf("root ::= r0\n" + rules(1_900, '"a" NEXT', '"b"', "::=")), None),
+    "GBNF rules doubled": (lambda: Gbnf("root ::= r0\n" + rules(1_900, "NEXT NEXT", '"b"', "::=")), None),
+    "GBNF nothing doubled": (lambda: Gbnf('root ::= "a" r0\n' + rules(1_900, "NEXT NEXT", '""', "::=")), None),
+    "GBNF rules": (lambda: Gbnf("root ::= r0\n" + rules(3_000, "NEXT", '"b"', "::=")), "3,002 rules, and the most is"),
+    "GBNF counts": (lambda: Gbnf('root ::= (("a"{1,50}){1,50}){1,50}'), "more than 2,000 repetitions"),
+    "GBNF nullable": (lambda: Gbnf('root ::= (x* y*)*\nx ::= y* | "x"?\ny ::= (x? "y"?)*'), None),
+    "GBNF words": (lambda: Gbnf("root ::= (" + " | ".join(f'"{i:b}"' for i in range(1_000)) + ")* [01]"), None),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_hostile_source_takes_bounded_time(name: str) -> None:
+    make, message = SOURCES[name]
+    began = time.monotonic()
+    if message is None:
+        state = COMPILER.compile(make())
+        draws = np.random.default_rng(0)
+        for _ in range(30):
+            # What takes too much in the middle of an answer ends that answer, in a line too.
+            try:
+                token_id = int(draws.choice(np.flatnonzero(state.mask())))
+                assert state.allows(list(state.forced())) == len(state.forced())
+                state.advance(token_id)
+            except ConstraintError as error:
+                assert "takes too much time or memory at this place of the answer" in str(error)  # noqa: PT017
+                break
+            if token_id in BYTES.end_ids:
+                break
+    else:
+        with pytest.raises(ConstraintError, match=message) as raised:
+            COMPILER.compile(make())
+        assert "\n" not in str(raised.value)
+        assert len(str(raised.value)) < 400
+    assert time.monotonic() - began < MOST_S
+
+
+REASONS: dict[str, tuple[dict[str, Any] | str, str]] = {
+    "type": ({"properties": {"a": {"type": "hiccup"}}}, "#/properties/a/type: Invalid type: hiccup"),
+    "format": ({"items": {"type": "string", "format": "nonsense"}}, "#/items/format: Unknown format: nonsense"),
+    "keyword": (
+        {"properties": {"a": {"uniqueItems": True}}},
+        '#/properties/a/uniqueItems: Unimplemented keys: ["uniqueItems"]',
+    ),
+    "pattern": (
+        {"type": "array", "prefixItems": [{}, {"type": "string", "pattern": "^(?!x)"}]},
+        "#/prefixItems/1/pattern: invalid regular expression: look-around, including look-ahead",
+    ),
+    "remote": ({"items": {"$ref": "https://a.b/c.json"}}, "#/items/$ref: Resource 'https://a.b/c.json' is not present"),
+    "missing": ({"items": {"$ref": "#/$defs/none"}}, "#/items/$ref: Pointer '/$defs/none' does not exist"),
+    "allOf": ({"allOf": [{"type": "string"}, {"type": "null"}]}, "Unsatisfiable schema: incompatible types"),
+    "enum": ({"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]}, "is unsatisfiable"),
+    "oneOf": ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "#/oneOf: oneOf is supported where no JSON could match"),
+    "list": ("[1]", "a JSON schema is an object, true or false, and this is neither"),
+    "ours": ({"x-guidance": {"lenient": True}}, "x-guidance in a JSON schema is not supported: leave it out"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_schema_that_cannot_be_used_is_told_where(name: str) -> None:
+    schema, message = REASONS[name]
+    with pytest.raises(ConstraintError) as raised:
+        COMPILER.compile(JsonSchema(schema))
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+UNSUPPORTED = (
+    '{"not":{"type":"string"}}',
+    '{"if":{"required":["a"]},"then":{"required":["b"]}}',
+    '{"propertyNames":{"pattern":"a"}}',
+    '{"dependentRequired":{"a":["b"]}}',
+    '{"dependentSchemas":{"a":{}}}',
+    '{"contains":{"type":"string"}}',
+    '{"minContains":1}',
+    '{"uniqueItems":true}',
+    '{"unevaluatedProperties":false}',
+    '{"unevaluatedItems":false}',
+    '{"$dynamicRef":"#a"}',
+    '{"dependencies":{"a":["b"]}}',
+)
+
+
+@pytest.mark.parametrize("schema", UNSUPPORTED)
+def test_no_keyword_that_means_something_is_ignored(schema: str) -> None:
+    with pytest.raises(ConstraintError, match="Unimplemented keys"):
+        COMPILER.compile(JsonSchema(schema))
+
+
+def test_what_lark_says_of_a_place_is_told() -> None:
+    with pytest.raises(
+        ConstraintError, match=r'^the Lark grammar cannot be used: line 2, column 4: unknown name: "b"$'
+    ):
+        COMPILER.compile(Lark("start: a\na: b"))
