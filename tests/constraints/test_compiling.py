@@ -8,7 +8,17 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from paceline.constraints import Choice, CompilingLimits, ConstraintCompiler, Gbnf, JsonSchema, Lark, Regex, compiling
+from paceline.constraints import (
+    Choice,
+    CompilingLimits,
+    ConstraintCompiler,
+    Gbnf,
+    JsonSchema,
+    Lark,
+    Regex,
+    compiling,
+    grammars,
+)
 from paceline.core.errors import CapabilityError, ConstraintError, QueueFullError
 from paceline.engines.scripted import ScriptedVocabulary
 from tests.constraints.helpers import BYTES, accepts, allowed_texts
@@ -19,7 +29,7 @@ WAIT_S = 30.0
 
 def count_compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     compiled: list[str] = []
-    grammar_of = compiling.grammar_of
+    grammar_of = grammars.grammar_of
 
     def counted(source: object, vocabulary: object) -> str:
         compiled.append(source.text)  # type: ignore[attr-defined]
@@ -74,7 +84,7 @@ def test_sources_in_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_takes_too_long_is_refused_and_the_next_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on = threading.Event(), threading.Event()
-    grammar_of = compiling.grammar_of
+    grammar_of = grammars.grammar_of
 
     def slow(source: object, vocabulary: object) -> str:
         if source == Regex("slow"):

@@ -40,12 +40,14 @@ class Guide:
 
     Attributes:
         is_slow: whether finding what has to follow took long, or failed.
+        spoiled: the last generation of automata that a state took too much of; none at first.
     """
 
     def __init__(self, name: str, size: int, build: Callable[[], LLMatcher]) -> None:
         self.name = name
         self.size = size
         self.is_slow = False
+        self.spoiled = -1
         self._build = build
         self._lock = threading.Lock()
         self._matcher = build()
@@ -53,16 +55,20 @@ class Guide:
 
     def start(self) -> GuidedConstraint:
         """Return the state in which an answer begins."""
-        with self._lock:
-            return GuidedConstraint(self, self._matcher.deep_copy(), self._generation)
+        return GuidedConstraint(self, *self.fresh())
 
-    def renewed(self, generation: int) -> tuple[LLMatcher, int]:
-        """Return a start state with other automata than those of a generation, and of which generation they are."""
+    def fresh(self) -> tuple[LLMatcher, int]:
+        """Return a start state with automata that are not spoiled, and of which generation they are."""
         with self._lock:
-            if self._generation == generation:
+            if self._generation <= self.spoiled:
                 self._matcher = self._build()
                 self._generation += 1
             return self._matcher.deep_copy(), self._generation
+
+    def spoil(self, generation: int) -> None:
+        """Note that the states of a generation are of no further use."""
+        with self._lock:
+            self.spoiled = max(self.spoiled, generation)
 
 
 class GuidedConstraint:
@@ -98,10 +104,8 @@ class GuidedConstraint:
         known = next((i for i, token_id in enumerate(token_ids) if not 0 <= token_id < size), len(token_ids))
         if not known:
             return 0
-        found = self._matcher.validate_tokens(list(token_ids[:known]))
-        if self._matcher.is_error() and self._recovers():
-            found = self._matcher.validate_tokens(list(token_ids[:known]))
-        return found
+        self._keep_up()
+        return self._matcher.validate_tokens(list(token_ids[:known]))
 
     def advance(self, token_id: int) -> None:
         """Move the state on by a token.
@@ -111,6 +115,7 @@ class GuidedConstraint:
         """
         if not 0 <= token_id < self._guide.size or (self._mask is not None and not self._mask[token_id]):
             raise self._refusal(token_id)
+        self._keep_up()
         if not self._matcher.consume_token(token_id) and not (
             self._recovers() and self._matcher.consume_token(token_id)
         ):
@@ -127,6 +132,7 @@ class GuidedConstraint:
             ConstraintError: no token may, or the grammar takes too much time or memory.
         """
         if self._mask is None:
+            self._keep_up()
             mask = self._find_mask()
             if self._matcher.is_error() and self._recovers():
                 mask = self._find_mask()
@@ -150,20 +156,27 @@ class GuidedConstraint:
         return np.unpackbits(words.view(np.uint8), count=self._guide.size, bitorder="little").view(np.bool_)
 
     def _find_forced(self) -> tuple[int, ...]:
+        self._keep_up()
         began = time.perf_counter()
         ahead = self._matcher.deep_copy()
         # Masks look for no such bytes (see grammars.py), and tokens are made of those that were looked for.
         ahead.compute_ff_bytes()
         found = ahead.compute_ff_tokens()[:_MOST_FORCED]
-        if ahead.is_error() or time.perf_counter() - began > _SLOW_S:
+        if self._spoils(ahead) or ahead.is_error() or time.perf_counter() - began > _SLOW_S:
             self._guide.is_slow = True
         return tuple(found[: self.allows(found)])
 
+    def _keep_up(self) -> None:
+        """Go on with new automata if another state took too much of those there were."""
+        if self._generation <= self._guide.spoiled:
+            self._renew()
+
     def _recovers(self) -> bool:
-        """Whether the state goes on with other automata, if it failed since too much was taken of its own."""
-        if not is_excess(self._matcher.get_error()):
-            return False
-        self._matcher, self._generation = self._guide.renewed(self._generation)
+        """Whether the state goes on with new automata, if it failed as too much was taken of those there were."""
+        return self._spoils(self._matcher) and self._renew() and not self._spoils(self._matcher)
+
+    def _renew(self) -> bool:
+        self._matcher, self._generation = self._guide.fresh()
         token_ids: list[int] = []
         path = self._path
         while path is not None:
@@ -171,12 +184,20 @@ class GuidedConstraint:
             token_ids.append(token_id)
         return not token_ids or self._matcher.consume_tokens(token_ids[::-1])
 
+    def _spoils(self, matcher: LLMatcher) -> bool:
+        """Whether a matcher of these automata failed as too much was taken of them, which is noted."""
+        if "lexer error" not in matcher.get_error():
+            return False
+        self._guide.spoil(self._generation)
+        return True
+
     def _refusal(self, token_id: int) -> ConstraintError:
         return ConstraintError(f"token {token_id} may not follow here in an answer that keeps to {self._guide.name}")
 
     def _failure(self) -> ConstraintError | None:
         """Return the error of a state that failed by itself, and not by what it was given."""
         error = self._matcher.get_error()
+        self._spoils(self._matcher)
         if is_excess(error):
             return ConstraintError(
                 f"{self._guide.name} takes too much time or memory at this place of the answer: give one with fewer "
