@@ -17,7 +17,7 @@ STACK_BYTES = 256 << 20
 _starting = threading.Lock()
 
 
-def run_bounded(work: Callable[[], T], seconds: float, *, refusal: str, ended: Callable[[], None]) -> T:
+def run_bounded(work: Callable[[], T], seconds: float, *, refusal: str, ended: Callable[[], None] | None = None) -> T:
     """Return what ``work`` returns, or raise what it raises.
 
     Nothing can end a thread: work that takes longer goes on, and nobody waits for it.
@@ -26,7 +26,7 @@ def run_bounded(work: Callable[[], T], seconds: float, *, refusal: str, ended: C
         work: what to do.
         seconds: how long to wait.
         refusal: message of the error if it takes longer.
-        ended: called when the work has ended, by its own thread.
+        ended: called when the work has ended, by its own thread; ``None`` for nothing.
 
     Raises:
         ConstraintError: the work takes longer.
@@ -41,13 +41,15 @@ def run_bounded(work: Callable[[], T], seconds: float, *, refusal: str, ended: C
         except BaseException as error:
             errors.append(error)
         finally:
-            ended()
+            if ended is not None:
+                ended()
             done.set()
 
     try:
         _start(threading.Thread(target=run, name="paceline-grammar", daemon=True))
     except BaseException:
-        ended()
+        if ended is not None:
+            ended()
         raise
     if not done.wait(seconds):
         raise ConstraintError(refusal)

@@ -133,7 +133,9 @@ class ConstraintCompiler:
                 self._kept_bytes -= num_bytes
 
     def _build(self, source: Source, tokenizer: LLTokenizer) -> Guide:
-        guide = Guide(source.name, self._vocabulary.size, lambda: self._matcher(source, tokenizer))
+        guide = Guide(
+            source.name, self._vocabulary.size, lambda: self._matcher(source, tokenizer), self._limits.compile_s
+        )
         self._check_start(source, guide)
         self._keep(source, guide)
         return guide
@@ -189,7 +191,8 @@ class ConstraintCompiler:
         """
         tokenizer = _byte_tokenizer()
         try:
-            return Guide(source.name, 257, lambda: self._matcher(source, tokenizer)).start().mask()[:256]
+            guide = Guide(source.name, 257, lambda: self._matcher(source, tokenizer), self._limits.compile_s)
+            return guide.start().mask()[:256]
         except ConstraintError:
             raise ConstraintError(f"{source.name} allows no text at all: no answer could keep to it") from None
 

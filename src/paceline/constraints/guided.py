@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from paceline.constraints.bounded import run_bounded
 from paceline.constraints.reasons import is_excess, reason_of
 from paceline.core.arrays import BoolArray
 from paceline.core.errors import ConstraintError
@@ -36,19 +37,22 @@ class Guide:
     Args:
         name: what the grammar is to its user, for messages.
         size: number of token ids.
-        build: makes llguidance's start state, with automata of its own.
+        build: makes llguidance's start state, with automata of its own. It is called here, and in a thread with much
+            stack later.
+        build_s: seconds until it is given up later.
 
     Attributes:
         is_slow: whether finding what has to follow took long, or failed.
         spoiled: the last generation of automata that a state took too much of; none at first.
     """
 
-    def __init__(self, name: str, size: int, build: Callable[[], LLMatcher]) -> None:
+    def __init__(self, name: str, size: int, build: Callable[[], LLMatcher], build_s: float) -> None:
         self.name = name
         self.size = size
         self.is_slow = False
         self.spoiled = -1
         self._build = build
+        self._build_s = build_s
         self._lock = threading.Lock()
         self._matcher = build()
         self._generation = 0
@@ -58,10 +62,14 @@ class Guide:
         return GuidedConstraint(self, *self.fresh())
 
     def fresh(self) -> tuple[LLMatcher, int]:
-        """Return a start state with automata that are not spoiled, and of which generation they are."""
+        """Return a start state with automata that are not spoiled, and of which generation they are.
+
+        Raises:
+            ConstraintError: new ones took too long to make.
+        """
         with self._lock:
             if self._generation <= self.spoiled:
-                self._matcher = self._build()
+                self._matcher = run_bounded(self._build, self._build_s, refusal=f"{self.name} takes too long to renew")
                 self._generation += 1
             return self._matcher.deep_copy(), self._generation
 
