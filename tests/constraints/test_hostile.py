@@ -52,7 +52,24 @@ SOURCES: dict[str, tuple[Callable[[], Source], str | None]] = {
     "enum of 50000": (lambda: JsonSchema({"enum": [f"v{i}" for i in range(50_000)]}), None),
     "enum of 10^6": (lambda: JsonSchema({"enum": list(range(10**6))}), "the most is 524,288"),
     "anyOf of 20000": (lambda: JsonSchema({"anyOf": [{"const": i} for i in range(20_000)]}), "more than 10,000 parts"),
-    "allOf of anyOf": (lambda: JsonSchema({"allOf": [either(i) for i in range(20)]}), "too large to compile"),
+    "allOf of anyOf": (
+        lambda: JsonSchema({"allOf": [either(i) for i in range(9)]}),
+        "#: allOf would join more than 256",
+    ),
+    "allOf of anyOf by $ref": (
+        lambda: JsonSchema(
+            {
+                "items": {"description": "a", "allOf": [{"$ref": f"#/$defs/a{i}"} for i in range(9)]},
+                "$defs": {f"a{i}": either(i) for i in range(9)},
+            }
+        ),
+        "#/items: allOf would join more than 256",
+    ),
+    "allOf of a long anyOf": (
+        lambda: JsonSchema({"allOf": [{"anyOf": [{"const": i} for i in range(500)]}, {"type": "integer"}]}),
+        None,
+    ),
+    "anyOf of many": (lambda: JsonSchema({"allOf": [{"anyOf": [{"const": i} for i in range(500)]}]}), None),
     "allOf of patterns": (
         lambda: JsonSchema({"allOf": [{"type": "string", "pattern": f"^(.*{letter}.*)$"} for letter in "abcdefghij"]}),
         "takes too long to tell",

@@ -29,6 +29,12 @@ MOST_OPTIONAL = 2_000
 MOST_PATTERNS = 100
 """``patternProperties`` of all objects together: any two of an object are compared, in 0.25 s for so many."""
 
+MOST_JOINED = 256
+"""Alternatives that ``allOf`` and ``$ref`` make of those of ``anyOf`` in them: 1,024 take 2 s for one mask."""
+
+_JOINED_DEEP = 10
+"""Levels of ``allOf`` and ``$ref`` that are looked at for them."""
+
 MOST_PATTERN = 8_000
 """Characters of a pattern: the memory goes with their square, and is 4 MB for so many."""
 
@@ -59,6 +65,7 @@ def check_schema(schema: Any) -> None:
         raise ConstraintError("x-guidance in a JSON schema is not supported: leave it out")
     multiples: dict[Fraction, Path] = {}
     num_patterns = num_letters = 0
+    alternatives = _Alternatives(schema)
     joining = False
     for i, (path, part) in enumerate(subschemas(schema)):
         if i >= MOST_SUBSCHEMAS:
@@ -85,6 +92,11 @@ def check_schema(schema: Any) -> None:
         if isinstance(part.get("multipleOf"), int | float) and not isinstance(part["multipleOf"], bool):
             multiples.setdefault(Fraction(str(part["multipleOf"])), path)
         joining = joining or any(key in part for key in _JOINING)
+        if alternatives.multiplied(part) > MOST_JOINED:
+            raise ConstraintError(
+                f"{said(path)}: allOf would join more than {MOST_JOINED} alternatives of anyOf and oneOf: "
+                "write out those that are wanted"
+            )
     _check_multiples(multiples, joining)
 
 
@@ -135,6 +147,46 @@ def said(path: Path) -> str:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+class _Alternatives:
+    """How many alternatives parts of a schema have once those of what they join are multiplied with one another."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._known: dict[tuple[int, int], tuple[int, bool]] = {}
+
+    def multiplied(self, part: dict[str, Any]) -> int:
+        """Return the alternatives of a part; 1 where none are multiplied with others."""
+        number, is_product = self._of(part, 0)
+        return number if is_product else 1
+
+    def _of(self, part: Any, depth: int) -> tuple[int, bool]:
+        if not isinstance(part, dict) or depth > _JOINED_DEEP:
+            return 1, False
+        key = id(part), depth
+        if key not in self._known:
+            others = (*_listed(part.get("allOf")), self._target(part.get("$ref")))
+            joined = [self._of(other, depth + 1) for other in others]
+            own = [len(_listed(part.get(keyword))) for keyword in ("anyOf", "oneOf")]
+            factors = [factor for factor in (*own, *(number for number, _ in joined)) if factor > 1]
+            is_product = len(factors) > 1 or any(inner for _, inner in joined)
+            self._known[key] = min(math.prod(factors), MOST_JOINED + 1), is_product
+        return self._known[key]
+
+    def _target(self, ref: Any) -> Any:
+        if not isinstance(ref, str) or not ref.startswith("#/"):
+            return None
+        found = self._schema
+        for key in ref[2:].split("/"):
+            if not isinstance(found, dict):
+                return None
+            found = found.get(key.replace("~1", "/").replace("~0", "~"))
+        return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _check_nesting(schema: Any) -> None:
