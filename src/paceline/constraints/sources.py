@@ -167,10 +167,6 @@ def _json_text(schema: Mapping[str, object] | bool | str, name: str) -> str:
     """Return a schema as JSON on one line, which NaN and infinity are no part of."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
-        if value is False:
-            raise ConstraintError(f"{name} is false, so it allows no answer at all: give one that does")
-        if value is True:
-            value = {}
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except RecursionError:
         raise ConstraintError(f"{name} is nested too deeply: name its parts under $defs and refer to them") from None
