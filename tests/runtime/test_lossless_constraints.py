@@ -28,17 +28,17 @@ from tests.runtime import test_lossless
 from tests.runtime.test_lossless import Asked, Scene, Tally, scenes
 from tests.tiers import by_tier
 
-NUM_SCENES = by_tier(2000, quick=100)
+NUM_SCENES = by_tier(400, quick=80)
 LEAST = {
-    "forced accepted": by_tier(20000, quick=900),
-    "said to be forced, and turned down": by_tier(2000, quick=90),
-    "drafts accepted beside": by_tier(20000, quick=900),
-    "ended by the grammar": by_tier(2000, quick=90),
-    "reasoning, then grammar, in one round": by_tier(400, quick=15),
-    "no token left": by_tier(100, quick=4),
+    "forced accepted": by_tier(3500, quick=600),
+    "said to be forced, and turned down": by_tier(300, quick=50),
+    "drafts accepted beside": by_tier(6000, quick=1000),
+    "ended by the grammar": by_tier(240, quick=40),
+    "reasoning, then grammar, in one round": by_tier(240, quick=40),
+    "no token left": by_tier(240, quick=40),
 }
 """Rounds or requests of each hard case that the examples have to show."""
-LEAST_PREEMPTIONS = by_tier(2000, quick=90)
+LEAST_PREEMPTIONS = by_tier(200, quick=25)
 
 small_head = test_lossless.small_head
 
