@@ -1,0 +1,120 @@
+"""What tool calls are made of: the deltas that an answer comes to, and the format that a family writes calls in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+ArgumentStyle: TypeAlias = Literal["json", "parameters", "key-values", "gemma", "python"]
+"""How arguments are written.
+
+``json``: an object. ``parameters``: ``<parameter=key>``, the value in lines of its own, ``</parameter>``.
+``key-values``: ``<arg_key>key</arg_key>``, ``<arg_value>value</arg_value>``. ``gemma``: an object with bare keys and
+strings between ``<|"|>``. ``python``: ``key=value`` with commas between.
+"""
+
+END_OF_VALUE = "\x1e"
+"""Stands in a response template where the end of a JSON value ends a call: a character that JSON's strings lack."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """More of what an answer says.
+
+    Attributes:
+        text: to be put behind what came before, calls or not.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A call of a tool.
+
+    Attributes:
+        index: of the call in the answer, from 0.
+        call_id: what the tool's result will name.
+        name: of the function.
+    """
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsDelta:
+    """More of a call's arguments.
+
+    Attributes:
+        index: of the call in the answer, from 0.
+        text: a piece of a JSON object's text.
+    """
+
+    index: int
+    text: str
+
+
+AnswerDelta: TypeAlias = ContentDelta | CallStarted | ArgumentsDelta
+"""What a piece of an answer's text came to."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCalls:
+    r"""How a family writes calls, for a grammar that forces them.
+
+    ::
+
+        opening  before name middle arguments after  between  before name middle arguments after  closing
+
+    Attributes:
+        trigger: what shows that a call begins, and does not stand in other text; empty where only the beginning of an
+            answer shows.
+        before: stands before the name; begins with the trigger, unless ``opening`` does.
+        middle: stands between the name and the arguments.
+        after: stands behind the arguments.
+        style: how the arguments are written.
+        opening: stands before the first call.
+        between: stands between two calls; ``None`` where an answer has one call at most.
+        closing: stands behind the last call.
+        lead: texts that may stand before all, such as the beginning of a message's header.
+        others: what an answer without a call begins with, where that is said; text follows.
+    """
+
+    trigger: str
+    before: str
+    middle: str
+    after: str
+    style: ArgumentStyle = "json"
+    opening: str = ""
+    between: str | None = "\n"
+    closing: str = ""
+    lead: str = ""
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFormat:
+    """How the models of a family write calls.
+
+    Attributes:
+        name: of the family.
+        template: describes an answer as Hugging Face's ``response_template`` does, reasoning left out.
+        signs: ways to know the family's chat templates: each has texts that are all in the source.
+        tails: what follows a call and belongs to it; with whitespace before it.
+        firsts: characters that the template's openings begin with; empty where these are not known.
+        bare: whether nothing marks a call: then one of an unknown function is content.
+        id_length: of ids made for calls that have none, letters and digits; 0 for OpenAI's form.
+        written: for a grammar; ``None`` where there is none.
+    """
+
+    name: str
+    template: Mapping[str, Any]
+    signs: tuple[tuple[str, ...], ...] = ()
+    tails: tuple[str, ...] = ()
+    firsts: str = ""
+    bare: bool = False
+    id_length: int = 0
+    written: WrittenCalls | None = None

@@ -1,0 +1,306 @@
+r"""The formats of the best-known families, for models that bring no response template, and how each is known.
+
+::
+
+    hermes         <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>         Qwen 2 to 3, Hermes, Granite 4
+    qwen-xml       <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>      Qwen3-Coder
+    llama          {"name": "f", "parameters": {"a": 1}}                                                    Llama 3.x
+    mistral-list   [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "abcdefghi"}]                     to Nemo
+    mistral        [TOOL_CALLS]f[ARGS]{"a": 1}                                                              later ones
+    deepseek       <|tool_calls_begin|><|tool_call_begin|>f<|tool_sep|>{"a": 1}<|tool_call_end|><|tool_calls_end|>
+                   (other characters in the names; R1 and V3 write a type before the name and a fence around the object)
+    gemma          <|tool_call>call:f{a:1}<tool_call|>                                                      Gemma 4
+    gpt-oss        <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
+    glm            <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>               GLM 4.x
+    lfm            <|tool_call_start|>[f(a=1)]<|tool_call_end|>                                             LFM2
+    kimi           <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}
+                   <|tool_call_end|><|tool_calls_section_end|>                                              Kimi K2
+    granite        <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                                      Granite 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from paceline.chat.tool_calls.base import END_OF_VALUE, ToolCallFormat, WrittenCalls
+from paceline.engines.base import Vocabulary
+
+_WHOLE: Final = "{content}"
+_CAPTURED: Final = {"name": "{name}", "arguments": _WHOLE}
+
+
+def _template(function: Any, **region: Any) -> dict[str, Any]:
+    """Return a response template of one region, in which calls stand."""
+    transform = {"type": "function", "function": function}
+    if "(?P<id>" in region.get("open_pattern", ""):
+        transform["id"] = "{id}"
+    return {
+        # Only what the model writes is read.
+        "start_anchor": "\0\0",
+        "fields": {
+            "tool_calls": {"repeats": True, "transform": transform, **region},
+            "content": {"content": "text"},
+        },
+    }
+
+
+def _json(function: Any, **opening: Any) -> dict[str, Any]:
+    """Return a response template of calls that end with a JSON value."""
+    return _template(function, content="json", close=END_OF_VALUE, **opening)
+
+
+def _tagged(name: str, tag: str, signs: tuple[tuple[str, ...], ...], *, listed: bool) -> ToolCallFormat:
+    """Return the format of objects with name and arguments between tags, one in each pair of tags or all in one."""
+    start, end = f"<{tag}>", f"</{tag}>"
+    written = WrittenCalls(
+        start,
+        '{"name": "' if listed else f'{start}\n{{"name": "',
+        '", "arguments": ',
+        "}" if listed else f"}}\n{end}",
+        opening=f"{start}[" if listed else "",
+        between=", " if listed else "\n",
+        closing=f"]{end}" if listed else "",
+    )
+    return ToolCallFormat(name, _json(_WHOLE, open=start), signs, tails=(end,), firsts="<", written=written)
+
+
+def _mistral(name: str, signs: tuple[tuple[str, ...], ...], written: WrittenCalls) -> ToolCallFormat:
+    """Return the format of Mistral's models, which read like each other's."""
+    pattern = (
+        r"\[TOOL_CALLS\](?P<name>[^\s\[\]{}\"]*)(?:\[CALL_ID\])?(?P<id>(?<=\[CALL_ID\])\w+|)"
+        r"(?:\[ARGS\](?=\s*\{)|(?<!\[TOOL_CALLS\])(?=\s*\{)|(?<=\[TOOL_CALLS\])(?=\s*\[\s*[\{\]]))"
+    )
+    template = _json(_CAPTURED, open_pattern=pattern)
+    return ToolCallFormat(name, template, signs, firsts="[", id_length=9, written=written)
+
+
+_GPT_OSS_HEADER: Final = (
+    r"(?:to=functions\.(?P<name>[\w.-]+) *<\|channel\|>(?:commentary|analysis)"
+    r"|<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[\w.-]+))"
+    r"[^<{]*(?:<\|constrain\|>[^<{]*)?<\|message\|>"
+)
+
+FORMATS: Final[tuple[ToolCallFormat, ...]] = (
+    ToolCallFormat(
+        "gpt-oss",
+        _json(_CAPTURED, open_pattern=_GPT_OSS_HEADER),
+        (("<|channel|>commentary", "functions."), ("<|channel|>analysis<|message|>", "functions.")),
+        tails=("<|call|>", "<|end|>"),
+        firsts="<t",
+        written=WrittenCalls(
+            "",
+            "<|channel|>commentary to=functions.",
+            " <|constrain|>json<|message|>",
+            "",
+            between=None,
+            lead="<|start|>assistant",
+            others=("<|channel|>final<|message|>",),
+        ),
+    ),
+    ToolCallFormat(
+        "gemma",
+        _template(
+            _CAPTURED,
+            open_pattern=r"<\|tool_call>call:(?P<name>[\w.-]+)(?=\{)",
+            close="<tool_call|>",
+            content="json",
+            content_args={"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+        ),
+        (("<|tool_call>call:",),),
+        firsts="<",
+        written=WrittenCalls("<|tool_call>", "<|tool_call>call:", "", "<tool_call|>", "gemma", between=""),
+    ),
+    ToolCallFormat(
+        "kimi",
+        _json(
+            _CAPTURED,
+            open_pattern=(
+                r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*"
+                r"(?P<id>(?:functions\.)?(?P<name>[^<\s:]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
+            ),
+        ),
+        (("<|tool_calls_section_begin|>",),),
+        tails=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        firsts="<",
+        written=WrittenCalls(
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>functions.",
+            ":{index}<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            opening="<|tool_calls_section_begin|>",
+            between="",
+            closing="<|tool_calls_section_end|>",
+        ),
+    ),
+    ToolCallFormat(
+        "deepseek",
+        _json(
+            _CAPTURED,
+            open_pattern=(
+                r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>\s*"
+                r"(?:function<｜tool▁sep｜>(?P<name>[^\s<{]+)\s*```json|(?P<name>[^\s<{]+)\s*<｜tool▁sep｜>(?=\s*\{))"
+            ),
+        ),
+        (("<｜tool▁calls▁begin｜>",),),
+        tails=("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+        firsts="<",
+        written=WrittenCalls(
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>",
+            opening="<｜tool▁calls▁begin｜>",
+            between="",
+            closing="<｜tool▁calls▁end｜>",
+        ),
+    ),
+    _mistral(
+        "mistral",
+        (("[TOOL_CALLS]", "[ARGS]"),),
+        WrittenCalls("[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", "", between=""),
+    ),
+    _mistral(
+        "mistral-list",
+        (("[TOOL_CALLS]",),),
+        WrittenCalls(
+            "[TOOL_CALLS]",
+            '{"name": "',
+            '", "arguments": ',
+            "}",
+            opening="[TOOL_CALLS][",
+            between=", ",
+            closing="]",
+        ),
+    ),
+    ToolCallFormat(
+        "lfm",
+        _template(
+            {"name": "{name}", "arguments": "{arguments}"},
+            open="<|tool_call_start|>",
+            close="<|tool_call_end|>",
+            content="python-call-list",
+            transform_each=True,
+        ),
+        (("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+        firsts="<",
+        written=WrittenCalls(
+            "<|tool_call_start|>",
+            "",
+            "(",
+            ")",
+            "python",
+            opening="<|tool_call_start|>[",
+            between=", ",
+            closing="]<|tool_call_end|>",
+        ),
+    ),
+    ToolCallFormat(
+        "glm",
+        _template(
+            _CAPTURED,
+            open_pattern=r"<tool_call>\s*(?P<name>[^\s<{]+)(?=\s*<)",
+            close="</tool_call>",
+            content="xml-inline",
+            content_args={
+                "tag_pattern": r"<arg_key>\s*(?P<key>[^<]*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+            },
+        ),
+        (("<tool_call>", "<arg_key>"),),
+        firsts="<",
+        written=WrittenCalls("<tool_call>", "<tool_call>", "\n", "</tool_call>", "key-values"),
+    ),
+    ToolCallFormat(
+        "qwen-xml",
+        _template(
+            _CAPTURED,
+            open_pattern=r"<(?:seed:)?tool_call>\s*<function=(?P<name>[^>\s]+)>",
+            close=[f"</function>{space}</{tag}>" for space in ("\n", "") for tag in ("tool_call", "seed:tool_call")],
+            content="xml-inline",
+            content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+        ),
+        (("<function=", "<parameter=", "tool_call>"),),
+        firsts="<",
+        written=WrittenCalls(
+            "<tool_call>", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "parameters"
+        ),
+    ),
+    _tagged("apriel", "tool_calls", (("<tool_calls>[", "</tool_calls>"),), listed=True),
+    _tagged("nemotron", "TOOLCALL", (("<TOOLCALL>[",),), listed=True),
+    _tagged("hermes", "tool_call", (("<tool_call>", '"arguments"'),), listed=False),
+    ToolCallFormat(
+        "granite",
+        _json(_WHOLE, open="<|tool_call|>"),
+        (("<|tool_call|>", "JSON list"),),
+        firsts="<",
+        written=WrittenCalls(
+            "<|tool_call|>",
+            '{"name": "',
+            '", "arguments": ',
+            "}",
+            opening="<|tool_call|>[",
+            between=", ",
+            closing="]",
+        ),
+    ),
+    ToolCallFormat(
+        "llama",
+        _json(
+            {"name": "{content.name}", "arguments": "{content.parameters}"},
+            open_pattern=r'(?:\A|<\|python_tag\|>)\s*(?=\{\s*"(?:type|name|parameters)")',
+        ),
+        (('{"name": function name, "parameters":', "<|start_header_id|>"),),
+        tails=(";",),
+        firsts="<{",
+        bare=True,
+        written=WrittenCalls("", '{"name": "', '", "parameters": ', "}", between="; "),
+    ),
+)
+"""Those first whose signs say more."""
+
+
+def find_format(template: str) -> ToolCallFormat | None:
+    """Return the format that a chat template's source speaks of; ``None`` where no family is known by it.
+
+    Args:
+        template: the source, in jinja2's language.
+    """
+    known = (one for one in FORMATS if any(all(sign in template for sign in signs) for signs in one.signs))
+    return next(known, None)
+
+
+def format_of_template(template: Mapping[str, Any], origin: str) -> ToolCallFormat:
+    """Return the format that a model's own response template describes.
+
+    Args:
+        template: in Hugging Face's form.
+        origin: the model, for messages.
+    """
+    return ToolCallFormat(origin, template)
+
+
+def control_ids_of(call_format: ToolCallFormat, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Return the control tokens among a format's marks, for :attr:`~paceline.core.params.StopRules.preserved_ids`.
+
+    Args:
+        call_format: whose marks they are.
+        vocabulary: the target's.
+    """
+    texts = [*_texts(call_format.template), *call_format.tails]
+    found = []
+    for token_id in vocabulary.control_ids - vocabulary.end_ids:
+        spelling = (vocabulary.token_spelling(token_id) or b"").decode("utf-8", "replace")
+        # In a pattern, what is not a letter may be escaped.
+        escaped = spelling.replace("|", r"\|").replace("[", r"\[").replace("]", r"\]")
+        if spelling and any(spelling in text or escaped in text for text in texts):
+            found.append(token_id)
+    return tuple(sorted(found))
+
+
+def _texts(value: Any) -> Sequence[str]:
+    """Return all texts in plain data."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [text for item in value for text in _texts(item)] if isinstance(value, list) else []

@@ -1,0 +1,56 @@
+"""The library that reads answers: transformers' ``ResponseParser``, imported once a request has tools."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.errors import CapabilityError, ModelFileError
+
+
+@functools.cache
+def _library() -> tuple[Any, Any]:
+    """Return the class that reads answers, and the function that compiles templates for it."""
+    # Takes about a second, and needs no torch.
+    try:
+        from transformers.utils.chat_parsing import ResponseParser
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+    except ImportError:
+        raise CapabilityError(
+            "tool calls are read by transformers, of 5.23 or later, which is not installed: "
+            "pip install 'paceline[serve]', or send no tools"
+        ) from None
+    return ResponseParser, load_response_template
+
+
+def load_template(template: Mapping[str, Any], name: str) -> Any:
+    """Return a response template, compiled.
+
+    Args:
+        template: in Hugging Face's form.
+        name: whose it is, for messages.
+
+    Raises:
+        CapabilityError: the library is not installed.
+        ModelFileError: the template is none.
+    """
+    _, load = _library()
+    try:
+        return load(dict(template))
+    except (ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelFileError(f"the response template of {name} is none: {reason}; leave it out, or mend it") from None
+
+
+def new_reader(template: Any, tools: list[Any], *, at_beginning: bool) -> Any:
+    """Return a reader of an answer.
+
+    Args:
+        template: as :func:`load_template` returns it.
+        tools: of the request, in the form of OpenAI's API.
+        at_beginning: whether a call may begin without a marker.
+    """
+    # A character before the text says that the text is not at the beginning.
+    reader, _ = _library()
+    return reader(template, prefix="" if at_beginning else "\0", tools=tools)

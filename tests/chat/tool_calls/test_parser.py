@@ -1,0 +1,329 @@
+"""Reading calls out of answers: one message however the text was cut, and nothing lost of what is no call."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ContentDelta
+from paceline.chat.tool_calls.formats import FORMATS, format_of_template
+from paceline.chat.tool_calls.parser import ToolCallParser
+from paceline.core.errors import ModelFileError
+from tests.chat.tool_calls.answers import (
+    ANSWERS,
+    BY_NAME,
+    FILE,
+    TIME,
+    TOOLS,
+    WEATHER,
+    Answer,
+    Message,
+    added,
+    of_glm,
+    of_hermes,
+    of_llama,
+    of_qwen_xml,
+    parser_of,
+    read,
+)
+from tests.tiers import by_tier
+
+FAMILIES = [one.name for one in FORMATS]
+
+
+def cut(text: str, rng: random.Random) -> list[str]:
+    """Cut a text at random places: into few pieces or many."""
+    share = rng.choice((0.02, 0.1, 0.3, 0.6, 0.95))
+    places = [0, *(place for place in range(1, len(text)) if rng.random() < share), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(places)]
+
+
+def whole(family: str, text: str, tools: Sequence[dict[str, Any]] = TOOLS) -> Message:
+    """Return what a text comes to, checked to be the same in pieces of one character."""
+    parser = parser_of(family, tools)
+    message = added([*parser.push(text), *parser.finish()])
+    parser = parser_of(family, tools)
+    assert added([*(delta for character in text for delta in parser.push(character)), *parser.finish()]) == message
+    return message
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=[answer.family for answer in ANSWERS])
+def test_an_answer_is_read_as_it_was_meant(answer: Answer) -> None:
+    message = read(answer, [answer.text])
+    assert message.content == answer.content
+    assert message.reasoning == answer.reasoning
+    assert message.called == list(answer.calls)
+    if answer.ids:
+        ids = [call_id for call_id, _, _ in message.calls]
+        assert [call_id if given else "" for call_id, given in zip(ids, answer.ids, strict=True)] == list(answer.ids)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_message_does_not_depend_on_how_an_answer_was_cut(family: str) -> None:
+    answers = [answer for answer in ANSWERS if answer.family == family]
+    expected = [read(answer, [answer.text]) for answer in answers]
+    rng = random.Random(family)
+    number = by_tier(4000, quick=100)
+    num_pieces = 0
+    for index in range(number):
+        pieces = cut(answers[index % len(answers)].text, rng)
+        num_pieces += len(pieces)
+        assert read(answers[index % len(answers)], pieces) == expected[index % len(answers)], pieces
+    assert num_pieces > 20 * number
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_marks_and_their_pieces_in_any_order_lose_nothing(family: str) -> None:
+    """Pieces of answers put together anew: the same message in any pieces, and no letter of the prose is lost."""
+    rng = random.Random(f"pieces {family}")
+    texts = [answer.text for answer in ANSWERS if answer.family == family]
+    for _ in range(by_tier(1000, quick=60)):
+        text = ""
+        for _ in range(rng.randrange(1, 6)):
+            source = rng.choice(texts)
+            start = rng.randrange(len(source))
+            text += source[start : start + rng.randrange(1, 90)] + rng.choice(("", "QQ", "\n"))
+        message = whole(family, text)
+        parser = parser_of(family)
+        assert (
+            added([*(delta for piece in cut(text, rng) for delta in parser.push(piece)), *parser.finish()]) == message
+        )
+        said = message.content + "".join(name + arguments for _, name, arguments in message.calls)
+        if family not in ("qwen-xml", "glm"):
+            # In these, what stands between arguments is left out.
+            assert said.count("QQ") == text.count("QQ")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_content_comes_back_as_it_was_written(family: str) -> None:
+    text = " \n Well: a < b, [c], {d} to= t <|x|> <tool <｜tool call\n\n\t"
+    assert whole(family, text) == Message(text, None, [])
+    assert whole(family, "") == Message("", None, [])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_that_is_cut_off_is_content(family: str) -> None:
+    answer = next(answer for answer in ANSWERS if answer.family == family and FILE in answer.calls)
+    # Within the text of FILE's argument.
+    text = answer.text[: answer.text.index("if a < b") + 8]
+    parser = parser_of(family)
+    reasoning = answer.reasoning or ""
+    text = text[text.index(reasoning) + len(reasoning) :]
+    message = added([*parser.push(text), *parser.finish()])
+    assert FILE not in message.called
+    assert message.content.endswith("if a < b")
+    assert "write_file" in message.content
+
+
+BROKEN = {
+    "hermes": (
+        '<tool_call>{"name": "get_time", "arguments": [1]}',
+        '<tool_call>{"name" "f"}',
+        "<tool_call>Hm.</tool_call>",
+    ),
+    "qwen-xml": ("<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n", "<tool_call>Hm.</tool_call>"),
+    "glm": ("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1",),
+    "llama": (
+        '{"name": "unknown", "parameters": {}}',
+        '{"name": "get_time"}',
+        '{"a": 1}',
+        'Hm. {"name": "get_time", "parameters": {}}',
+    ),
+    "mistral": ("[TOOL_CALLS]f[ARGS]{1}", "[TOOL_CALLS]f", "[TOOL_CALLS] Hm."),
+    "mistral-list": ("[TOOL_CALLS][1]", "[TOOL_CALLS][]", "[TOOL_CALLS][{}]"),
+    "deepseek": ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{a}",),
+    "gemma": ("<|tool_call>call:f{a:}<tool_call|>", "<|tool_call>call:f{a:1"),
+    "gpt-oss": ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>Hm.",),
+    "lfm": ("<|tool_call_start|>[f(1)]<|tool_call_end|>", "<|tool_call_start|>[f(a=1"),
+    "kimi": ("<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{]",),
+    "granite": ('<|tool_call|>{"arguments": {}}',),
+    "apriel": ("<tool_calls>[{}]",),
+    "nemotron": ('<TOOLCALL>[{"name": 1}]',),
+}
+
+
+# Behind these all belongs to the call, as far as one can tell.
+CUT_OFF = {
+    "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n",
+    "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1",
+    "<|tool_call>call:f{a:1",
+    "<|tool_call_start|>[f(a=1",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_broken_call_is_content_and_the_next_is_read(family: str) -> None:
+    assert BROKEN[family]
+    for text in BROKEN[family]:
+        assert whole(family, text) == Message(text, None, [])
+        if family != "llama" and text not in CUT_OFF:
+            message = whole(family, f"{text}\nBut:\n{_with_argument(family, 'a')}")
+            assert message.called == [("f", {"text": "a"})], text
+            assert message.content == f"{text}\nBut:"
+
+
+def test_strings_may_spell_the_marks_of_a_format() -> None:
+    call = (
+        "write_file",
+        {"path": "</tool_call>", "text": '}</tool_call>\n<tool_call>{"name": "\x1e"}', "n": ["[TOOL_CALLS]"]},
+    )
+    assert whole("hermes", of_hermes(call)).called == [call]
+    assert whole("llama", of_llama(call)).called == [call]
+    assert whole("mistral", f"[TOOL_CALLS]write_file[ARGS]{json.dumps(call[1])}").called == [call]
+    # A line break that the model did not escape.
+    assert whole("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}').called == [("f", {"a": "x\ny"})]
+
+
+def test_arguments_become_what_the_schema_says() -> None:
+    written = (
+        "write_file",
+        {"path": "1", "text": "true", "ratio": "2.5", "is_draft": "false", "options": '{"tags": []}'},
+    )
+    meant = ("write_file", {"path": "1", "text": "true", "ratio": 2.5, "is_draft": False, "options": {"tags": []}})
+    assert whole("qwen-xml", of_qwen_xml(written)).called == [meant]
+    assert whole("glm", of_glm(written)).called == [meant]
+    assert whole("llama", of_llama(written)).called == [meant]
+    assert whole("hermes", of_hermes(written)).called == [meant]
+    assert whole("qwen-xml", of_qwen_xml(("other", {"n": "1"}))).called == [("other", {"n": "1"})]
+
+
+def test_lines_and_spaces_of_a_text_argument_are_kept() -> None:
+    call = ("write_file", {"path": "a", "text": "\n  def f():\n    pass\n\n"})
+    assert whole("qwen-xml", of_qwen_xml(call)).called == [call]
+    assert whole("glm", of_glm(call)).called == [call]
+
+
+def test_arguments_may_be_a_text_or_missing() -> None:
+    assert whole("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>').called == [
+        ("f", {"a": 1})
+    ]
+    assert whole("hermes", '<tool_call>{"name": "f"}</tool_call>').called == [("f", {})]
+    assert whole("hermes", '<tool_call>[{"name": "f"}, {"name": "g"}]</tool_call>').called == [("f", {}), ("g", {})]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_what_is_no_number_of_json_breaks_a_call(number: str) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {{"a": {number}}}}}'
+    assert whole("hermes", text) == Message(text, None, [])
+
+
+def test_half_a_surrogate_stays_escaped() -> None:
+    message = whole("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud83c"}}</tool_call>')
+    assert message.calls[0][2] == '{"a": "\\ud83c"}'
+    assert message.calls[0][2].encode()
+
+
+def test_brackets_within_each_other_without_end_are_content() -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {{"a": {"[" * 100_000}{"]" * 100_000}}}}}</tool_call>'
+    parser = parser_of("hermes")
+    assert added([*parser.push(text), *parser.finish()]) == Message(text, None, [])
+
+
+def test_deltas_come_as_soon_as_they_are_certain() -> None:
+    parser = parser_of("hermes")
+    assert parser.push("One <") == [ContentDelta("One")]
+    assert parser.push("b> two\n") == [ContentDelta(" <b> two")]
+    assert parser.push('<tool_call>\n{"name": "f", "arguments": {}') == []
+    assert parser.push("}") == [CallStarted(0, "made_0", "f"), ArgumentsDelta(0, "{}")]
+    assert parser.push("\n</tool_call>\n") == []
+    assert parser.num_calls == 1
+    assert parser.finish() == []
+
+
+def test_ids_are_in_the_form_of_the_family() -> None:
+    def id_of(family: str, text: str) -> str:
+        [started, _] = ToolCallParser(BY_NAME[family], TOOLS).push(text)
+        assert isinstance(started, CallStarted)
+        return started.call_id
+
+    made = {id_of("hermes", of_hermes(TIME)) for _ in range(20)}
+    assert len(made) == 20
+    assert all(one.startswith("call_") and len(one) == 29 for one in made)
+    for_mistral = id_of("mistral", "[TOOL_CALLS]get_time[ARGS]{}")
+    assert len(for_mistral) == 9
+    assert for_mistral.isalnum()
+
+
+# As transformers has it for Qwen 3, with a region for reasoning and whitespace before a call.
+OF_FOLDER = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)", "content": "text"},
+    },
+}
+
+
+def test_a_models_own_template_is_read() -> None:
+    text = f"Let me.\n{of_hermes(WEATHER)}\n{of_hermes(FILE)}\nDone <b>.<|im_end|>"
+    rng = random.Random(1)
+    for _ in range(by_tier(500, quick=50)):
+        parser = ToolCallParser(format_of_template(OF_FOLDER, "a/model"), TOOLS, new_id=lambda: "x")
+        pieces = cut(text, rng)
+        message = added([*(delta for piece in pieces for delta in parser.push(piece)), *parser.finish()])
+        assert message.called == [WEATHER, FILE]
+        assert message.content == "Let me.\nDone <b>."
+
+
+def test_a_broken_call_of_a_models_own_template_is_content() -> None:
+    parser = ToolCallParser(format_of_template(OF_FOLDER, "a/model"), TOOLS)
+    text = f'Oh.\n<tool_call>{{"a" 1}}</tool_call>\n{of_hermes(TIME)}'
+    message = added([*parser.push(text), *parser.finish()])
+    assert message.content == 'Oh.\n<tool_call>{"a" 1}</tool_call>'
+    assert message.called == [TIME]
+
+
+def test_a_template_that_is_none_is_refused() -> None:
+    with pytest.raises(ModelFileError, match="the response template of a/model is none"):
+        ToolCallParser(format_of_template({"fields": 1}, "a/model"), TOOLS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("what", ["prose", "marks", "spaces", "argument"])
+def test_time_grows_with_length_alone(family: str, what: str) -> None:
+    """Long answers in pieces of one character: at most 100 us a character, where quadratic reading takes more."""
+    length = by_tier(100_000, quick=10_000)
+    if what == "argument":
+        text = _with_argument(family, "x <b> y\n" * (length // 8))
+    else:
+        text = {"prose": "Hello, wörld. ", "marks": "<[{t ", "spaces": " "}[what] * (length // 5)
+    parser = parser_of(family)
+    began = time.perf_counter()
+    message = added([*(delta for character in text for delta in parser.push(character)), *parser.finish()])
+    assert time.perf_counter() - began < 100e-6 * len(text)
+    assert len(message.calls) == (what == "argument")
+
+
+def _with_argument(family: str, value: str) -> str:
+    """Return an answer of a family with one call that has a long argument."""
+    tag = json.dumps({"text": value})
+    return {
+        "hermes": of_hermes(("f", {"text": value})),
+        "qwen-xml": of_qwen_xml(("f", {"text": value})),
+        "glm": of_glm(("f", {"text": value})),
+        "llama": of_llama(("get_time", {"text": value})),
+        "mistral": f"[TOOL_CALLS]f[ARGS]{tag}",
+        "mistral-list": f'[TOOL_CALLS][{{"name": "f", "arguments": {tag}}}]',
+        "deepseek": f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{tag}<｜tool▁call▁end｜>",
+        "gemma": f'<|tool_call>call:f{{text:<|"|>{value}<|"|>}}<tool_call|>',
+        "gpt-oss": f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{tag}",
+        "lfm": f"<|tool_call_start|>[f(text={value!r})]<|tool_call_end|>",
+        "kimi": f"<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{tag}<|tool_call_end|>",
+        "granite": f'<|tool_call|>[{{"name": "f", "arguments": {tag}}}]',
+        "apriel": f'<tool_calls>[{{"name": "f", "arguments": {tag}}}]</tool_calls>',
+        "nemotron": f'<TOOLCALL>[{{"name": "f", "arguments": {tag}}}]</TOOLCALL>',
+    }[family]
