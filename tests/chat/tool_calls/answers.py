@@ -59,12 +59,16 @@ FILE: Final[Call] = (
 TIME: Final[Call] = ("get_time", {})
 
 
+def dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def of_hermes(call: Call) -> str:
-    return f'<tool_call>\n{{"name": "{call[0]}", "arguments": {json.dumps(call[1], ensure_ascii=False)}}}\n</tool_call>'
+    return f'<tool_call>\n{{"name": "{call[0]}", "arguments": {dumped(call[1])}}}\n</tool_call>'
 
 
 def of_list(call: Call) -> str:
-    return f'{{"name": "{call[0]}", "arguments": {json.dumps(call[1])}}}'
+    return f'{{"name": "{call[0]}", "arguments": {dumped(call[1])}}}'
 
 
 def of_qwen_xml(call: Call) -> str:
@@ -77,13 +81,13 @@ def of_qwen_xml(call: Call) -> str:
 
 
 def of_glm(call: Call) -> str:
-    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in call[1].items()}
+    values = {key: value if isinstance(value, str) else dumped(value) for key, value in call[1].items()}
     lines = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
     return f"<tool_call>{call[0]}\n{lines}</tool_call>"
 
 
 def of_llama(call: Call) -> str:
-    return f'{{"name": "{call[0]}", "parameters": {json.dumps(call[1])}}}'
+    return f'{{"name": "{call[0]}", "parameters": {dumped(call[1])}}}'
 
 
 def of_deepseek_r1(call: Call) -> str:
@@ -93,7 +97,7 @@ def of_deepseek_r1(call: Call) -> str:
 
 
 def of_deepseek(call: Call) -> str:
-    return f"<｜tool▁call▁begin｜>{call[0]}<｜tool▁sep｜>{json.dumps(call[1], ensure_ascii=False)}<｜tool▁call▁end｜>"
+    return f"<｜tool▁call▁begin｜>{call[0]}<｜tool▁sep｜>{dumped(call[1])}<｜tool▁call▁end｜>"
 
 
 def of_gemma(call: Call) -> str:
@@ -111,11 +115,11 @@ def _gemma_value(value: Any) -> str:
 
 
 def of_gpt_oss(call: Call) -> str:
-    return f"<|channel|>commentary to=functions.{call[0]} <|constrain|>json<|message|>{json.dumps(call[1])}<|call|>"
+    return f"<|channel|>commentary to=functions.{call[0]} <|constrain|>json<|message|>{dumped(call[1])}<|call|>"
 
 
 def of_gpt_oss_by_role(call: Call) -> str:
-    return f" to=functions.{call[0]}<|channel|>commentary json<|message|>{json.dumps(call[1])}<|call|>"
+    return f" to=functions.{call[0]}<|channel|>commentary json<|message|>{dumped(call[1])}<|call|>"
 
 
 def of_lfm(call: Call) -> str:

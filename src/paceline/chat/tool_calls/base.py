@@ -73,14 +73,15 @@ class WrittenCalls:
         trigger: what shows that a call begins, and does not stand in other text; empty where only the beginning of an
             answer shows.
         before: stands before the name; begins with the trigger, unless ``opening`` does.
-        middle: stands between the name and the arguments.
+        middle: stands between the name and the arguments; ``{index}`` in it is the number of the call.
         after: stands behind the arguments.
         style: how the arguments are written.
         opening: stands before the first call.
         between: stands between two calls; ``None`` where an answer has one call at most.
         closing: stands behind the last call.
-        lead: texts that may stand before all, such as the beginning of a message's header.
-        others: what an answer without a call begins with, where that is said; text follows.
+        lead: may stand before all, such as the beginning of a message's header.
+        preamble: stands before and behind what may be said before calls, where an answer is made of messages.
+        plain: what an answer without a call begins with, where an answer is made of messages.
     """
 
     trigger: str
@@ -92,7 +93,8 @@ class WrittenCalls:
     between: str | None = "\n"
     closing: str = ""
     lead: str = ""
-    others: tuple[str, ...] = ()
+    preamble: tuple[str, str] | None = None
+    plain: str = ""
 
 
 @dataclass(frozen=True, slots=True)

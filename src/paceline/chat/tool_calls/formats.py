@@ -2,7 +2,7 @@ r"""The formats of the best-known families, for models that bring no response te
 
 ::
 
-    hermes         <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>         Qwen 2 to 3, Hermes, Granite 4
+    hermes         <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>       Qwen 2 to 3, Hermes, Granite 4
     qwen-xml       <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>      Qwen3-Coder
     llama          {"name": "f", "parameters": {"a": 1}}                                                    Llama 3.x
     mistral-list   [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "abcdefghi"}]                     to Nemo
@@ -95,7 +95,8 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
             "",
             between=None,
             lead="<|start|>assistant",
-            others=("<|channel|>final<|message|>",),
+            preamble=("<|channel|>commentary<|message|>", "<|end|>"),
+            plain="<|channel|>final<|message|>",
         ),
     ),
     ToolCallFormat(

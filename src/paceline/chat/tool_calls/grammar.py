@@ -1,0 +1,125 @@
+r"""The grammar of calls, for a model that must call, or that may and must do it right.
+
+The text is in llguidance's Lark: schemas stand in it as they are, and a control token as its id. For one tool of a
+family that writes ``<tool_call>{json}</tool_call>``, where a call is required::
+
+    args_0: %json {"type": "object", "additionalProperties": false, ...}
+    call_0: "<tool_call>\n{\"name\": \"get_time\", \"arguments\": " args_0 "}\n</tool_call>"
+    call: call_0
+    calls: call
+    start: /[ \n]{0,2}/ calls
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from paceline.chat.tool_calls.arguments import ArgumentRules
+from paceline.chat.tool_calls.base import ToolCallFormat, WrittenCalls
+from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules
+from paceline.core.errors import ConstraintError
+
+_INDEX: Final = "{index}"
+# Lines that models put before calls and behind them.
+_GAP: Final = r"/[ \n]{0,2}/"
+_NO_BARE_CALL: Final = r'/(.|\n)*/ & ~/[ \t\r\n]*\{[ \t\r\n]*"(name|type|parameters)"(.|\n)*/'
+_NO_IDS: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+def calls_grammar(
+    call_format: ToolCallFormat,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    required: bool,
+    parallel: bool,
+    control_ids: Mapping[str, int] = _NO_IDS,
+) -> str:
+    """Return the grammar of an answer, behind its reasoning, as Lark text for llguidance.
+
+    Args:
+        call_format: of the model.
+        tools: that may be called, in the form of OpenAI's API; one alone where the request names it.
+        required: whether the answer is calls and nothing else. Otherwise any text may stand before them, or alone.
+        parallel: whether there may be several calls.
+        control_ids: the token ids of the format's marks that are control tokens, by their spelling
+            (:func:`~paceline.chat.tool_calls.formats.control_ids_of`). Other marks are text.
+
+    Raises:
+        ConstraintError: there is no tool, or no grammar for the format.
+    """
+    written = call_format.written
+    if written is None:
+        raise ConstraintError(
+            f"tool_choice: how {call_format.name} writes calls is described for reading alone: use tool_choice 'auto'"
+        )
+    if not tools:
+        raise ConstraintError("tool_choice: there are no tools to call: send one at least")
+    rules = LarkRules(control_ids)
+    arguments = ArgumentRules(rules)
+    for number, tool in enumerate(tools):
+        arguments.add(f"args_{number}", written.style, _function(tool).get("parameters") or {})
+    _add_calls(rules, "call", written, tools)
+    several = parallel and written.between is not None
+    again = f"({rules.marks(written.between or '')} call)*" if several else ""
+    rules.add("calls", f"{rules.marks(written.opening)} call {again} {rules.marks(written.closing)}")
+    if written.plain:
+        _add_messages(rules, written, required=required)
+    elif required:
+        rules.add("start", f"{_GAP} calls")
+    elif not written.trigger:
+        rules.add("FREE", _NO_BARE_CALL)
+        rules.add("start", f"{_GAP} calls | FREE")
+    else:
+        _add_triggered(rules, written, tools, again=again, several=several)
+    return rules.text()
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function", tool)
+    assert isinstance(function, Mapping)
+    return function
+
+
+def _add_calls(
+    rules: LarkRules, rule: str, written: WrittenCalls, tools: Sequence[Mapping[str, Any]], *, skipped: str = ""
+) -> None:
+    """Add the rule of a call of any tool, without the text ``skipped`` that it begins with."""
+    for number, tool in enumerate(tools):
+        begin = f"{written.before}{_function(tool)['name']}{written.middle}".removeprefix(skipped)
+        before, found, behind = begin.partition(_INDEX)
+        index = f"/[0-9]{{1,3}}/ {rules.marks(behind)}" if found else ""
+        rules.add(f"{rule}_{number}", f"{rules.marks(before)} {index} args_{number} {rules.marks(written.after)}")
+    rules.add(rule, " | ".join(f"{rule}_{number}" for number in range(len(tools))))
+
+
+def _add_messages(rules: LarkRules, written: WrittenCalls, *, required: bool) -> None:
+    """Begin with the header of a message: of a call, of an answer, or of what is said before either."""
+    lead = f"({rules.marks(written.lead)})?"
+    if required:
+        rules.add("start", f"{lead} calls")
+        return
+    last = f"(calls | {rules.marks(written.plain)} {ANY_TEXT})"
+    if written.preamble is None:
+        rules.add("start", f"{lead} {last}")
+        return
+    before, behind = written.preamble
+    rules.add_until("said", behind)
+    rules.add("start", f"{lead} ({rules.marks(before)} said {lead})? {last}")
+
+
+def _add_triggered(
+    rules: LarkRules, written: WrittenCalls, tools: Sequence[Mapping[str, Any]], *, again: str, several: bool
+) -> None:
+    """Begin with any text. Where the trigger stands in it, a call has begun."""
+    rules.add_until("until_call", written.trigger)
+    if written.opening:
+        begun = f"{rules.marks(written.opening.removeprefix(written.trigger))} call {again}"
+    else:
+        # Text between calls is text before the next.
+        _add_calls(rules, "begun", written, tools, skipped=written.trigger)
+        begun = "begun"
+    rules.add("section", f"until_call {begun} {rules.marks(written.closing)}")
+    rules.add("FREE", ANY_TEXT)
+    rules.add("start", "section* FREE" if several else f"section {_GAP} | FREE")

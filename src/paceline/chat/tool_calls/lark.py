@@ -1,0 +1,79 @@
+"""Writing a grammar in llguidance's Lark, rule by rule."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+ANY_TEXT: Final = r"/(.|\n)*/"
+
+
+class LarkRules:
+    """The rules of a grammar, in the order in which they were added.
+
+    Args:
+        control_ids: token ids of marks that are control tokens, by spelling. Such a mark stands in the grammar as its
+            token; the same letters as text are no mark.
+    """
+
+    def __init__(self, control_ids: Mapping[str, int]) -> None:
+        self._ids = control_ids
+        # Longer spellings first: one may begin with another.
+        spellings = sorted(control_ids, key=len, reverse=True)
+        self._spelled = re.compile(f"({'|'.join(map(re.escape, spellings))})") if spellings else None
+        self._rules: dict[str, str] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rules
+
+    def add(self, name: str, expression: str) -> None:
+        """Add a rule, or a terminal if the name is in capitals."""
+        self._rules[name] = expression or '""'
+
+    def add_until(self, name: str, text: str, before: str = ANY_TEXT) -> None:
+        """Add a rule of text up to and with the first place where ``text`` stands.
+
+        Args:
+            name: of the rule.
+            text: that ends it.
+            before: the pattern of what may stand before.
+        """
+        first, *others = self._pieces(text)
+        if self._spelled is not None and first in self._ids:
+            # Whoever reads the text sees no difference between the token and its letters.
+            self.add(f"{name.upper()}_TEXT", f"{before} & ~/(.|\\n)*{_escaped(first)}(.|\\n)*/")
+            self.add(name, f"{name.upper()}_TEXT {self.marks(text)}")
+        else:
+            self.add(f"{name}_text[lazy]", f"{before} {self.marks(first)}")
+            self.add(name, f"{name}_text {self.marks(''.join(others))}")
+
+    def marks(self, text: str) -> str:
+        """Return the expression of a text, in which marks may be control tokens; empty for no text."""
+        return " ".join(
+            f"<[{self._ids[piece]}]>" if piece in self._ids else as_string(piece) for piece in self._pieces(text)
+        )
+
+    def text(self) -> str:
+        """Return the grammar."""
+        return "".join(f"{name}: {expression}\n" for name, expression in self._rules.items())
+
+    def _pieces(self, text: str) -> list[str]:
+        pieces = [text] if self._spelled is None else self._spelled.split(text)
+        return [piece for piece in pieces if piece]
+
+
+def _escaped(text: str) -> str:
+    """Return the regular expression of a text."""
+    return "".join(one if one.isalnum() else f"\\x{ord(one):02x}" if one.isascii() else one for one in text)
+
+
+def as_string(text: str) -> str:
+    """Return the expression of a text of ordinary characters."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def as_schema(schema: Mapping[str, Any]) -> str:
+    """Return the expression of a JSON value that a schema allows."""
+    return f"%json {json.dumps(schema, ensure_ascii=False)}"

@@ -1,0 +1,219 @@
+"""The grammar of calls: what the parser reads back is allowed, and what is allowed is read back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from paceline.chat.tool_calls.base import ToolCallFormat
+from paceline.chat.tool_calls.formats import FORMATS, format_of_template
+from paceline.chat.tool_calls.grammar import calls_grammar
+from paceline.core.errors import ConstraintError
+from tests.chat.tool_calls.answers import (
+    BY_NAME,
+    FILE,
+    TIME,
+    TOOLS,
+    WEATHER,
+    Call,
+    added,
+    dumped,
+    of_deepseek,
+    of_gemma,
+    of_glm,
+    of_gpt_oss,
+    of_hermes,
+    of_lfm,
+    of_list,
+    of_llama,
+    of_qwen_xml,
+    parser_of,
+    tool,
+)
+from tests.chat.tool_calls.machine import CONTROL_IDS, is_answer, text_of, tokens_of, written_at_random
+from tests.tiers import by_tier
+
+FAMILIES = [one.name for one in FORMATS]
+
+
+def written(family: str, calls: Sequence[Call]) -> str:
+    """Return calls as a family writes them."""
+
+    def listed(before: str, after: str) -> str:
+        return f"{before}{', '.join(map(of_list, calls))}{after}"
+
+    def of_kimi(index: int, call: Call) -> str:
+        name, arguments = call
+        head = f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>"
+        return f"{head}{dumped(arguments)}<|tool_call_end|>"
+
+    if family == "hermes":
+        return "\n".join(map(of_hermes, calls))
+    if family == "qwen-xml":
+        return "\n".join(map(of_qwen_xml, calls))
+    if family == "glm":
+        return "\n".join(map(of_glm, calls))
+    if family == "llama":
+        return "; ".join(map(of_llama, calls))
+    if family == "mistral":
+        return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumped(arguments)}" for name, arguments in calls)
+    if family == "deepseek":
+        return f"<｜tool▁calls▁begin｜>{''.join(map(of_deepseek, calls))}<｜tool▁calls▁end｜>"
+    if family == "gemma":
+        return "".join(map(of_gemma, calls))
+    if family == "gpt-oss":
+        return "".join(map(of_gpt_oss, calls)).removesuffix("<|call|>")
+    if family == "lfm":
+        return f"<|tool_call_start|>[{', '.join(map(of_lfm, calls))}]<|tool_call_end|>"
+    if family == "kimi":
+        middle = "".join(of_kimi(index, call) for index, call in enumerate(calls))
+        return f"<|tool_calls_section_begin|>{middle}<|tool_calls_section_end|>"
+    marks = {
+        "mistral-list": ("[TOOL_CALLS][", "]"),
+        "granite": ("<|tool_call|>[", "]"),
+        "apriel": ("<tool_calls>[", "]</tool_calls>"),
+        "nemotron": ("<TOOLCALL>[", "]</TOOLCALL>"),
+    }
+    return listed(*marks[family])
+
+
+def allows(grammar: str, text: str, *, has_marks: bool) -> bool:
+    return is_answer(grammar, tokens_of(text, has_marks=has_marks))
+
+
+def grammar_of(family: str, tools: Sequence[Mapping[str, Any]] = TOOLS, *, has_marks: bool, **given: bool) -> str:
+    ids = CONTROL_IDS if has_marks else {}
+    return calls_grammar(BY_NAME[family], tools, **{"required": True, "parallel": True, **given}, control_ids=ids)
+
+
+MARKS = pytest.mark.parametrize("has_marks", [True, False], ids=["tokens", "text"])
+EACH = pytest.mark.parametrize("family", FAMILIES)
+several = [family for family in FAMILIES if family != "gpt-oss"]
+
+
+@MARKS
+@EACH
+def test_calls_that_are_read_back_are_allowed(family: str, has_marks: bool) -> None:
+    grammar = grammar_of(family, has_marks=has_marks)
+    for calls in ([WEATHER], [FILE], [TIME], [WEATHER, FILE, TIME]):
+        if len(calls) > 1 and family == "gpt-oss":
+            continue
+        text = written(family, calls)
+        assert allows(grammar, text, has_marks=has_marks), text
+        parser = parser_of(family)
+        assert added([*parser.push(text), *parser.finish()]).called == calls
+
+
+@MARKS
+@EACH
+def test_what_is_no_call_of_these_tools_is_refused(family: str, has_marks: bool) -> None:
+    grammar = grammar_of(family, has_marks=has_marks)
+    whole = written(family, [WEATHER])
+    unknown = written(family, [("unknown", {})])
+    lacking = written(family, [("get_weather", {"days": 1})])
+    mistyped = written(family, [("get_weather", {"city": "Bern", "days": "many"})])
+    for text in ("", "Hm.", f"Hm. {whole}", f"{whole} Hm.", whole[:-1], unknown, lacking, mistyped):
+        assert not allows(grammar, text, has_marks=has_marks), text
+
+
+@MARKS
+@EACH
+def test_a_tool_that_is_named_is_the_only_one(family: str, has_marks: bool) -> None:
+    grammar = grammar_of(family, TOOLS[:1], has_marks=has_marks)
+    assert allows(grammar, written(family, [WEATHER]), has_marks=has_marks)
+    assert not allows(grammar, written(family, [TIME]), has_marks=has_marks)
+
+
+@MARKS
+@pytest.mark.parametrize("family", several)
+def test_one_call_alone(family: str, has_marks: bool) -> None:
+    for required in (True, False):
+        grammar = grammar_of(family, has_marks=has_marks, parallel=False, required=required)
+        assert allows(grammar, written(family, [TIME]), has_marks=has_marks)
+        assert not allows(grammar, written(family, [TIME, WEATHER]), has_marks=has_marks)
+
+
+@MARKS
+@EACH
+def test_text_may_stand_before_a_call_that_is_not_required(family: str, has_marks: bool) -> None:
+    grammar = grammar_of(family, has_marks=has_marks, required=False)
+    call = written(family, [WEATHER])
+    told = {"llama": "", "gpt-oss": "<|channel|>commentary<|message|>Let <me> see.<|end|><|start|>assistant"}
+    plain = "<|channel|>final<|message|>" if family == "gpt-oss" else ""
+    assert allows(grammar, f"{plain}Hello <b> [c] {{d}}", has_marks=has_marks)
+    assert allows(grammar, told.get(family, "Let <me> see.\n") + call, has_marks=has_marks)
+    assert allows(grammar, call, has_marks=has_marks)
+    for broken in (written(family, [("unknown", {})]), written(family, [("get_weather", {})])):
+        assert not allows(grammar, told.get(family, "Let <me> see.\n") + broken, has_marks=has_marks), broken
+
+
+# One property of each type, with what is hard to write.
+VARIED = [
+    tool(
+        "varied.tool-1",
+        {
+            "kind": {"enum": ["a b", "</c>", 'd"e']},
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "share": {"type": ["number", "null"]},
+            "is_on": {"type": "boolean"},
+            "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+            "deep": {"$ref": "#/$defs/deep"},
+            "fixed": {"type": "integer", "const": 3},
+            "free": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+        },
+        ["text", "count"],
+    ),
+    tool("none", {}),
+]
+VARIED[0]["function"]["parameters"]["$defs"] = {
+    "deep": {"type": "object", "properties": {"x": {"type": "boolean"}}, "additionalProperties": False}
+}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "text": (str,),
+    "count": (int,),
+    "share": (int, float, type(None)),
+    "is_on": (bool,),
+    "tags": (list,),
+    "fixed": (int,),
+}
+
+
+@MARKS
+@EACH
+def test_whatever_is_allowed_is_read_back_as_calls(family: str, has_marks: bool) -> None:
+    """Answers drawn at random from the grammar: each is calls of these tools with arguments of their types."""
+    grammar = grammar_of(family, VARIED, has_marks=has_marks)
+    rng = random.Random(f"{family} {has_marks}")
+    number = by_tier(60, quick=8)
+    num_read = num_varied = 0
+    for _ in range(number):
+        token_ids = written_at_random(grammar, rng, 1500)
+        if token_ids is None:
+            continue
+        text = text_of(token_ids)
+        parser = parser_of(family, VARIED)
+        message = added([*parser.push(text), *parser.finish()])
+        assert message.content.strip() in ("", "<|start|>assistant"), text
+        assert message.calls, text
+        for name, arguments in message.called:
+            assert name in ("varied.tool-1", "none")
+            if name == "varied.tool-1":
+                assert {"text", "count"} <= arguments.keys(), text
+                num_varied += 1
+            for key, kinds in _KINDS.items():
+                assert key not in arguments or type(arguments[key]) in kinds, (key, text)
+        num_read += 1
+    assert num_read > number // 3
+    assert num_varied > number // 8
+
+
+def test_without_tools_or_a_grammar_there_is_an_error() -> None:
+    with pytest.raises(ConstraintError, match="no tools to call"):
+        calls_grammar(BY_NAME["hermes"], [], required=True, parallel=True)
+    foreign: ToolCallFormat = format_of_template({}, "a/model")
+    with pytest.raises(ConstraintError, match="how a/model writes calls"):
+        calls_grammar(foreign, TOOLS, required=True, parallel=True)
