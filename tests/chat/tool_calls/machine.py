@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from typing import ClassVar
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -38,12 +39,12 @@ assert len(FORMATS) > 10
 class _Bytes:
     eos_token_id = END
     bos_token_id = None
-    tokens = [
+    tokens: ClassVar = [
         *(bytes([one]) for one in range(256)),
         b"\xff<|end_of_answer|>",
         *(b"\xff" + one.encode() for one in MARKS),
     ]
-    special_token_ids = [END, *CONTROL_IDS.values()]
+    special_token_ids: ClassVar = [END, *CONTROL_IDS.values()]
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text if isinstance(text, bytes) else text.encode())

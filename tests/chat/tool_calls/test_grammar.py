@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -172,6 +173,8 @@ VARIED = [
 VARIED[0]["function"]["parameters"]["$defs"] = {
     "deep": {"type": "object", "properties": {"x": {"type": "boolean"}}, "additionalProperties": False}
 }
+# A number that is none for Python.
+_TOO_LARGE = re.compile(r"[0-9][eE]\+?[0-9]{3}")
 _KINDS: dict[str, tuple[type, ...]] = {
     "text": (str,),
     "count": (int,),
@@ -192,9 +195,8 @@ def test_whatever_is_allowed_is_read_back_as_calls(family: str, has_marks: bool)
     num_read = num_varied = 0
     for _ in range(number):
         token_ids = written_at_random(grammar, rng, 1500)
-        if token_ids is None:
+        if token_ids is None or _TOO_LARGE.search(text := text_of(token_ids)):
             continue
-        text = text_of(token_ids)
         parser = parser_of(family, VARIED)
         message = added([*parser.push(text), *parser.finish()])
         assert message.content.strip() in ("", "<|start|>assistant"), text

@@ -180,6 +180,17 @@ def test_strings_may_spell_the_marks_of_a_format() -> None:
     assert whole("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}').called == [("f", {"a": "x\ny"})]
 
 
+def test_a_call_begins_behind_a_mark_without_one() -> None:
+    text = "<tool_call>\n<tool_call>"
+    assert whole("hermes", text + of_hermes(TIME)) == Message(text, None, [("made_0", "get_time", "{}")])
+    text = "[TOOL_CALLS]"
+    assert whole("mistral", f"{text}[TOOL_CALLS]get_time[ARGS]{{}}").called == [TIME]
+    text = "<tool_call>" * by_tier(20_000, quick=2_000)
+    began = time.perf_counter()
+    assert whole("hermes", text) == Message(text, None, [])
+    assert time.perf_counter() - began < 200e-6 * len(text)
+
+
 def test_arguments_become_what_the_schema_says() -> None:
     written = (
         "write_file",
@@ -277,6 +288,18 @@ def test_a_models_own_template_is_read() -> None:
         message = added([*(delta for piece in pieces for delta in parser.push(piece)), *parser.finish()])
         assert message.called == [WEATHER, FILE]
         assert message.content == "Let me.\nDone <b>."
+
+
+def test_whitespace_before_a_call_of_a_models_own_template_takes_no_time() -> None:
+    """Its pattern takes whitespace for a part of a call, and tries that at every place."""
+    spaces = " \n" * by_tier(50_000, quick=10_000)
+    parser = ToolCallParser(format_of_template(OF_FOLDER, "a/model"), TOOLS)
+    text = f"Oh.{spaces}Ah.{spaces}{of_hermes(TIME)}"
+    began = time.perf_counter()
+    message = added([*(delta for character in text for delta in parser.push(character)), *parser.finish()])
+    assert time.perf_counter() - began < 100e-6 * len(text)
+    assert message.called == [TIME]
+    assert message.content == f"Oh.{spaces}Ah."
 
 
 def test_a_broken_call_of_a_models_own_template_is_content() -> None:

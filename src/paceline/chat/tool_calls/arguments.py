@@ -71,7 +71,7 @@ class ArgumentRules:
 
     def _add_lines(self, name: str, properties: Sequence[_Property], before: str, after: str) -> None:
         """Add arguments that each stand between marks of their own."""
-        parts = []
+        parts: list[str] = []
         for one in properties:
             part = f"{name}_{len(parts)}"
             start = self._rules.marks(before.format(one.name))
@@ -82,8 +82,7 @@ class ArgumentRules:
     def _raw_value(self, name: str, schema: Mapping[str, Any], after: str) -> str:
         """Return the expression of a value that is written as it is if it is a text, with what follows it."""
         behind = self._rules.marks(after)
-        if "const" in schema or "enum" in schema:
-            values = [schema["const"]] if "const" in schema else schema["enum"]
+        if values := _choices(schema):
             texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
             return f"({' | '.join(map(as_string, texts))}) {behind}"
         if _may_be_text(schema):
@@ -186,6 +185,13 @@ def _types(schema: Mapping[str, Any]) -> list[str] | None:
     return None
 
 
+def _choices(schema: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the values that a schema lists; none where it lists none."""
+    if "const" in schema:
+        return [schema["const"]]
+    return schema.get("enum") or ()
+
+
 def _may_be_text(schema: Mapping[str, Any]) -> bool:
     """Return whether a value may be a text, which then needs no quotes."""
     types = _types(schema)
@@ -201,8 +207,7 @@ def _value(
     scalar: Callable[[Any], str],
 ) -> str:
     """Return the expression of a value in a way of writing that has an expression for each type."""
-    if "const" in schema or "enum" in schema:
-        values = [schema["const"]] if "const" in schema else schema["enum"]
+    if values := _choices(schema):
         return f"({' | '.join(text(one) if isinstance(one, str) else as_string(scalar(one)) for one in values)})"
     types = _types(schema)
     if types is None or any(one not in kinds for one in types):

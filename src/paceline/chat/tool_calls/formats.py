@@ -280,22 +280,27 @@ def format_of_template(template: Mapping[str, Any], origin: str) -> ToolCallForm
     return ToolCallFormat(origin, template)
 
 
-def control_ids_of(call_format: ToolCallFormat, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the control tokens among a format's marks, for :attr:`~paceline.core.params.StopRules.preserved_ids`.
+def control_marks(call_format: ToolCallFormat, vocabulary: Vocabulary) -> dict[str, int]:
+    """Return the control tokens among a format's marks, as ids by spelling.
+
+    The ids are for :attr:`~paceline.core.params.StopRules.preserved_ids`: the text of an answer lacks other control
+    tokens. Tokens that end an answer are never in its text.
 
     Args:
         call_format: whose marks they are.
         vocabulary: the target's.
     """
     texts = [*_texts(call_format.template), *call_format.tails]
-    found = []
-    for token_id in vocabulary.control_ids - vocabulary.end_ids:
+    if (written := call_format.written) is not None:
+        texts += [written.opening, written.before, written.middle, written.after, written.closing, written.lead]
+    found = {}
+    for token_id in sorted(vocabulary.control_ids - vocabulary.end_ids):
         spelling = (vocabulary.token_spelling(token_id) or b"").decode("utf-8", "replace")
         # In a pattern, what is not a letter may be escaped.
         escaped = spelling.replace("|", r"\|").replace("[", r"\[").replace("]", r"\]")
         if spelling and any(spelling in text or escaped in text for text in texts):
-            found.append(token_id)
-    return tuple(sorted(found))
+            found[spelling] = token_id
+    return found
 
 
 def _texts(value: Any) -> Sequence[str]:

@@ -44,7 +44,7 @@ def calls_grammar(
         required: whether the answer is calls and nothing else. Otherwise any text may stand before them, or alone.
         parallel: whether there may be several calls.
         control_ids: the token ids of the format's marks that are control tokens, by their spelling
-            (:func:`~paceline.chat.tool_calls.formats.control_ids_of`). Other marks are text.
+            (:func:`~paceline.chat.tool_calls.formats.control_marks`). Other marks are text.
 
     Raises:
         ConstraintError: there is no tool, or no grammar for the format.

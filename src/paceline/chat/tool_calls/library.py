@@ -18,7 +18,7 @@ def _library() -> tuple[Any, Any]:
         from transformers.utils.chat_parsing.response_templates import load_response_template
     except ImportError:
         raise CapabilityError(
-            "tool calls are read by transformers, of 5.23 or later, which is not installed: "
+            "tool calls are read by transformers 5.24 or later, which is not installed: "
             "pip install 'paceline[serve]', or send no tools"
         ) from None
     return ResponseParser, load_response_template

@@ -40,6 +40,8 @@ _FAULTS: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError
 _SELF_CLOSING: Final = ("json", "python-call-list")
 # Characters after which a parser is left for a new one: it keeps, and copies, all that it was fed.
 _MOST_FED: Final = 4096
+# Whitespace before a call that a model's own template may take for a part of it.
+_MOST_SPACES: Final = 64
 _LETTERS: Final = string.ascii_letters + string.digits
 
 
@@ -80,6 +82,9 @@ class ToolCallParser:
         self._at_beginning = True
         # What has not become content or a call, character by character.
         self._pending: list[str] = []
+        # Whitespace outside of calls, and pieces of a call, that the reader has not heard of.
+        self._run: list[str] = []
+        self._held: list[str] = []
         self._region: Any = None
         # Whether the reader is in a region of its template that is neither calls nor what is left over.
         self._is_elsewhere = False
@@ -102,19 +107,24 @@ class ToolCallParser:
         """Add text and return what became certain."""
         at = 0
         while at < len(text):
-            if self._first is not None and self._region is None and not self._pending:
+            if self._first is not None and self._is_outside:
                 found = self._first.search(text, at)
                 end = len(text) if found is None else found.start()
                 if end > at:
                     self._say(text[at:end])
                     at = end
                     continue
-            self._step(text[at])
+            if self._first is None and text[at].isspace() and self._is_outside:
+                self._run.append(text[at])
+            else:
+                self._end_run()
+                self._step(text[at])
             at += 1
         return self._taken()
 
     def finish(self) -> list[AnswerDelta]:
         """Return all that was withheld; for the end of an answer."""
+        self._end_run()
         if self._value is not None:
             self._refuse([])
         elif self._pending:
@@ -133,26 +143,52 @@ class ToolCallParser:
         return deltas
 
     def _step(self, character: str) -> None:
-        if not self._pending and self._region is None and not self._is_elsewhere and self._is_stale:
+        if self._is_outside and self._is_stale:
             self._reader = new_reader(self._template, self._tools, at_beginning=self._at_beginning)
             self._reads_bare, self._num_fed = self._at_beginning, 0
         self._pending.append(character)
         if self._value is None:
-            self._feed(character)
+            self._held.append(character)
+            if not self._can_wait(character):
+                held, self._held = self._held, []
+                self._feed("".join(held))
         else:
             self._value.push(character)
-            if self._value.is_complete or self._value.is_refused:
-                self._pass_value(self._value.take())
+            self._pass_value()
+
+    def _can_wait(self, character: str) -> bool:
+        """Return whether a call goes on, so that the reader need not hear of it yet: it copies all that it was fed."""
+        region = self._region
+        if region is None or region.close_literals is None or region.close_literal_can_extend:
+            return False
+        ends = (end for end in region.close_literals if end[-1] == character)
+        return not any("".join(self._pending[-len(end) :]) == end for end in ends)
+
+    @property
+    def _is_outside(self) -> bool:
+        """Whether nothing is open, and nothing read may be the beginning of a mark."""
+        return self._region is None and not self._pending and not self._is_elsewhere
+
+    def _end_run(self) -> None:
+        """Have the reader hear of a run of whitespace, of which it tries every place as the beginning of a mark."""
+        run, self._run = "".join(self._run), []
+        self._say(run[:-_MOST_SPACES])
+        for character in run[-_MOST_SPACES:]:
+            self._step(character)
 
     @property
     def _is_stale(self) -> bool:
         return self._reader is None or self._num_fed > _MOST_FED or self._reads_bare != self._at_beginning
 
-    def _pass_value(self, text: str) -> None:
-        """Hand a JSON value on that has ended, or is none."""
-        self._value = None
+    def _pass_value(self) -> None:
+        """Hand a JSON value on that has ended. What is none ends before it began."""
+        assert self._value is not None
         is_end = END_OF_VALUE in (self._region.close_literals or ())
-        self._feed(text + END_OF_VALUE if is_end else text)
+        if self._value.is_refused and is_end:
+            self._refuse(self._pending[-1:])
+        elif self._value.is_refused or self._value.is_complete:
+            text, self._value = self._value.take(), None
+            self._feed(text + END_OF_VALUE if is_end else text)
 
     def _feed(self, text: str) -> None:
         self._num_fed += len(text)
@@ -164,7 +200,9 @@ class ToolCallParser:
             self._hear(events)
 
     def _end_reading(self) -> None:
+        held, self._held = self._held, []
         try:
+            self._hear(self._reader.feed("".join(held)))
             _, events = self._reader.finalize()
         except _FAULTS:
             self._refuse([])
@@ -191,8 +229,8 @@ class ToolCallParser:
             elif not is_call:
                 del self._pending[: len(event["text"])]
                 self._say(event["text"])
-        if self._value is not None and self._value.is_refused:
-            self._pass_value("")
+        if self._value is not None:
+            self._pass_value()
 
     def _open(self) -> None:
         self._region = self._template.fields[_FIELD]
