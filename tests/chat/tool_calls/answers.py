@@ -80,6 +80,12 @@ def of_qwen_xml(call: Call) -> str:
     return f"<tool_call>\n<function={call[0]}>\n{lines}</function>\n</tool_call>"
 
 
+def of_seed(call: Call) -> str:
+    values = {key: value if isinstance(value, str) else dumped(value) for key, value in call[1].items()}
+    lines = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in values.items())
+    return f"<seed:tool_call>\n<function={call[0]}>\n{lines}</function>\n</seed:tool_call>"
+
+
 def of_glm(call: Call) -> str:
     values = {key: value if isinstance(value, str) else dumped(value) for key, value in call[1].items()}
     lines = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
@@ -158,6 +164,8 @@ ANSWERS: Final = (
     _told("hermes", "See:\n", of_hermes(WEATHER) + of_hermes(FILE) + of_hermes(TIME), _AFTER, _SAID),
     _in_turn("qwen-xml", of_qwen_xml),
     _told("qwen-xml", "See:\n", "\n".join(map(of_qwen_xml, _ALL)), _AFTER, _SAID),
+    _in_turn("seed", of_seed),
+    _told("seed", "See:\n", "\n".join(map(of_seed, _ALL)), _AFTER, _SAID),
     _in_turn("glm", of_glm),
     _told("glm", "See:\n", "\n".join(map(of_glm, _ALL)), _AFTER, _SAID),
     Answer("llama", "; ".join(map(of_llama, _ALL)), _ALL, ""),
@@ -178,6 +186,13 @@ ANSWERS: Final = (
         (TIME, WEATHER),
         _AFTER,
         ids=("abcdefg12", ""),
+    ),
+    Answer(
+        "mistral-ids",
+        "See:" + "".join(f"[TOOL_CALLS]{name}[CALL_ID]abcdefgh1[ARGS]{dumped(given)}" for name, given in _ALL),
+        _ALL,
+        "See:",
+        ids=3 * ("abcdefgh1",),
     ),
     Answer(
         "mistral-list", f"See [a]:\n[TOOL_CALLS] [{', '.join(map(of_list, _ALL))}]{_AFTER}", _ALL, f"See [a]:{_AFTER}"

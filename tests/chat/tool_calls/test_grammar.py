@@ -31,6 +31,7 @@ from tests.chat.tool_calls.answers import (
     of_list,
     of_llama,
     of_qwen_xml,
+    of_seed,
     parser_of,
     tool,
 )
@@ -61,6 +62,13 @@ def written(family: str, calls: Sequence[Call]) -> str:
         return "; ".join(map(of_llama, calls))
     if family == "mistral":
         return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumped(arguments)}" for name, arguments in calls)
+    if family == "mistral-ids":
+        return "".join(f"[TOOL_CALLS]{name}[CALL_ID]abcdefgh1[ARGS]{dumped(given)}" for name, given in calls)
+    if family == "mistral-list":
+        listed_calls = (f'{of_list(call)[:-1]}, "id": "abcdefgh1"}}' for call in calls)
+        return f"[TOOL_CALLS][{', '.join(listed_calls)}]"
+    if family == "seed":
+        return "\n".join(map(of_seed, calls))
     if family == "deepseek":
         return f"<｜tool▁calls▁begin｜>{''.join(map(of_deepseek, calls))}<｜tool▁calls▁end｜>"
     if family == "gemma":
@@ -73,7 +81,6 @@ def written(family: str, calls: Sequence[Call]) -> str:
         middle = "".join(of_kimi(index, call) for index, call in enumerate(calls))
         return f"<|tool_calls_section_begin|>{middle}<|tool_calls_section_end|>"
     marks = {
-        "mistral-list": ("[TOOL_CALLS][", "]"),
         "granite": ("<|tool_call|>[", "]"),
         "apriel": ("<tool_calls>[", "]</tool_calls>"),
         "nemotron": ("<TOOLCALL>[", "]</TOOLCALL>"),

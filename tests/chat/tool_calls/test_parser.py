@@ -29,6 +29,7 @@ from tests.chat.tool_calls.answers import (
     of_hermes,
     of_llama,
     of_qwen_xml,
+    of_seed,
     parser_of,
     read,
 )
@@ -95,7 +96,7 @@ def test_marks_and_their_pieces_in_any_order_lose_nothing(family: str) -> None:
             added([*(delta for piece in cut(text, rng) for delta in parser.push(piece)), *parser.finish()]) == message
         )
         said = message.content + "".join(name + arguments for _, name, arguments in message.calls)
-        if family not in ("qwen-xml", "glm"):
+        if family not in ("qwen-xml", "seed", "glm"):
             # In these, what stands between arguments is left out.
             assert said.count("QQ") == text.count("QQ")
 
@@ -128,6 +129,7 @@ BROKEN = {
         "<tool_call>Hm.</tool_call>",
     ),
     "qwen-xml": ("<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n", "<tool_call>Hm.</tool_call>"),
+    "seed": ("<seed:tool_call>Hm.</seed:tool_call>",),
     "glm": ("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1",),
     "llama": (
         '{"name": "unknown", "parameters": {}}',
@@ -136,6 +138,7 @@ BROKEN = {
         'Hm. {"name": "get_time", "parameters": {}}',
     ),
     "mistral": ("[TOOL_CALLS]f[ARGS]{1}", "[TOOL_CALLS]f", "[TOOL_CALLS] Hm."),
+    "mistral-ids": ("[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{1}",),
     "mistral-list": ("[TOOL_CALLS][1]", "[TOOL_CALLS][]", "[TOOL_CALLS][{}]"),
     "deepseek": ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{a}",),
     "gemma": ("<|tool_call>call:f{a:}<tool_call|>", "<|tool_call>call:f{a:1"),
@@ -208,6 +211,11 @@ def test_lines_and_spaces_of_a_text_argument_are_kept() -> None:
     call = ("write_file", {"path": "a", "text": "\n  def f():\n    pass\n\n"})
     assert whole("qwen-xml", of_qwen_xml(call)).called == [call]
     assert whole("glm", of_glm(call)).called == [call]
+    call = ("write_file", {"path": "a", "text": "  def f():\n    pass\n\n"})
+    assert whole("seed", of_seed(call)).called == [call]
+    # Models of this family write line breaks in strings as they are.
+    text = """<|tool_call_start|>[write_file(path="a", text='x\n"y\\'"\n')]<|tool_call_end|>"""
+    assert whole("lfm", text).called == [("write_file", {"path": "a", "text": 'x\n"y\'"\n'})]
 
 
 def test_arguments_may_be_a_text_or_missing() -> None:
@@ -337,9 +345,11 @@ def _with_argument(family: str, value: str) -> str:
     return {
         "hermes": of_hermes(("f", {"text": value})),
         "qwen-xml": of_qwen_xml(("f", {"text": value})),
+        "seed": of_seed(("f", {"text": value})),
         "glm": of_glm(("f", {"text": value})),
         "llama": of_llama(("get_time", {"text": value})),
         "mistral": f"[TOOL_CALLS]f[ARGS]{tag}",
+        "mistral-ids": f"[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{tag}",
         "mistral-list": f'[TOOL_CALLS][{{"name": "f", "arguments": {tag}}}]',
         "deepseek": f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{tag}<｜tool▁call▁end｜>",
         "gemma": f'<|tool_call>call:f{{text:<|"|>{value}<|"|>}}<tool_call|>',

@@ -17,6 +17,7 @@ from paceline.chat.tool_calls.lark import LarkRules, as_schema, as_string
 _GEMMA_QUOTE: Final = '<|"|>'
 # The library that reads Gemma's strings refuses these two.
 _GEMMA_TEXT: Final = r"/[^\x01\x02]*/"
+_LINE: Final = r"/\n?/"
 # Spaces between a value and what separates it from the next.
 _GAP: Final = "/[ ]?/"
 
@@ -60,35 +61,35 @@ class ArgumentRules:
             return
         properties = _properties(schema)
         if style == "parameters":
-            self._add_lines(name, properties, "<parameter={}>\n", "\n</parameter>\n")
+            self._add_tagged(name, properties, ("<parameter={}>",), "</parameter>")
         elif style == "key-values":
-            self._add_lines(name, properties, "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
+            self._add_tagged(name, properties, ("<arg_key>{}</arg_key>", "<arg_value>"), "</arg_value>")
         elif style == "gemma":
             self._add_list(f"{name}_list", properties, "{}:", ",", self._gemma_value)
             self._rules.add(name, f'"{{" {name}_list "}}"')
         else:
             self._add_list(name, properties, "{}=", ", ", self._python_value)
 
-    def _add_lines(self, name: str, properties: Sequence[_Property], before: str, after: str) -> None:
-        """Add arguments that each stand between marks of their own."""
+    def _add_tagged(self, name: str, properties: Sequence[_Property], before: Sequence[str], after: str) -> None:
+        """Add arguments that each stand between tags, with line breaks where a model puts them."""
         parts: list[str] = []
         for one in properties:
             part = f"{name}_{len(parts)}"
-            start = self._rules.marks(before.format(one.name))
-            self._rules.add(part, f"{start} {self._raw_value(part, one.schema, after)}")
+            start = f" {_LINE} ".join(self._rules.marks(text.format(one.name)) for text in before)
+            self._rules.add(part, f"{start} {self._raw_value(part, one.schema, after)} {_LINE}")
             parts.append(part if one.required else f"{part}?")
-        self._rules.add(name, " ".join(parts))
+        self._rules.add(name, f"{_LINE} {' '.join(parts)}")
 
     def _raw_value(self, name: str, schema: Mapping[str, Any], after: str) -> str:
         """Return the expression of a value that is written as it is if it is a text, with what follows it."""
-        behind = self._rules.marks(after)
+        behind = f"{_LINE} {self._rules.marks(after)}"
         if values := _choices(schema):
             texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
-            return f"({' | '.join(map(as_string, texts))}) {behind}"
+            return f"{_LINE} ({' | '.join(map(as_string, texts))}) {behind}"
         if _may_be_text(schema):
             self._rules.add_until(f"{name}_value", after)
             return f"{name}_value"
-        return f"{as_schema(schema)} {behind}"
+        return f"{_LINE} {as_schema(schema)} {behind}"
 
     def _add_list(
         self,

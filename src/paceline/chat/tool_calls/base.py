@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 ArgumentStyle: TypeAlias = Literal["json", "parameters", "key-values", "gemma", "python"]
 """How arguments are written.
 
-``json``: an object. ``parameters``: ``<parameter=key>``, the value in lines of its own, ``</parameter>``.
+``json``: an object. ``parameters``: ``<parameter=key>``, the value, mostly in lines of its own, ``</parameter>``.
 ``key-values``: ``<arg_key>key</arg_key>``, ``<arg_value>value</arg_value>``. ``gemma``: an object with bare keys and
 strings between ``<|"|>``. ``python``: ``key=value`` with commas between.
 """
@@ -73,7 +73,7 @@ class WrittenCalls:
         trigger: what shows that a call begins, and does not stand in other text; empty where only the beginning of an
             answer shows.
         before: stands before the name; begins with the trigger, unless ``opening`` does.
-        middle: stands between the name and the arguments; ``{index}`` in it is the number of the call.
+        middle: stands between the name and the arguments.
         after: stands behind the arguments.
         style: how the arguments are written.
         opening: stands before the first call.
@@ -82,6 +82,9 @@ class WrittenCalls:
         lead: may stand before all, such as the beginning of a message's header.
         preamble: stands before and behind what may be said before calls, where an answer is made of messages.
         plain: what an answer without a call begins with, where an answer is made of messages.
+        others: further pairs of what stands before a name and behind it.
+
+    In these, ``{index}`` stands for the number of the call, and ``{id}`` for an id of nine letters and digits.
     """
 
     trigger: str
@@ -95,6 +98,7 @@ class WrittenCalls:
     lead: str = ""
     preamble: tuple[str, str] | None = None
     plain: str = ""
+    others: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ r"""The formats of the best-known families, for models that bring no response te
     hermes         <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>       Qwen 2 to 3, Hermes, Granite 4
     qwen-xml       <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>      Qwen3-Coder
     llama          {"name": "f", "parameters": {"a": 1}}                                                    Llama 3.x
+    seed           the same with <seed:tool_call>                                                           Seed-OSS
     mistral-list   [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "abcdefghi"}]                     to Nemo
-    mistral        [TOOL_CALLS]f[ARGS]{"a": 1}                                                              later ones
+    mistral        [TOOL_CALLS]f[ARGS]{"a": 1}; mistral-ids with [CALL_ID]abcdefghi before [ARGS]         later ones
     deepseek       <|tool_calls_begin|><|tool_call_begin|>f<|tool_sep|>{"a": 1}<|tool_call_end|><|tool_calls_end|>
                    (other characters in the names; R1 and V3 write a type before the name and a fence around the object)
     gemma          <|tool_call>call:f{a:1}<tool_call|>                                                      Gemma 4
@@ -15,6 +16,7 @@ r"""The formats of the best-known families, for models that bring no response te
     lfm            <|tool_call_start|>[f(a=1)]<|tool_call_end|>                                             LFM2
     kimi           <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}
                    <|tool_call_end|><|tool_calls_section_end|>                                              Kimi K2
+    apriel         <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>; nemotron with <TOOLCALL>
     granite        <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                                      Granite 3
 """
 
@@ -65,6 +67,22 @@ def _tagged(name: str, tag: str, signs: tuple[tuple[str, ...], ...], *, listed: 
     return ToolCallFormat(name, _json(_WHOLE, open=start), signs, tails=(end,), firsts="<", written=written)
 
 
+def _xml(name: str, tag: str, signs: tuple[tuple[str, ...], ...]) -> ToolCallFormat:
+    """Return the format in which a function and each of its parameters has tags."""
+    template = _template(
+        _CAPTURED,
+        open_pattern=rf"<{tag}>\s*<function=(?P<name>[^>\s]+)>",
+        close=[f"</function>{space}</{tag}>" for space in ("\n", "")],
+        content="xml-inline",
+        # A value that begins with a line break ends with one.
+        content_args={
+            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>(?:\n(?P<value>.*?)\n?|(?P<value>.*?))</parameter>",
+        },
+    )
+    written = WrittenCalls(f"<{tag}>", f"<{tag}>\n<function=", ">\n", f"</function>\n</{tag}>", "parameters")
+    return ToolCallFormat(name, template, signs, firsts="<", written=written)
+
+
 def _mistral(name: str, signs: tuple[tuple[str, ...], ...], written: WrittenCalls) -> ToolCallFormat:
     """Return the format of Mistral's models, which read like each other's."""
     pattern = (
@@ -97,6 +115,9 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
             lead="<|start|>assistant",
             preamble=("<|channel|>commentary<|message|>", "<|end|>"),
             plain="<|channel|>final<|message|>",
+            others=tuple(
+                (" to=functions.", f"<|channel|>commentary {kind}json<|message|>") for kind in ("", "<|constrain|>")
+            ),
         ),
     ),
     ToolCallFormat(
@@ -157,6 +178,11 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
         ),
     ),
     _mistral(
+        "mistral-ids",
+        (("[TOOL_CALLS]", "[CALL_ID]"),),
+        WrittenCalls("[TOOL_CALLS]", "[TOOL_CALLS]", "[CALL_ID]{id}[ARGS]", "", between=""),
+    ),
+    _mistral(
         "mistral",
         (("[TOOL_CALLS]", "[ARGS]"),),
         WrittenCalls("[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", "", between=""),
@@ -168,7 +194,7 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
             "[TOOL_CALLS]",
             '{"name": "',
             '", "arguments": ',
-            "}",
+            ', "id": "{id}"}',
             opening="[TOOL_CALLS][",
             between=", ",
             closing="]",
@@ -209,23 +235,10 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
         ),
         (("<tool_call>", "<arg_key>"),),
         firsts="<",
-        written=WrittenCalls("<tool_call>", "<tool_call>", "\n", "</tool_call>", "key-values"),
+        written=WrittenCalls("<tool_call>", "<tool_call>", "", "</tool_call>", "key-values"),
     ),
-    ToolCallFormat(
-        "qwen-xml",
-        _template(
-            _CAPTURED,
-            open_pattern=r"<(?:seed:)?tool_call>\s*<function=(?P<name>[^>\s]+)>",
-            close=[f"</function>{space}</{tag}>" for space in ("\n", "") for tag in ("tool_call", "seed:tool_call")],
-            content="xml-inline",
-            content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
-        ),
-        (("<function=", "<parameter=", "tool_call>"),),
-        firsts="<",
-        written=WrittenCalls(
-            "<tool_call>", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "parameters"
-        ),
-    ),
+    _xml("seed", "seed:tool_call", (("<function=", "<parameter=", "<seed:tool_call>"),)),
+    _xml("qwen-xml", "tool_call", (("<function=", "<parameter=", "<tool_call>"),)),
     _tagged("apriel", "tool_calls", (("<tool_calls>[", "</tool_calls>"),), listed=True),
     _tagged("nemotron", "TOOLCALL", (("<TOOLCALL>[",),), listed=True),
     _tagged("hermes", "tool_call", (("<tool_call>", '"arguments"'),), listed=False),

@@ -12,6 +12,7 @@ family that writes ``<tool_call>{json}</tool_call>``, where a call is required::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -21,7 +22,8 @@ from paceline.chat.tool_calls.base import ToolCallFormat, WrittenCalls
 from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules
 from paceline.core.errors import ConstraintError
 
-_INDEX: Final = "{index}"
+_PLACEHOLDERS: Final = {"{index}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9]{9}/"}
+_PLACED: Final = re.compile(r"(\{index\}|\{id\})")
 # Lines that models put before calls and behind them.
 _GAP: Final = r"/[ \n]{0,2}/"
 _NO_BARE_CALL: Final = r'/(.|\n)*/ & ~/[ \t\r\n]*\{[ \t\r\n]*"(name|type|parameters)"(.|\n)*/'
@@ -87,11 +89,19 @@ def _add_calls(
 ) -> None:
     """Add the rule of a call of any tool, without the text ``skipped`` that it begins with."""
     for number, tool in enumerate(tools):
-        begin = f"{written.before}{_function(tool)['name']}{written.middle}".removeprefix(skipped)
-        before, found, behind = begin.partition(_INDEX)
-        index = f"/[0-9]{{1,3}}/ {rules.marks(behind)}" if found else ""
-        rules.add(f"{rule}_{number}", f"{rules.marks(before)} {index} args_{number} {rules.marks(written.after)}")
+        name = _function(tool)["name"]
+        heads = [
+            _filled(rules, f"{before}{name}{behind}".removeprefix(skipped))
+            for before, behind in ((written.before, written.middle), *written.others)
+        ]
+        head = heads[0] if len(heads) == 1 else f"({' | '.join(heads)})"
+        rules.add(f"{rule}_{number}", f"{head} args_{number} {_filled(rules, written.after)}")
     rules.add(rule, " | ".join(f"{rule}_{number}" for number in range(len(tools))))
+
+
+def _filled(rules: LarkRules, text: str) -> str:
+    """Return the expression of a text with what its placeholders stand for."""
+    return " ".join(_PLACEHOLDERS.get(piece) or rules.marks(piece) for piece in _PLACED.split(text))
 
 
 def _add_messages(rules: LarkRules, written: WrittenCalls, *, required: bool) -> None:

@@ -31,7 +31,7 @@ from paceline.chat.tool_calls.base import (
     ToolCallFormat,
 )
 from paceline.chat.tool_calls.library import load_template, new_reader
-from paceline.chat.tool_calls.values import JsonValue
+from paceline.chat.tool_calls.values import JsonValue, with_escaped_lines
 
 _FIELD: Final = "tool_calls"
 # What reading a broken call may raise.
@@ -150,8 +150,7 @@ class ToolCallParser:
         if self._value is None:
             self._held.append(character)
             if not self._can_wait(character):
-                held, self._held = self._held, []
-                self._feed("".join(held))
+                self._feed(self._take_held())
         else:
             self._value.push(character)
             self._pass_value()
@@ -163,6 +162,11 @@ class ToolCallParser:
             return False
         ends = (end for end in region.close_literals if end[-1] == character)
         return not any("".join(self._pending[-len(end) :]) == end for end in ends)
+
+    def _take_held(self) -> str:
+        held, self._held = "".join(self._held), []
+        in_python = self._region is not None and self._region.content == "python-call-list"
+        return with_escaped_lines(held) if in_python else held
 
     @property
     def _is_outside(self) -> bool:
@@ -200,9 +204,8 @@ class ToolCallParser:
             self._hear(events)
 
     def _end_reading(self) -> None:
-        held, self._held = self._held, []
         try:
-            self._hear(self._reader.feed("".join(held)))
+            self._hear(self._reader.feed(self._take_held()))
             _, events = self._reader.finalize()
         except _FAULTS:
             self._refuse([])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _OPENING: Final = "{["
 _CLOSING: Final = "}]"
+_PYTHON_STRING: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
 class JsonValue:
@@ -61,3 +63,12 @@ class JsonValue:
             self._within = False
             return character
         return character if character.isalnum() or character == " " or character > "~" else f"\\u{ord(character):04x}"
+
+
+def with_escaped_lines(text: str) -> str:
+    """Return calls in Python's notation in which no string has a line break: some models do not escape them."""
+
+    def escaped(found: re.Match[str]) -> str:
+        return found[0].replace("\n", "\\n").replace("\r", "\\r")
+
+    return _PYTHON_STRING.sub(escaped, text)
