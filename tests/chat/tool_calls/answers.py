@@ -86,6 +86,23 @@ def of_seed(call: Call) -> str:
     return f"<seed:tool_call>\n<function={call[0]}>\n{lines}</function>\n</seed:tool_call>"
 
 
+def of_invoke(call: Call) -> str:
+    values = {key: value if isinstance(value, str) else dumped(value) for key, value in call[1].items()}
+    lines = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
+    return f'<invoke name="{call[0]}">\n{lines}</invoke>\n'
+
+
+def of_dsml(call: Call) -> str:
+    values = {
+        key: ("true", value) if isinstance(value, str) else ("false", dumped(value)) for key, value in call[1].items()
+    }
+    lines = "".join(
+        f'<｜DSML｜parameter name="{key}" string="{is_text}">{value}</｜DSML｜parameter>\n'
+        for key, (is_text, value) in values.items()
+    )
+    return f'<｜DSML｜invoke name="{call[0]}">\n{lines}</｜DSML｜invoke>\n'
+
+
 def of_glm(call: Call) -> str:
     values = {key: value if isinstance(value, str) else dumped(value) for key, value in call[1].items()}
     lines = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
@@ -97,9 +114,7 @@ def of_llama(call: Call) -> str:
 
 
 def of_deepseek_r1(call: Call) -> str:
-    return (
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call[0]}\n```json\n{json.dumps(call[1])}\n```<｜tool▁call▁end｜>"
-    )
+    return f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call[0]}\n```json\n{dumped(call[1])}\n```<｜tool▁call▁end｜>"
 
 
 def of_deepseek(call: Call) -> str:
@@ -114,7 +129,7 @@ def _gemma_value(value: Any) -> str:
     if isinstance(value, str):
         return f'<|"|>{value}<|"|>'
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_gemma_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_gemma_value(item)}" for key, item in sorted(value.items())) + "}"
     if isinstance(value, list):
         return "[" + ",".join(_gemma_value(item) for item in value) + "]"
     return json.dumps(value)
@@ -205,6 +220,18 @@ ANSWERS: Final = (
         ids=("abcdefg12",),
     ),
     _in_turn("deepseek", of_deepseek_r1),
+    _in_turn("deepseek-r1", of_deepseek_r1),
+    *(
+        _told(f"deepseek-{version}", "See:\n\n", f"{before}\n{''.join(map(of_dsml, _ALL))}{after}", _AFTER, _SAID)
+        for version, before, after in (
+            ("3.2", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+            ("4", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
+        )
+    ),
+    _in_turn("minimax", of_invoke, ""),
+    _told(
+        "minimax", "See:", f"<minimax:tool_call>\n{''.join(map(of_invoke, _ALL))}</minimax:tool_call>", _AFTER, _SAID
+    ),
     _told(
         "deepseek",
         "See:\n",

@@ -30,7 +30,7 @@ MARKS = sorted(
 END = 256
 CONTROL_IDS = {mark: END + 1 + number for number, mark in enumerate(MARKS)}
 # What ends a text that has no quotes.
-_ENDS = ("</parameter>", "</arg_value>", '<|"|>')
+_ENDS = ("</parameter>", "</arg_value>", "</｜DSML｜parameter>", '<|"|>')
 _SPELLINGS = {token_id: mark for mark, token_id in CONTROL_IDS.items()}
 _SPLIT = re.compile(f"({'|'.join(map(re.escape, sorted(MARKS, key=len, reverse=True)))})")
 assert len(FORMATS) > 10

@@ -23,10 +23,13 @@ from tests.chat.tool_calls.answers import (
     added,
     dumped,
     of_deepseek,
+    of_deepseek_r1,
+    of_dsml,
     of_gemma,
     of_glm,
     of_gpt_oss,
     of_hermes,
+    of_invoke,
     of_lfm,
     of_list,
     of_llama,
@@ -71,6 +74,16 @@ def written(family: str, calls: Sequence[Call]) -> str:
         return "\n".join(map(of_seed, calls))
     if family == "deepseek":
         return f"<｜tool▁calls▁begin｜>{''.join(map(of_deepseek, calls))}<｜tool▁calls▁end｜>"
+    if family == "deepseek-r1":
+        return f"<｜tool▁calls▁begin｜>{chr(10).join(map(of_deepseek_r1, calls))}<｜tool▁calls▁end｜>"
+    sections = {
+        "deepseek-3.2": ("｜DSML｜function_calls", of_dsml),
+        "deepseek-4": ("｜DSML｜tool_calls", of_dsml),
+        "minimax": ("minimax:tool_call", of_invoke),
+    }
+    if family in sections:
+        section, write = sections[family]
+        return f"<{section}>\n{''.join(map(write, calls))}</{section}>"
     if family == "gemma":
         return "".join(map(of_gemma, calls))
     if family == "gpt-oss":

@@ -25,8 +25,10 @@ from tests.chat.tool_calls.answers import (
     Answer,
     Message,
     added,
+    of_dsml,
     of_glm,
     of_hermes,
+    of_invoke,
     of_llama,
     of_qwen_xml,
     of_seed,
@@ -35,6 +37,7 @@ from tests.chat.tool_calls.answers import (
 )
 from tests.tiers import by_tier
 
+TAGGED = ("qwen-xml", "seed", "glm", "deepseek-3.2", "deepseek-4", "minimax")
 FAMILIES = [one.name for one in FORMATS]
 
 
@@ -96,7 +99,7 @@ def test_marks_and_their_pieces_in_any_order_lose_nothing(family: str) -> None:
             added([*(delta for piece in cut(text, rng) for delta in parser.push(piece)), *parser.finish()]) == message
         )
         said = message.content + "".join(name + arguments for _, name, arguments in message.calls)
-        if family not in ("qwen-xml", "seed", "glm"):
+        if family not in TAGGED:
             # In these, what stands between arguments is left out.
             assert said.count("QQ") == text.count("QQ")
 
@@ -141,6 +144,10 @@ BROKEN = {
     "mistral-ids": ("[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{1}",),
     "mistral-list": ("[TOOL_CALLS][1]", "[TOOL_CALLS][]", "[TOOL_CALLS][{}]"),
     "deepseek": ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{a}",),
+    "deepseek-r1": ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\nHm.",),
+    "deepseek-3.2": ('<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="t',),
+    "deepseek-4": ("<｜DSML｜tool_calls>\nHm.",),
+    "minimax": ("<minimax:tool_call>\nHm.", '<invoke name="f">'),
     "gemma": ("<|tool_call>call:f{a:}<tool_call|>", "<|tool_call>call:f{a:1"),
     "gpt-oss": ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>Hm.",),
     "lfm": ("<|tool_call_start|>[f(1)]<|tool_call_end|>", "<|tool_call_start|>[f(a=1"),
@@ -153,6 +160,8 @@ BROKEN = {
 
 # Behind these all belongs to the call, as far as one can tell.
 CUT_OFF = {
+    '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="t',
+    '<invoke name="f">',
     "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n",
     "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1",
     "<|tool_call>call:f{a:1",
@@ -213,6 +222,10 @@ def test_lines_and_spaces_of_a_text_argument_are_kept() -> None:
     assert whole("glm", of_glm(call)).called == [call]
     call = ("write_file", {"path": "a", "text": "  def f():\n    pass\n\n"})
     assert whole("seed", of_seed(call)).called == [call]
+    call = ("write_file", {"path": "a", "text": "</parameter> </arg_value> of <parameter=x> </function>"})
+    assert whole("qwen-xml", of_qwen_xml(call)).called == [call]
+    assert whole("glm", of_glm(call)).called == [call]
+    assert whole("minimax", of_invoke(call)).called == [call]
     # Models of this family write line breaks in strings as they are.
     text = """<|tool_call_start|>[write_file(path="a", text='x\n"y\\'"\n')]<|tool_call_end|>"""
     assert whole("lfm", text).called == [("write_file", {"path": "a", "text": 'x\n"y\'"\n'})]
@@ -352,6 +365,10 @@ def _with_argument(family: str, value: str) -> str:
         "mistral-ids": f"[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{tag}",
         "mistral-list": f'[TOOL_CALLS][{{"name": "f", "arguments": {tag}}}]',
         "deepseek": f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{tag}<｜tool▁call▁end｜>",
+        "deepseek-r1": f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{tag}\n```<｜tool▁call▁end｜>",
+        "deepseek-3.2": of_dsml(("f", {"text": value})),
+        "deepseek-4": of_dsml(("f", {"text": value})),
+        "minimax": of_invoke(("f", {"text": value})),
         "gemma": f'<|tool_call>call:f{{text:<|"|>{value}<|"|>}}<tool_call|>',
         "gpt-oss": f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{tag}",
         "lfm": f"<|tool_call_start|>[f(text={value!r})]<|tool_call_end|>",

@@ -17,6 +17,13 @@ from paceline.chat.tool_calls.lark import LarkRules, as_schema, as_string
 _GEMMA_QUOTE: Final = '<|"|>'
 # The library that reads Gemma's strings refuses these two.
 _GEMMA_TEXT: Final = r"/[^\x01\x02]*/"
+# What stands before a value, of its name and whether it is a text, and what stands behind.
+_TAGS: Final[Mapping[ArgumentStyle, tuple[tuple[str, ...], str]]] = {
+    "parameters": (("<parameter={}>",), "</parameter>"),
+    "named": (('<parameter name="{}">',), "</parameter>"),
+    "typed": (('<｜DSML｜parameter name="{}" string="{}">',), "</｜DSML｜parameter>"),
+    "key-values": (("<arg_key>{}</arg_key>", "<arg_value>"), "</arg_value>"),
+}
 _LINE: Final = r"/\n?/"
 # Spaces between a value and what separates it from the next.
 _GAP: Final = "/[ ]?/"
@@ -60,11 +67,11 @@ class ArgumentRules:
             self._rules.add(name, as_schema({"type": "object", **closed, **schema}))
             return
         properties = _properties(schema)
-        if style == "parameters":
-            self._add_tagged(name, properties, ("<parameter={}>",), "</parameter>")
-        elif style == "key-values":
-            self._add_tagged(name, properties, ("<arg_key>{}</arg_key>", "<arg_value>"), "</arg_value>")
+        if style in _TAGS:
+            self._add_tagged(name, properties, *_TAGS[style])
         elif style == "gemma":
+            # As the family's templates sort them.
+            properties = sorted(properties, key=lambda one: one.name.lower())
             self._add_list(f"{name}_list", properties, "{}:", ",", self._gemma_value)
             self._rules.add(name, f'"{{" {name}_list "}}"')
         else:
@@ -75,7 +82,8 @@ class ArgumentRules:
         parts: list[str] = []
         for one in properties:
             part = f"{name}_{len(parts)}"
-            start = f" {_LINE} ".join(self._rules.marks(text.format(one.name)) for text in before)
+            is_text = json.dumps(_is_raw(one.schema))
+            start = f" {_LINE} ".join(self._rules.marks(text.format(one.name, is_text)) for text in before)
             self._rules.add(part, f"{start} {self._raw_value(part, one.schema, after)} {_LINE}")
             parts.append(part if one.required else f"{part}?")
         self._rules.add(name, f"{_LINE} {' '.join(parts)}")
@@ -89,7 +97,9 @@ class ArgumentRules:
         if _may_be_text(schema):
             self._rules.add_until(f"{name}_value", after)
             return f"{name}_value"
-        return f"{_LINE} {as_schema(schema)} {behind}"
+        # Some models write Python's words.
+        value = '("true" | "false" | "True" | "False")' if _types(schema) == ["boolean"] else as_schema(schema)
+        return f"{_LINE} {value} {behind}"
 
     def _add_list(
         self,
@@ -198,6 +208,12 @@ def _may_be_text(schema: Mapping[str, Any]) -> bool:
     types = _types(schema)
     # What a reference stands for is not looked up: llguidance does that.
     return "string" in types if types is not None else "$ref" not in schema
+
+
+def _is_raw(schema: Mapping[str, Any]) -> bool:
+    """Return whether all values are texts, or may be."""
+    values = _choices(schema)
+    return all(isinstance(value, str) for value in values) if values else _may_be_text(schema)
 
 
 def _value(

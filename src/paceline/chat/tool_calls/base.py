@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-ArgumentStyle: TypeAlias = Literal["json", "parameters", "key-values", "gemma", "python"]
+ArgumentStyle: TypeAlias = Literal["json", "parameters", "named", "typed", "key-values", "gemma", "python"]
 """How arguments are written.
 
-``json``: an object. ``parameters``: ``<parameter=key>``, the value, mostly in lines of its own, ``</parameter>``.
-``key-values``: ``<arg_key>key</arg_key>``, ``<arg_value>value</arg_value>``. ``gemma``: an object with bare keys and
-strings between ``<|"|>``. ``python``: ``key=value`` with commas between.
+=============== ===================================================================================
+``json``        an object
+``parameters``  ``<parameter=key>value</parameter>``, the value mostly in lines of its own
+``named``       ``<parameter name="key">value</parameter>``
+``typed``       ``<｜DSML｜parameter name="key" string="true">value</｜DSML｜parameter>``
+``key-values``  ``<arg_key>key</arg_key><arg_value>value</arg_value>``
+``gemma``       an object with bare keys and strings between ``<|"|>``
+``python``      ``key=value`` with commas between
+=============== ===================================================================================
 """
 
 END_OF_VALUE = "\x1e"

@@ -9,7 +9,10 @@ r"""The formats of the best-known families, for models that bring no response te
     mistral-list   [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "abcdefghi"}]                     to Nemo
     mistral        [TOOL_CALLS]f[ARGS]{"a": 1}; mistral-ids with [CALL_ID]abcdefghi before [ARGS]         later ones
     deepseek       <|tool_calls_begin|><|tool_call_begin|>f<|tool_sep|>{"a": 1}<|tool_call_end|><|tool_calls_end|>
-                   (other characters in the names; R1 and V3 write a type before the name and a fence around the object)
+                   (other characters in the names; deepseek-r1 has a type before the name and a fence around the object)
+    deepseek-3.2   <DSML function_calls>\n<DSML invoke name="f">\n<DSML parameter name="a" string="false">1...
+                   (with other characters; deepseek-4 has tool_calls for function_calls)
+    minimax        <minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n...
     gemma          <|tool_call>call:f{a:1}<tool_call|>                                                      Gemma 4
     gpt-oss        <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
     glm            <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>               GLM 4.x
@@ -25,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from paceline.chat.tool_calls.base import END_OF_VALUE, ToolCallFormat, WrittenCalls
+from paceline.chat.tool_calls.base import END_OF_VALUE, ArgumentStyle, ToolCallFormat, WrittenCalls
 from paceline.engines.base import Vocabulary
 
 _WHOLE: Final = "{content}"
@@ -76,11 +79,52 @@ def _xml(name: str, tag: str, signs: tuple[tuple[str, ...], ...]) -> ToolCallFor
         content="xml-inline",
         # A value that begins with a line break ends with one.
         content_args={
-            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>(?:\n(?P<value>.*?)\n?|(?P<value>.*?))</parameter>",
+            "tag_pattern": (
+                r"<parameter=(?P<key>[^>\n]+)>(?:\n(?P<value>.*?)\n?|(?P<value>.*?))"
+                r"</parameter>(?=\s*(?:<parameter=|\Z))"
+            ),
         },
     )
     written = WrittenCalls(f"<{tag}>", f"<{tag}>\n<function=", ">\n", f"</function>\n</{tag}>", "parameters")
     return ToolCallFormat(name, template, signs, firsts="<", written=written)
+
+
+def _invoke(name: str, section: str, prefix: str, style: ArgumentStyle, signs: tuple[str, ...]) -> ToolCallFormat:
+    """Return the format of invocations in a section, whose tags have a prefix."""
+    template = _template(
+        _CAPTURED,
+        open_pattern=rf'(?:<{section}>\s*)?<{prefix}invoke name="(?P<name>[^"\n]+)">',
+        close=f"</{prefix}invoke>",
+        content="xml-inline",
+        content_args={
+            "tag_pattern": (
+                rf'<{prefix}parameter name="(?P<key>[^"\n]+)"[^>\n]*>(?P<value>.*?)'
+                rf"</{prefix}parameter>(?=\s*(?:<{prefix}parameter |\Z))"
+            ),
+        },
+    )
+    written = WrittenCalls(
+        f"<{section}>",
+        f'<{prefix}invoke name="',
+        '">\n',
+        f"</{prefix}invoke>\n",
+        style,
+        opening=f"<{section}>\n",
+        between="",
+        closing=f"</{section}>",
+    )
+    return ToolCallFormat(name, template, (signs,), tails=(f"</{section}>",), firsts="<", written=written)
+
+
+def _deepseek(name: str, signs: tuple[str, ...], written: WrittenCalls) -> ToolCallFormat:
+    """Return the format of DeepSeek's models up to V3.1, which read like each other's."""
+    pattern = (
+        r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>\s*"
+        r"(?:function<｜tool▁sep｜>(?P<name>[^\s<{]+)\s*```json|(?P<name>[^\s<{]+)\s*<｜tool▁sep｜>(?=\s*\{))"
+    )
+    tails = ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+    template = _json(_CAPTURED, open_pattern=pattern)
+    return ToolCallFormat(name, template, (signs,), tails=tails, firsts="<", written=written)
 
 
 def _mistral(name: str, signs: tuple[tuple[str, ...], ...], written: WrittenCalls) -> ToolCallFormat:
@@ -155,19 +199,25 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
             closing="<|tool_calls_section_end|>",
         ),
     ),
-    ToolCallFormat(
-        "deepseek",
-        _json(
-            _CAPTURED,
-            open_pattern=(
-                r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>\s*"
-                r"(?:function<｜tool▁sep｜>(?P<name>[^\s<{]+)\s*```json|(?P<name>[^\s<{]+)\s*<｜tool▁sep｜>(?=\s*\{))"
-            ),
+    _invoke("deepseek-3.2", "｜DSML｜function_calls", "｜DSML｜", "typed", ("｜DSML｜", "function_calls>")),
+    _invoke("deepseek-4", "｜DSML｜tool_calls", "｜DSML｜", "typed", ("｜DSML｜", "tool_calls>")),
+    _invoke("minimax", "minimax:tool_call", "", "named", ("<minimax:tool_call>",)),
+    _deepseek(
+        "deepseek-r1",
+        ("<｜tool▁calls▁begin｜>", "```json"),
+        WrittenCalls(
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            "\n```json\n",
+            "\n```<｜tool▁call▁end｜>",
+            opening="<｜tool▁calls▁begin｜>",
+            closing="<｜tool▁calls▁end｜>",
         ),
-        (("<｜tool▁calls▁begin｜>",),),
-        tails=("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
-        firsts="<",
-        written=WrittenCalls(
+    ),
+    _deepseek(
+        "deepseek",
+        ("<｜tool▁calls▁begin｜>",),
+        WrittenCalls(
             "<｜tool▁calls▁begin｜>",
             "<｜tool▁call▁begin｜>",
             "<｜tool▁sep｜>",
@@ -230,7 +280,10 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
             close="</tool_call>",
             content="xml-inline",
             content_args={
-                "tag_pattern": r"<arg_key>\s*(?P<key>[^<]*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+                "tag_pattern": (
+                    r"<arg_key>\s*(?P<key>[^<]*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)"
+                    r"</arg_value>(?=\s*(?:<arg_key>|\Z))"
+                )
             },
         ),
         (("<tool_call>", "<arg_key>"),),
