@@ -352,6 +352,36 @@ def test_time_grows_with_length_alone(family: str, what: str) -> None:
     assert len(message.calls) == (what == "argument")
 
 
+BEGINNINGS = [
+    ("qwen-xml", "<tool_call>\n<function=f>\n", "<parameter=a>\n"),
+    ("qwen-xml", "<tool_call>", "\n"),
+    ("qwen-xml", "<tool_call>\n<function=", "a"),
+    ("minimax", '<invoke name="f">', '<parameter name="a">'),
+    ("glm", "<tool_call>f\n", "<arg_key>a</arg_key>\n<arg_value>"),
+    ("glm", "<tool_call>", "f"),
+    ("lfm", "<|tool_call_start|>[f(a=", "["),
+    ("lfm", "<|tool_call_start|>", "'"),
+    ("gemma", "<|tool_call>call:f{", 'a:<|"|>b<|"|>,'),
+    ("kimi", "<|tool_call_begin|>", "a"),
+    ("mistral", "[TOOL_CALLS]", "a"),
+    ("mistral-list", "[TOOL_CALLS]", " "),
+    ("gpt-oss", "<|channel|>commentary to=functions.f ", "a"),
+    ("deepseek", "<｜tool▁call▁begin｜>", "a"),
+    ("llama", "{", " "),
+    ("hermes", "<tool_call>", '{"a":'),
+]
+
+
+@pytest.mark.parametrize(("family", "beginning", "again"), BEGINNINGS)
+def test_a_model_that_writes_the_same_on_and_on_takes_no_time(family: str, beginning: str, again: str) -> None:
+    text = beginning + again * (by_tier(50_000, quick=10_000) // len(again))
+    parser = parser_of(family)
+    began = time.perf_counter()
+    message = added([*(delta for character in text for delta in parser.push(character)), *parser.finish()])
+    assert time.perf_counter() - began < 200e-6 * len(text)
+    assert message == Message(text, None, [])
+
+
 def _with_argument(family: str, value: str) -> str:
     """Return an answer of a family with one call that has a long argument."""
     tag = json.dumps({"text": value})

@@ -31,6 +31,7 @@ from typing import Any, Final
 from paceline.chat.tool_calls.base import END_OF_VALUE, ArgumentStyle, ToolCallFormat, WrittenCalls
 from paceline.engines.base import Vocabulary
 
+# Patterns of openings are bounded: what may be the beginning of one is tried again with every character.
 _WHOLE: Final = "{content}"
 _CAPTURED: Final = {"name": "{name}", "arguments": _WHOLE}
 
@@ -74,14 +75,15 @@ def _xml(name: str, tag: str, signs: tuple[tuple[str, ...], ...]) -> ToolCallFor
     """Return the format in which a function and each of its parameters has tags."""
     template = _template(
         _CAPTURED,
-        open_pattern=rf"<{tag}>\s*<function=(?P<name>[^>\s]+)>",
+        open_pattern=rf"<{tag}>\s{{0,9}}<function=(?P<name>[^>\s]{{1,128}})>",
         close=[f"</function>{space}</{tag}>" for space in ("\n", "")],
         content="xml-inline",
-        # A value that begins with a line break ends with one.
+        # A value that begins with a line break ends with one. One that does not end takes the rest: were it no match,
+        # each of many would be sought to the end.
         content_args={
             "tag_pattern": (
                 r"<parameter=(?P<key>[^>\n]+)>(?:\n(?P<value>.*?)\n?|(?P<value>.*?))"
-                r"</parameter>(?=\s*(?:<parameter=|\Z))"
+                r"(?:</parameter>(?=\s*(?:<parameter=|\Z))|\Z)"
             ),
         },
     )
@@ -93,13 +95,13 @@ def _invoke(name: str, section: str, prefix: str, style: ArgumentStyle, signs: t
     """Return the format of invocations in a section, whose tags have a prefix."""
     template = _template(
         _CAPTURED,
-        open_pattern=rf'(?:<{section}>\s*)?<{prefix}invoke name="(?P<name>[^"\n]+)">',
+        open_pattern=rf'(?:<{section}>\s{{0,9}})?<{prefix}invoke name="(?P<name>[^"\n]{{1,128}})">',
         close=f"</{prefix}invoke>",
         content="xml-inline",
         content_args={
             "tag_pattern": (
                 rf'<{prefix}parameter name="(?P<key>[^"\n]+)"[^>\n]*>(?P<value>.*?)'
-                rf"</{prefix}parameter>(?=\s*(?:<{prefix}parameter |\Z))"
+                rf"(?:</{prefix}parameter>(?=\s*(?:<{prefix}parameter |\Z))|\Z)"
             ),
         },
     )
@@ -119,8 +121,9 @@ def _invoke(name: str, section: str, prefix: str, style: ArgumentStyle, signs: t
 def _deepseek(name: str, signs: tuple[str, ...], written: WrittenCalls) -> ToolCallFormat:
     """Return the format of DeepSeek's models up to V3.1, which read like each other's."""
     pattern = (
-        r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>\s*"
-        r"(?:function<｜tool▁sep｜>(?P<name>[^\s<{]+)\s*```json|(?P<name>[^\s<{]+)\s*<｜tool▁sep｜>(?=\s*\{))"
+        r"(?:<｜tool▁calls▁begin｜>\s{0,9})?<｜tool▁call▁begin｜>\s{0,9}"
+        r"(?:function<｜tool▁sep｜>(?P<name>[^\s<{]{1,128})\s{0,9}```json"
+        r"|(?P<name>[^\s<{]{1,128})\s{0,9}<｜tool▁sep｜>(?=\s{0,9}\{))"
     )
     tails = ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
     template = _json(_CAPTURED, open_pattern=pattern)
@@ -130,17 +133,17 @@ def _deepseek(name: str, signs: tuple[str, ...], written: WrittenCalls) -> ToolC
 def _mistral(name: str, signs: tuple[tuple[str, ...], ...], written: WrittenCalls) -> ToolCallFormat:
     """Return the format of Mistral's models, which read like each other's."""
     pattern = (
-        r"\[TOOL_CALLS\](?P<name>[^\s\[\]{}\"]*)(?:\[CALL_ID\])?(?P<id>(?<=\[CALL_ID\])\w+|)"
-        r"(?:\[ARGS\](?=\s*\{)|(?<!\[TOOL_CALLS\])(?=\s*\{)|(?<=\[TOOL_CALLS\])(?=\s*\[\s*[\{\]]))"
+        r"\[TOOL_CALLS\](?P<name>[^\s\[\]{}\"]{0,128})(?:\[CALL_ID\])?(?P<id>(?<=\[CALL_ID\])\w{1,64}|)"
+        r"(?:\[ARGS\](?=\s{0,9}\{)|(?<!\[TOOL_CALLS\])(?=\s{0,9}\{)|(?<=\[TOOL_CALLS\])(?=\s{0,9}\[\s{0,9}[\{\]]))"
     )
     template = _json(_CAPTURED, open_pattern=pattern)
     return ToolCallFormat(name, template, signs, firsts="[", id_length=9, written=written)
 
 
 _GPT_OSS_HEADER: Final = (
-    r"(?:to=functions\.(?P<name>[\w.-]+) *<\|channel\|>(?:commentary|analysis)"
-    r"|<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[\w.-]+))"
-    r"[^<{]*(?:<\|constrain\|>[^<{]*)?<\|message\|>"
+    r"(?:to=functions\.(?P<name>[\w.-]{1,128}) {0,9}<\|channel\|>(?:commentary|analysis)"
+    r"|<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[\w.-]{1,128}))"
+    r"[^<{]{0,64}(?:<\|constrain\|>[^<{]{0,64})?<\|message\|>"
 )
 
 FORMATS: Final[tuple[ToolCallFormat, ...]] = (
@@ -168,7 +171,7 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
         "gemma",
         _template(
             _CAPTURED,
-            open_pattern=r"<\|tool_call>call:(?P<name>[\w.-]+)(?=\{)",
+            open_pattern=r"<\|tool_call>call:(?P<name>[\w.-]{1,128})(?=\{)",
             close="<tool_call|>",
             content="json",
             content_args={"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
@@ -182,8 +185,8 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
         _json(
             _CAPTURED,
             open_pattern=(
-                r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*"
-                r"(?P<id>(?:functions\.)?(?P<name>[^<\s:]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
+                r"(?:<\|tool_calls_section_begin\|>\s{0,9})?<\|tool_call_begin\|>\s{0,9}"
+                r"(?P<id>(?:functions\.)?(?P<name>[^<\s:]{1,128})(?::\d{1,9})?)\s{0,9}<\|tool_call_argument_begin\|>"
             ),
         ),
         (("<|tool_calls_section_begin|>",),),
@@ -276,13 +279,13 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
         "glm",
         _template(
             _CAPTURED,
-            open_pattern=r"<tool_call>\s*(?P<name>[^\s<{]+)(?=\s*<)",
+            open_pattern=r"<tool_call>\s{0,9}(?P<name>[^\s<{]{1,128})(?=\s{0,9}<)",
             close="</tool_call>",
             content="xml-inline",
             content_args={
                 "tag_pattern": (
                     r"<arg_key>\s*(?P<key>[^<]*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)"
-                    r"</arg_value>(?=\s*(?:<arg_key>|\Z))"
+                    r"(?:</arg_value>(?=\s*(?:<arg_key>|\Z))|\Z)"
                 )
             },
         ),
@@ -314,7 +317,7 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
         "llama",
         _json(
             {"name": "{content.name}", "arguments": "{content.parameters}"},
-            open_pattern=r'(?:\A|<\|python_tag\|>)\s*(?=\{\s*"(?:type|name|parameters)")',
+            open_pattern=r'(?:\A|<\|python_tag\|>)\s{0,99}(?=\{\s{0,99}"(?:type|name|parameters)")',
         ),
         (('{"name": function name, "parameters":', "<|start_header_id|>"),),
         tails=(";",),
