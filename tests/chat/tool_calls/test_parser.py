@@ -101,7 +101,7 @@ def test_marks_and_their_pieces_in_any_order_lose_nothing(family: str) -> None:
         said = message.content + "".join(itertools.chain(*message.calls))
         if family not in TAGGED:
             # In these, what stands between arguments is left out.
-            assert said.count("QQ") == text.count("QQ")
+            assert said.count("QQ") >= text.count("QQ")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,6 +21,8 @@ r"""The formats of the best-known families, for models that bring no response te
                    <|tool_call_end|><|tool_calls_section_end|>                                              Kimi K2
     apriel         <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>; nemotron with <TOOLCALL>
     granite        <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                                      Granite 3
+
+The patterns of openings are bounded: what may be the beginning of one is tried again with every character.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ from typing import Any, Final
 from paceline.chat.tool_calls.base import END_OF_VALUE, ArgumentStyle, ToolCallFormat, WrittenCalls
 from paceline.engines.base import Vocabulary
 
-# Patterns of openings are bounded: what may be the beginning of one is tried again with every character.
 _WHOLE: Final = "{content}"
 _CAPTURED: Final = {"name": "{name}", "arguments": _WHOLE}
 

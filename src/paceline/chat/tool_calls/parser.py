@@ -117,7 +117,8 @@ class ToolCallParser:
             if self._first is None and text[at].isspace() and self._is_outside:
                 self._run.append(text[at])
             else:
-                self._end_run()
+                if self._run:
+                    self._end_run()
                 self._step(text[at])
             at += 1
         return self._taken()
