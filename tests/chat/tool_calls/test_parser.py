@@ -73,7 +73,7 @@ def test_the_message_does_not_depend_on_how_an_answer_was_cut(family: str) -> No
     answers = [answer for answer in ANSWERS if answer.family == family]
     expected = [read(answer, [answer.text]) for answer in answers]
     rng = random.Random(family)
-    number = by_tier(4000, quick=100)
+    number = by_tier(1000, quick=60)
     num_pieces = 0
     for index in range(number):
         pieces = cut(answers[index % len(answers)].text, rng)
@@ -87,7 +87,7 @@ def test_marks_and_their_pieces_in_any_order_lose_nothing(family: str) -> None:
     """Pieces of answers put together anew: the same message in any pieces, and no letter of the prose is lost."""
     rng = random.Random(f"pieces {family}")
     texts = [answer.text for answer in ANSWERS if answer.family == family]
-    for _ in range(by_tier(1000, quick=60)):
+    for _ in range(by_tier(300, quick=40)):
         text = ""
         for _ in range(rng.randrange(1, 6)):
             source = rng.choice(texts)
