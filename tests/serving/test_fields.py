@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from paceline.serving.fields import HARMLESS, NEUTRAL, NOT_YET
+from paceline.serving.fields import HARMLESS, NEUTRAL
 from paceline.serving.settings import ServerOptions
 from tests.serving.hosted import Hosted, hosted, scripted
 
@@ -51,9 +51,7 @@ VALUES: Final[dict[str, tuple[list[Any], list[Any]]]] = {
     "chat_format": ([0], [1]),
     "chat_parser": ([""], ["a"]),
     "multimodal_data": ([[]], [["aGk="]]),
-    "tools": ([[]], [[{"type": "function", "function": {"name": "f"}}]]),
     "functions": ([[]], [[{"name": "f"}]]),
-    "tool_choice": (["none", "auto"], ["required", {"type": "function", "function": {"name": "f"}}]),
     "function_call": (["none", "auto"], [{"name": "f"}]),
 }
 REALISTIC: Final[dict[str, Any]] = {"user": "me", "store": False, "metadata": {"a": "b"}, "id_slot": 3, "n_keep": 5}
@@ -73,7 +71,7 @@ def text_of(server: Hosted, **fields: Any) -> str:
 
 
 def test_every_field_that_is_known_and_not_built_is_looked_at_here() -> None:
-    assert set(VALUES) == {*NEUTRAL, *NOT_YET}
+    assert set(VALUES) == set(NEUTRAL)
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -85,7 +83,6 @@ def test_a_field_that_is_not_built_may_have_the_value_that_changes_nothing(stric
         error = strict.refusal("/completion", {**BASE, name: value})
         assert error["param"] == name
         assert error["message"].startswith(name)
-        assert ("not supported yet" in error["message"]) is (name in NOT_YET)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -243,11 +243,13 @@ def test_a_request_that_cannot_be_answered_is_a_bad_request(client: openai.OpenA
         client.chat.completions.create(model=NAME, messages=MESSAGES, temperature=-1)
     assert caught.value.param == "temperature"
     assert caught.value.type == "invalid_request_error"
-    with pytest.raises(openai.BadRequestError, match="not supported yet") as caught:
+    with pytest.raises(openai.BadRequestError, match="has type 'sound'") as caught:
         client.chat.completions.create(
-            model=NAME, messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}]
-        )  # type: ignore[call-overload]
-    assert caught.value.param == "tools"
+            model=NAME,
+            messages=MESSAGES,
+            response_format={"type": "sound"},  # type: ignore[call-overload]
+        )
+    assert caught.value.param == "response_format"
     with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):
         client.completions.create(model=NAME, prompt="a" * 5000)
     with pytest.raises(openai.BadRequestError, match="temperature"):

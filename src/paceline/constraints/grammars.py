@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from paceline.constraints.gbnf import lark_of
 from paceline.constraints.installed import need_llguidance
@@ -44,7 +45,7 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
     """
     match source:
         case JsonSchema() | JsonObject():
-            lark = f"start: %json {_schema_text(source)}"
+            lark = f"start: %json {schema_text(json.loads(source.text), source.whitespace)}"
         case Gbnf():
             lark = lark_of(source.text, vocabulary)
         case Lark():
@@ -65,12 +66,20 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
     return grammar
 
 
-def _schema_text(source: JsonSchema | JsonObject) -> str:
-    schema = json.loads(source.text)
+def schema_text(schema: Any, whitespace: Whitespace = "short") -> str:
+    """Return a schema as it stands in llguidance's grammar, with how it is read.
+
+    Args:
+        schema: the schema.
+        whitespace: where there may be space between the parts of the JSON.
+
+    Raises:
+        ConstraintError: it cannot be used, or would take too long.
+    """
     check_schema(schema)
     if schema is False:
-        raise ConstraintError(f"{source.name} is false and allows no text at all: no answer could keep to it")
-    options = {"lenient": False, "coerce_one_of": False, **_WHITESPACE[source.whitespace]}
+        raise ConstraintError("the JSON schema is false and allows no text at all: no answer could keep to it")
+    options = {"lenient": False, "coerce_one_of": False, **_WHITESPACE[whitespace]}
     # Its own settings are no part of the standard, and a user's were refused.
     whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": options}
     return json.dumps(whole, ensure_ascii=False)

@@ -15,14 +15,16 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from paceline.api import GenerateOptions
 from paceline.async_streams import AsyncStream
 from paceline.chat.prompts import ChatPrompt
 from paceline.chat.reasoning import PartKind, ReasoningFormat, ReasoningSplitter
+from paceline.chat.tool_calls.base import AnswerDelta, ArgumentsDelta, CallStarted, ContentDelta, ToolCallFormat
+from paceline.chat.tool_calls.parser import ToolCallParser
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
@@ -48,6 +50,8 @@ class PreparedPrompt:
         options: of the call, beside those of the request.
         chat: what a conversation came to; ``None`` of a completion.
         reasoning_format: where an answer has its reasoning.
+        call_format: how the answer has calls of tools; ``None`` where nobody looks for any.
+        tools: that may be called.
     """
 
     token_ids: Sequence[int]
@@ -55,6 +59,12 @@ class PreparedPrompt:
     options: GenerateOptions = field(default_factory=lambda: GenerateOptions())
     chat: ChatPrompt | None = None
     reasoning_format: ReasoningFormat = "none"
+    call_format: ToolCallFormat | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+Part: TypeAlias = tuple[PartKind, str] | CallStarted | ArgumentsDelta
+"""A piece of an answer: of its reasoning or content, by kind and text, or of a call of a tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +73,14 @@ class Said:
 
     Attributes:
         choice: which answer.
-        parts: what became final, by kind and text.
+        parts: what became final.
         token_ids: the tokens.
         logprobs: of each of them; none where they were not asked for.
         num_said: tokens of the answer up to here.
     """
 
     choice: Choice
-    parts: Sequence[tuple[PartKind, str]]
+    parts: Sequence[Part]
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob]
     num_said: int
@@ -83,7 +93,7 @@ class Said:
     @property
     def text(self) -> str:
         """All of the text."""
-        return "".join(text for _, text in self.parts)
+        return "".join(part[1] for part in self.parts if isinstance(part, tuple))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +140,8 @@ class Choice:
         logprobs: of the tokens said so far.
         has_new_line: whether a line ended.
         num_reasoning: tokens of reasoning so far.
+        content: said so far beside calls, where tools may be called.
+        calls: of tools, as OpenAI's API has them.
         timed_out: whether it was ended because it took too long.
         stats: counts and times, once it is over.
         finish_reason: why it ended; empty while it runs.
@@ -146,6 +158,8 @@ class Choice:
         self.logprobs: list[TokenLogprob] = []
         self.has_new_line = False
         self.num_reasoning = 0
+        self.content = ""
+        self.calls: list[dict[str, Any]] = []
         self.timed_out = False
         self.stats: RequestStats | None = None
         self.finish_reason = ""
@@ -161,7 +175,8 @@ class Choice:
         self._splitter = (
             None if chat is None else ReasoningSplitter(markers, begun=chat.begun, continued=chat.continued)
         )
-        self._opening: list[tuple[PartKind, str]] = []
+        self._parser = None if prompt.call_format is None else ToolCallParser(prompt.call_format, prompt.tools)
+        self._opening: list[Part] = []
         keeps_markers = prompt.reasoning_format == "none" and chat is not None and chat.begun and not chat.continued
         if keeps_markers and chat is not None and chat.markers is not None:
             # What the prompt has of an answer that keeps its markers.
@@ -248,15 +263,40 @@ class Choice:
             if last:
                 pieces += self._splitter.finish()
             parts += [(part.kind, part.segment.text) for part in pieces]
+        if self._parser is not None:
+            parts = self._with_calls(parts, self._parser, last=last)
         if not last:
             self.num_reasoning += self._splitter is not None and self._splitter.is_inside
         if not parts and not (last and self._unsent_ids):
             return []
-        self.has_new_line = self.has_new_line or any("\n" in text for _, text in parts)
+        self.has_new_line = self.has_new_line or any("\n" in segment.text for segment in segments)
         token_ids, self._unsent_ids = self._unsent_ids, []
         logprobs, self._unsent_logprobs = self._unsent_logprobs, []
         self.logprobs += logprobs
         return [Said(self, parts, token_ids, logprobs, len(self.token_ids))]
+
+    def _with_calls(self, parts: Sequence[Part], parser: ToolCallParser, *, last: bool) -> list[Part]:
+        """Return parts with the calls in their content read out."""
+        found: list[Part] = []
+        for part in parts:
+            if isinstance(part, tuple) and part[0] == "content":
+                found += self._read(parser.push(part[1]))
+            else:
+                found.append(part)
+        return [*found, *self._read(parser.finish())] if last else found
+
+    def _read(self, deltas: Sequence[AnswerDelta]) -> Iterator[Part]:
+        for delta in deltas:
+            if isinstance(delta, ContentDelta):
+                self.content += delta.text
+                yield "content", delta.text
+                continue
+            if isinstance(delta, CallStarted):
+                function = {"name": delta.name, "arguments": ""}
+                self.calls.append({"id": delta.call_id, "type": "function", "function": function})
+            else:
+                self.calls[delta.index]["function"]["arguments"] += delta.text
+            yield delta
 
     def _progress(self, emission: Emission | None) -> list[Progress]:
         """Return how far the prompt is read, where somebody wants to know; first of all what needs no reading."""

@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from paceline.core.errors import PacelineError
+from paceline.serving.answering import PreparedPrompt
 from paceline.serving.asked import Api, Asked, read_asked, warnings_of
 from paceline.serving.bodies import (
     ChatBody,
@@ -146,6 +147,10 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         )
         return await with_constraint(server.host, await with_bias(server.host, asked))
 
+    async def prepared_chat(body: ChatBody, asked: Asked, max_tokens: int | None) -> PreparedPrompt:
+        tools = None if asked.tools is None else asked.tools.tools
+        return await prepare_chat(server.host, body, max_tokens=max_tokens, tools=tools, reads_calls=tools is not None)
+
     async def complete(request: Request, body: CompletionBody, api: Api) -> Response:
         asked = await asked_of(body, api)
         prompts = await while_there(
@@ -171,7 +176,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> Response:
         asked = await asked_of(body, "chat")
-        prompt = await while_there(request, prepare_chat(server.host, body, max_tokens=asked.options.get("max_tokens")))
+        prompt = await while_there(request, prepared_chat(body, asked, asked.options.get("max_tokens")))
         if asked.stream and prompt.reasoning_format == "deepseek-legacy":
             raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
         asked = replace(asked, reasoning_format=prompt.reasoning_format)
@@ -184,8 +189,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     )
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
     async def input_tokens(body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> dict[str, Any]:
-        await asked_of(body, "chat")
-        prompt = await prepare_chat(server.host, body, max_tokens=0)
+        prompt = await prepared_chat(body, await asked_of(body, "chat"), 0)
         return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
     @router.post(

@@ -19,6 +19,7 @@ from paceline.serving.bodies import ChatBody, CompletionBody, Speculative, whole
 from paceline.serving.constraints import Named, read_constraint
 from paceline.serving.fields import FieldError, check_known
 from paceline.serving.settings import ServerOptions
+from paceline.serving.tools import AskedTools, read_tools
 
 Api: TypeAlias = Literal["native", "completions", "chat"]
 """Whose fields a request has: llama-server's ``/completion``, or OpenAI's completions or chat completions."""
@@ -103,6 +104,7 @@ class Asked:
         names: of the fields that set options, by the option.
         named: what the answer is to keep to, and the field that says it; ``None`` for nothing.
         constraint: that, once it is compiled.
+        tools: that the model may call; ``None`` for none.
     """
 
     api: Api
@@ -129,6 +131,7 @@ class Asked:
     names: Mapping[str, str] = field(default_factory=dict)
     named: Named | None = None
     constraint: Constraint | None = None
+    tools: AskedTools | None = None
 
 
 def read_asked(
@@ -186,6 +189,11 @@ def read_asked(
     if stream_options is not None:
         extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
     unknown = check_known(extra, strict=settings.strict_fields)
+    tools, named = read_tools(given) if api == "chat" else None, read_constraint(given)
+    if tools is not None and named is not None:
+        raise FieldError(
+            named.field, f"{named.field} and tools both say what the answer is: leave one out, or send tool_choice none"
+        )
     ping_s = given.get("sse_ping_interval", 30)
     return Asked(
         api=api,
@@ -209,7 +217,8 @@ def read_asked(
         samplers=samplers,
         warnings=(*warnings_of(unknown), *_without_effect(given, api)),
         names=names,
-        named=read_constraint(given),
+        named=named,
+        tools=tools,
     )
 
 

@@ -170,6 +170,9 @@ class ChatBody(_Generated):  # type: ignore[misc, valid-type]
     messages: Objects = Field(
         ..., description="What was said so far.", examples=[[{"role": "user", "content": "Hello"}]]
     )
+    tools: Objects | None = Field(None, description="Functions that the model may call.")
+    tool_choice: Any = Field(None, description="none, auto, required, or the function that has to be called.")
+    parallel_tool_calls: bool | None = Field(None, description="Whether there may be several calls.")
     logprobs: bool | Whole | None = Field(None, description="Whether to say how likely each token was.")
     top_logprobs: Whole | None = Field(None, description="How many likely tokens to list beside each.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")

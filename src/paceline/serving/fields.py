@@ -91,6 +91,8 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "allowed_token_ids": Neutral(_empty, "ban the others with logit_bias"),
     "modalities": Neutral(_is(["text"]), "this server writes text"),
     "audio": Neutral(_empty, "this server writes text"),
+    "functions": Neutral(_empty, "send tools"),
+    "function_call": Neutral(_is("none", "auto"), "send tool_choice"),
     "web_search_options": Neutral(_empty, "this server looks nothing up"),
     # of llama-server
     "lora": Neutral(_empty, "load a merged model"),
@@ -103,21 +105,13 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
 }
 """Known fields that are not built, and the values of them that change nothing."""
 
-NOT_YET: Final[Mapping[str, Neutral]] = {
-    "tools": Neutral(_empty, "describe the tools in the system's message"),
-    "functions": Neutral(_empty, "describe the functions in the system's message"),
-    "tool_choice": Neutral(_is("none", "auto"), "leave it out"),
-    "function_call": Neutral(_is("none", "auto"), "leave it out"),
-}
-"""Fields that a coming version reads."""
-
 HARMLESS: Final[frozenset[str]] = frozenset(
     {
         # who asks, and for what purpose
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id"),
         *("prompt_cache_retention", "prompt_cache_options", "priority", "verbosity"),
         # how it is computed
-        *("backend_sampling", "id_slot", "n_cache_reuse", "message_delimiters", "parallel_tool_calls"),
+        *("backend_sampling", "id_slot", "n_cache_reuse", "message_delimiters"),
         # of samplers that are switched off
         *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold"),
         *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay"),
@@ -144,12 +138,7 @@ def check_known(extra: Mapping[str, Any], *, strict: bool) -> list[str]:
     for name, value in extra.items():
         if value is None or name in HARMLESS:
             continue
-        if name in NOT_YET:
-            if not NOT_YET[name].is_neutral(value):
-                raise FieldError(
-                    name, f"{name} is not supported yet, and it would change the answer: {NOT_YET[name].way_out}"
-                )
-        elif name in NEUTRAL:
+        if name in NEUTRAL:
             if not NEUTRAL[name].is_neutral(value):
                 raise FieldError(
                     name,

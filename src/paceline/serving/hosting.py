@@ -11,6 +11,8 @@ from typing import Any, Final, Literal, TypeAlias
 from paceline.api import GenerateOptions, Model
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
+from paceline.chat.tool_calls.base import ToolCallFormat
+from paceline.chat.tool_calls.formats import find_format
 from paceline.core.errors import ClosedError, PacelineError
 from paceline.models.description import ModelDescription
 from paceline.options import read_options
@@ -53,6 +55,11 @@ class ServedModel:
     def id(self) -> str:
         """The name that answers have."""
         return self.names[0]
+
+    @property
+    def call_format(self) -> ToolCallFormat | None:
+        """How the model writes calls of tools; ``None`` where that is not known."""
+        return None if self.template is None else find_format(self.template.source)
 
     @property
     def context_length(self) -> int:

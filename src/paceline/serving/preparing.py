@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from paceline.api import GenerateOptions
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
+from paceline.chat.tool_calls.formats import control_marks
+from paceline.chat.tool_calls.library import load_template
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.asked import Asked, chat_params_of
@@ -20,6 +23,7 @@ from paceline.serving.hosting import ModelHost
 from paceline.serving.in_turn import in_turn
 from paceline.serving.prompts import encode, read_prompts
 from paceline.serving.token_texts import check_ids, text_of
+from paceline.serving.tools import calls_to_keep_to
 
 
 async def prepare_completions(host: ModelHost, prompt: Any, *, num_choices: int, most: int) -> list[PreparedPrompt]:
@@ -62,6 +66,7 @@ async def prepare_chat(
     *,
     max_tokens: int | None,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    reads_calls: bool = False,
 ) -> PreparedPrompt:
     """Return the prompt of a conversation.
 
@@ -70,6 +75,7 @@ async def prepare_chat(
         body: of the request.
         max_tokens: most tokens that the answer may have.
         tools: functions that the template may describe.
+        reads_calls: whether calls of them are read out of the answer, where it is known how the model writes calls.
 
     Raises:
         FieldError: the conversation or an option cannot be used.
@@ -95,9 +101,18 @@ async def prepare_chat(
         if type(error) is InputError:
             raise FieldError("messages", str(error)) from None
         raise
-    return PreparedPrompt(
+    prompt = PreparedPrompt(
         chat.token_ids, chat.text, options=chat.options, chat=chat, reasoning_format=params.reasoning_format
     )
+    call_format = served.call_format if reads_calls else None
+    if call_format is None:
+        return prompt
+    # The library that reads calls takes a second to import.
+    await asyncio.to_thread(load_template, call_format.template, call_format.name)
+    marks = control_marks(call_format, served.model.target.vocabulary).values()
+    preserved = (*(chat.options.get("preserved_ids") or ()), *marks)
+    options: GenerateOptions = {**chat.options, "preserved_ids": tuple(dict.fromkeys(preserved))}
+    return replace(prompt, options=options, call_format=call_format, tools=tools or ())
 
 
 def _usual_variables(
@@ -153,13 +168,16 @@ async def with_constraint(host: ModelHost, asked: Asked) -> Asked:
     Raises:
         FieldError: it cannot be used.
     """
-    if asked.named is None:
+    served, named = host.served, asked.named
+    if asked.tools is not None:
+        named = calls_to_keep_to(asked.tools, served.call_format, served.model.target.vocabulary)
+    if named is None:
         return asked
     try:
-        constraint = await asyncio.to_thread(host.served.model.compile, asked.named.source)
+        constraint = await asyncio.to_thread(served.model.compile, named.source)
     except ConstraintError as error:
-        raise FieldError(asked.named.field, str(error)) from None
-    return replace(asked, constraint=constraint)
+        raise FieldError(named.field, str(error)) from None
+    return replace(asked, named=named, constraint=constraint)
 
 
 def check_length(num_tokens: int, context_length: int) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from paceline.chat.reasoning import message_of
+from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.stats import RequestStats
 from paceline.engines.base import Vocabulary
-from paceline.serving.answering import Answer, Choice, Ended, Event, Progress, Said
+from paceline.serving.answering import Answer, Choice, Ended, Event, Part, Progress, Said
 from paceline.serving.hosting import BUILD
 from paceline.serving.request_settings import settings_of
 from paceline.serving.timings import metrics_of, speculation_of, timings_of, usage_of
@@ -265,7 +266,9 @@ class _OpenAiBase(_Base, ABC):
 
     def finish_reason(self, choice: Choice) -> str:
         """Return why an answer ended, in OpenAI's words."""
-        return "stop" if choice.stop_type in ("eos", "word") else "length"
+        if choice.stop_type not in ("eos", "word"):
+            return "length"
+        return "tool_calls" if choice.calls else "stop"
 
     def whole(self) -> Any:
         """Return the answer."""
@@ -383,6 +386,17 @@ def _named(piece: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
+def _delta_of(part: Part) -> dict[str, Any]:
+    """Return a part of an answer as a chunk of a stream has it."""
+    if isinstance(part, CallStarted):
+        function = {"name": part.name, "arguments": ""}
+        return {"tool_calls": [{"index": part.index, "id": part.call_id, "type": "function", "function": function}]}
+    if isinstance(part, ArgumentsDelta):
+        return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+    kind, text = part
+    return {"content" if kind == "content" else "reasoning_content": text}
+
+
 class ChatShape(_OpenAiBase):
     """OpenAI's chat completions, with reasoning apart as llama-server and DeepSeek have it."""
 
@@ -404,6 +418,11 @@ class ChatShape(_OpenAiBase):
             continued=chat.continued,
             reasoning_format=choice.prompt.reasoning_format,
         )
+        if choice.prompt.call_format is not None:
+            # As in OpenAI's API, an answer that is calls alone has no content.
+            message = {**message, "content": choice.content or (None if choice.calls else "")}
+            if choice.calls:
+                message["tool_calls"] = choice.calls
         found: dict[str, Any] = {
             "index": choice.number,
             "message": {"role": "assistant", **message},
@@ -445,9 +464,8 @@ class ChatShape(_OpenAiBase):
     def _said(self, said: Said) -> list[dict[str, Any]]:
         """Return the chunks of one token: one for each kind of text that it ends."""
         found = []
-        for kind, text in said.parts:
-            name = "content" if kind == "content" else "reasoning_content"
-            found.append({**self.head(in_stream=True), "choices": [self._delta(said.choice, {name: text})]})
+        for part in said.parts:
+            found.append({**self.head(in_stream=True), "choices": [self._delta(said.choice, _delta_of(part))]})
         if not found and said.logprobs:
             # The end of the answer, which adds no text.
             found.append({**self.head(in_stream=True), "choices": [self._delta(said.choice, {})]})

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from paceline.constraints.grammars import schema_text
+
 ANY_TEXT: Final = r"/(.|\n)*/"
 
 
@@ -76,4 +78,4 @@ def as_string(text: str) -> str:
 
 def as_schema(schema: Mapping[str, Any]) -> str:
     """Return the expression of a JSON value that a schema allows."""
-    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    return f"%json {schema_text(schema)}"

@@ -1,0 +1,124 @@
+"""Tools of a request: which the model may call, whether it has to, and what the answer then keeps to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from paceline.chat.tool_calls.base import ToolCallFormat
+from paceline.chat.tool_calls.formats import control_marks
+from paceline.chat.tool_calls.grammar import calls_grammar
+from paceline.constraints import Lark
+from paceline.core.errors import ConstraintError
+from paceline.core.numbers import shown
+from paceline.engines.base import Vocabulary
+from paceline.serving.constraints import Named
+from paceline.serving.fields import FieldError
+
+_MOST_TOOLS: Final = 128
+"""As many as OpenAI's API takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTools:
+    """Tools of a request.
+
+    Attributes:
+        tools: that the model is told of, in the form of OpenAI's API.
+        only: name of the one that has to be called; empty for any.
+        required: whether one has to be called.
+        parallel: whether there may be several calls.
+    """
+
+    tools: Sequence[Mapping[str, Any]]
+    only: str = ""
+    required: bool = False
+    parallel: bool = True
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether calls have to keep to the schemas of their functions."""
+        return self.required or any(tool["function"].get("strict") for tool in self.tools)
+
+
+def read_tools(given: Mapping[str, Any]) -> AskedTools | None:
+    """Return the tools of a request; ``None`` where there are none, or none may be called.
+
+    Args:
+        given: fields of the request that are not ``None``.
+
+    Raises:
+        FieldError: a field cannot be used.
+    """
+    tools = given.get("tools") or []
+    choice = given.get("tool_choice", "auto")
+    for number, tool in enumerate(tools):
+        _check(tool, f"tools[{number}]")
+    if len(tools) > _MOST_TOOLS:
+        raise FieldError("tools", f"{len(tools)} tools: at most {_MOST_TOOLS} are taken")
+    only = _named_by(choice)
+    names = [tool["function"]["name"] for tool in tools]
+    if choice == "none" or (choice == "auto" and not tools):
+        return None
+    if not tools:
+        raise FieldError("tool_choice", f"tool_choice is {shown(choice)}, and there are no tools: send some in tools")
+    if only and only not in names:
+        raise FieldError("tool_choice", f"tool_choice names {shown(only)}, and the tools are {', '.join(names)}")
+    return AskedTools(tools, only, choice != "auto", given.get("parallel_tool_calls", True))
+
+
+def calls_to_keep_to(asked: AskedTools, call_format: ToolCallFormat | None, vocabulary: Vocabulary) -> Named | None:
+    """Return what an answer keeps to so that its calls are valid; ``None`` where nobody asked for that.
+
+    Args:
+        asked: of the request.
+        call_format: how the model writes calls; ``None`` where that is not known.
+        vocabulary: the target's.
+
+    Raises:
+        FieldError: it cannot be had.
+    """
+    if not asked.is_strict:
+        return None
+    field = "tool_choice" if asked.required else "tools"
+    if call_format is None:
+        raise FieldError(
+            field, "nothing is known of how this model writes calls, so it cannot be made to: send tool_choice auto"
+        )
+    tools = [tool for tool in asked.tools if asked.only in ("", tool["function"]["name"])]
+    try:
+        grammar = calls_grammar(
+            call_format,
+            tools,
+            required=asked.required,
+            parallel=asked.parallel and not asked.only,
+            control_ids=control_marks(call_format, vocabulary),
+        )
+        return Named(field, Lark(grammar))
+    except ConstraintError as error:
+        raise FieldError(field, str(error)) from None
+
+
+def _check(tool: Any, place: str) -> None:
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise FieldError("tools", f"{place} is no function: give its type function, and a function with a name")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise FieldError("tools", f"{place}.function has no name: give one")
+    if not isinstance(function.get("parameters", {}), dict | None):
+        raise FieldError(
+            "tools", f"{place}.function.parameters is {shown(function['parameters'])}: give a JSON schema, or nothing"
+        )
+
+
+def _named_by(choice: Any) -> str:
+    """Return the name of the function that has to be called; empty where none is named."""
+    if choice in ("none", "auto", "required"):
+        return ""
+    function = choice.get("function") if isinstance(choice, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise FieldError(
+            "tool_choice", f"tool_choice is {shown(choice)}: give none, auto, required, or a function with its name"
+        )
+    return str(function["name"])

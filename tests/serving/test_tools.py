@@ -1,0 +1,176 @@
+"""Tools over HTTP: calls that a model writes by itself, calls that it is made to write, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from paceline.core.arrays import Float64Array
+from paceline.engines.scripted import LogitFunction
+from tests.serving.hosted import Hosted, hosted, scripted
+from tests.serving.scripted import END, SIZE, writing_model
+
+CHAT: Final = "/v1/chat/completions"
+TEMPLATE: Final = (
+    "{% if tools %}<|im_start|>system\nCalls are <tool_call>\n"
+    '{"name": name, "arguments": arguments}\n</tool_call>'
+    "{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WEATHER: Final[dict[str, Any]] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Paris", "Rome"]},
+                "days": {"type": "integer", "maximum": 9, "minimum": 0},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+NOW: Final[dict[str, Any]] = {"type": "function", "function": {"name": "now"}}
+ILL: Final[dict[str, Any]] = {"type": "function", "function": {"name": "f", "parameters": {"type": "hiccup"}}}
+TOOLS: Final = [WEATHER, NOW]
+SAID: Final = (
+    'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+)
+CALLED: Final = [("weather", {"city": "Rome", "days": 3}), ("now", {})]
+NAMED: Final = {"type": "function", "function": {"name": "weather"}}
+
+
+def saying(text: str) -> LogitFunction:
+    """Return a model that says a text, and then that it is done."""
+    said = text.encode()
+
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        row: Float64Array = np.full(SIZE, -9.0)
+        length = next(
+            length for length in range(len(said), -1, -1) if not length or list(tokens[-length:]) == list(said[:length])
+        )
+        row[said[length] if length < len(said) else END] = 9.0
+        return row
+
+    return logits
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 600, "seed": 3, "tools": TOOLS, **fields}
+
+
+def whole(server: Hosted, asked: dict[str, Any]) -> tuple[str | None, list[tuple[str, Any]], str]:
+    choice = server.answer(CHAT, asked)["choices"][0]
+    message = choice["message"]
+    calls = message.get("tool_calls", [])
+    assert len({call["id"] for call in calls}) == len(calls)
+    return message["content"], [_read(call["function"]) for call in calls], choice["finish_reason"]
+
+
+def streamed(server: Hosted, asked: dict[str, Any]) -> tuple[str | None, list[tuple[str, Any]], str]:
+    content, calls, reason = "", dict[int, dict[str, str]](), ""
+    for chunk in server.chunks(CHAT, {**asked, "stream": True}):
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            content += delta.get("content") or ""
+            for call in delta.get("tool_calls", []):
+                known = calls.setdefault(call["index"], {"name": "", "arguments": ""})
+                for name, text in call["function"].items():
+                    known[name] += text
+            reason = choice["finish_reason"] or reason
+    return content or (None if calls else ""), [_read(calls[index]) for index in sorted(calls)], reason
+
+
+def _read(function: dict[str, str]) -> tuple[str, Any]:
+    return function["name"], json.loads(function["arguments"])
+
+
+@pytest.fixture(scope="module")
+def writing() -> Iterator[Hosted]:
+    with hosted(lambda: scripted(TEMPLATE, target=writing_model())) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def calling() -> Iterator[Hosted]:
+    with hosted(lambda: scripted(TEMPLATE, target=saying(SAID))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("speculative", [{}, {"off": True}])
+@pytest.mark.parametrize("way", [whole, streamed])
+def test_calls_are_read_out_of_an_answer(calling: Hosted, way: Any, speculative: dict[str, Any]) -> None:
+    assert way(calling, body(temperature=0.0, speculative=speculative)) == ("Let me see.", CALLED, "tool_calls")
+
+
+def test_where_no_tool_may_be_called_the_text_stays_as_it_is(calling: Hosted) -> None:
+    for fields in ({"tool_choice": "none"}, {"tools": []}):
+        assert whole(calling, body(temperature=0.0, **fields)) == (SAID, [], "stop")
+
+
+def test_an_answer_without_calls_is_content(writing: Hosted) -> None:
+    content, calls, reason = whole(writing, body())
+    assert (content, calls, reason) == streamed(writing, body())
+    assert content
+    assert (calls, reason) == ([], "stop")
+    # Nobody asked for calls that keep to a schema, so the text is the model's own.
+    assert "grammar" not in writing.answer(CHAT, body())["speculative"]["drafters"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": "required", "parallel_tool_calls": False},
+        {"tool_choice": NAMED},
+    ],
+)
+def test_a_model_that_has_to_call_calls(writing: Hosted, fields: dict[str, Any]) -> None:
+    for seed in range(4):
+        asked = body(**fields, seed=seed, temperature=1.2)
+        content, calls, reason = whole(writing, asked)
+        assert calls
+        if fields != {"tool_choice": "required"}:
+            # A model that says anything at random goes on calling for as long as it may.
+            assert (content, len(calls), reason) == (None, 1, "tool_calls")
+        for name, arguments in calls:
+            assert name == "now" or (arguments["city"] in ("Paris", "Rome") and 0 <= arguments["days"] <= 9)
+        if fields["tool_choice"] == NAMED:
+            assert calls[0][0] == "weather"
+        assert streamed(writing, {**asked, "speculative": {"off": True}}) == (content, calls, reason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools", "tools[0] is no function"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "tools[0].function has no name"),
+        ({"tools": [{**NOW, "type": "web"}]}, "tools", "tools[0] is no function"),
+        ({"tools": [NOW] * 129}, "tools", "129 tools: at most 128"),
+        ({"tool_choice": "often"}, "tool_choice", "tool_choice is 'often'"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice", "there are no tools"),
+        ({"tool_choice": {"function": {"name": "f"}}}, "tool_choice", "names 'f', and the tools are weather, now"),
+        ({"json_schema": {}}, "json_schema", "json_schema and tools both say"),
+        ({"tool_choice": "required", "tools": [ILL]}, "tool_choice", "hiccup"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(writing: Hosted, fields: dict[str, Any], param: str, message: str) -> None:
+    error = writing.refusal(CHAT, body(**fields))
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+def test_a_model_whose_calls_nobody_knows_cannot_be_made_to_call() -> None:
+    with hosted(scripted) as server:
+        error = server.refusal(CHAT, body(tool_choice="required"))
+        assert error["param"] == "tool_choice"
+        assert "send tool_choice auto" in error["message"]
+        assert whole(server, body())[1] == []
