@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from paceline.core.fields import fields_of
 from paceline.options import REQUEST_PARTS
-from paceline.serving.fields import HARMLESS, NEUTRAL, NOT_YET
+from paceline.serving.fields import HARMLESS, NEUTRAL
 
 ROUTES: Final[Mapping[str, str]] = {
     "/completion": "completion",
@@ -126,7 +126,7 @@ class Bodies:
         self._rng = rng
         self._most_tokens = most_tokens
         table = [name for part in REQUEST_PARTS for field in fields_of(part) for name in field.json_names]
-        self._names = sorted({*table, *HARMLESS, *NEUTRAL, *NOT_YET, *_OWN})
+        self._names = sorted({*table, *HARMLESS, *NEUTRAL, *_OWN})
 
     def next(self) -> tuple[str, bytes]:
         """Return a route and a body."""
@@ -156,8 +156,15 @@ class Bodies:
             names = self._rng.choices(_VARIABLES, k=self._rng.randint(0, 3))
             body["chat_template_kwargs"] = {name: self._any(2) for name in names}
         if self._rng.random() < 0.1:
-            body["tools"] = self._any(3)
+            body["tools"] = self._odd([self._tool() for _ in range(self._rng.choice((0, 1, 2, 129)))])
+            body["tool_choice"] = self._odd(
+                self._rng.choice(("auto", "none", "required", {"type": "function", "function": {"name": "f"}}))
+            )
         return body
+
+    def _tool(self) -> Any:
+        function = {"name": self._odd("f"), "parameters": self._odd(self._schema(2)), "strict": self._truth()}
+        return self._odd({"type": "function", "function": function})
 
     def _tokenize(self) -> dict[str, Any]:
         switches = ("add_special", "parse_special", "with_pieces")
@@ -275,6 +282,64 @@ class Bodies:
         }
         return {name: self._odd(fields[name]) for name in self._rng.sample(sorted(fields), self._rng.randint(0, 4))}
 
+    def _schema(self, depth: int) -> Any:
+        """Return something that is mostly a JSON schema."""
+        rng = self._rng
+        if not depth or rng.random() < 0.1:
+            return self._odd(rng.choice(({}, True, False, {"type": "string"}, {"enum": [1, "a"]}, {"$ref": "#"})))
+        parts: dict[str, Any] = {
+            "type": rng.choice(("object", "array", "string", "integer", ["null", "number"], "hiccup")),
+            "properties": {rng.choice(_TEXTS): self._schema(depth - 1) for _ in range(rng.randint(0, 3))},
+            "required": rng.sample(_TEXTS, rng.randint(0, 2)),
+            "items": self._schema(depth - 1),
+            "anyOf": [self._schema(depth - 1) for _ in range(rng.randint(0, 3))],
+            "allOf": [self._schema(depth - 1) for _ in range(rng.randint(0, 2))],
+            "not": {},
+            "pattern": rng.choice(("a*", "(a|a)*b", "(", "(?=a)", "a{1000000}")),
+            "format": rng.choice(("date", "nonsense")),
+            "multipleOf": rng.choice(_NUMBERS),
+            "minLength": rng.choice(_NUMBERS),
+            "maxItems": rng.choice(_NUMBERS),
+        }
+        return {name: self._odd(parts[name]) for name in rng.sample(sorted(parts), rng.randint(1, 4))}
+
+    def _grammar(self) -> Any:
+        return self._rng.choice(
+            (
+                *(
+                    'root ::= "a"',
+                    'root ::= ("a" | [b-d])* "."',
+                    "root ::= root",
+                    'root ::= root "a" | "b"',
+                    "root ::=",
+                ),
+                *(
+                    'root ::= "a"{1000000}',
+                    "{}{}",
+                    "root ::= [^a]+",
+                    'start: "a" /b+/',
+                    "start: %json {}",
+                    "root ::= (",
+                ),
+                'root ::= "' + "a" * 3000 + '"',
+            )
+        )
+
+    def _pattern(self) -> Any:
+        return self._rng.choice(("[a-c]{3}", "(a|b)*", "(", "(a{1,1000}){1,1000}", "\\p{L}+", "(?=a)", ""))
+
+    def _format(self) -> Any:
+        schema = self._schema(3)
+        return self._rng.choice(
+            (
+                {"type": "text"},
+                {"type": "json_object"},
+                {"type": "json_object", "schema": schema},
+                {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+                {"type": "json_schema"},
+            )
+        )
+
     def _number(self) -> Any:
         return self._rng.choice(_NUMBERS)
 
@@ -289,6 +354,14 @@ _OWN: Final[Mapping[str, Callable[[Bodies], Any]]] = {
     "speculative": Bodies._speculative,
     "speculative.n_max": Bodies._number,
     "speculative.p_min": Bodies._number,
+    "response_format": Bodies._format,
+    "json_schema": lambda bodies: bodies._schema(3),
+    "grammar": Bodies._grammar,
+    "guided_json": lambda bodies: bodies._schema(2),
+    "guided_grammar": Bodies._grammar,
+    "guided_regex": Bodies._pattern,
+    "guided_choice": lambda bodies: bodies._rng.sample(_TEXTS, bodies._rng.randint(0, 3)),
+    "structured_outputs": lambda bodies: {"regex": bodies._pattern(), **({"json": {}} if bodies._truth() else {})},
     "samplers": lambda bodies: bodies._rng.choice(("", "kpmt", "tttt", ["top_k", "temperature"], ["dry"], "z", [""])),
     "n": lambda bodies: bodies._rng.choice((1, 2, 4, 16, 17)),
     "n_cmpl": lambda bodies: bodies._rng.choice((1, 2, 3)),
