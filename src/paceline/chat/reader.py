@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from paceline.chat.call_history import CallForm, find_call_form, with_calls
 from paceline.chat.continuing import goes_on, with_beginning
 from paceline.chat.fitting import num_leading, oldest_left_out
 from paceline.chat.marked import MarkedText, ending_of_template
@@ -138,10 +140,14 @@ class ChatReader:
         return token_ids_of(text, self._vocabulary, adds_opening=self.template.adds_opening)
 
     def _taken(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message in roles that the template knows."""
+        """Return a message in roles that the template knows, with calls in the form that it reads."""
         if message["role"] == "developer" and "developer" not in self.template.source:
             return {**message, "role": "system"}
-        return message
+        return with_calls(message, self._call_form) if "tool_calls" in message else message
+
+    @functools.cached_property
+    def _call_form(self) -> CallForm:
+        return find_call_form(self.template)
 
     def _with_system(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages with what the system says at the beginning of the first turn, if it has no place of its own.
@@ -218,7 +224,7 @@ class ChatReader:
 
 
 def _parts_of(message: Message) -> list[dict[str, Any]]:
-    content = message.get("content", [])
+    content = message.get("content") or []
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 

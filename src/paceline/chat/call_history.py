@@ -1,0 +1,89 @@
+"""Calls of tools in a conversation's history, in the form that a template reads.
+
+OpenAI's clients send the arguments of a call as JSON text, and no content beside it. Templates differ: some write that
+text out, some take an object apart or write it as JSON, which a text would stand in as a text in quotes; some know a
+call by a content that is ``None``. Which of these a template does is seen from what it makes of a call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+from paceline.chat.messages import Message
+from paceline.chat.template import ChatTemplate
+from paceline.core.errors import InputError, ModelFileError
+
+_FUNCTION: Final = "probed_function"
+_ARGUMENT: Final = "probed_argument"
+_ID: Final = "probed000"
+_ABSENT: Final = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a template reads calls.
+
+    Attributes:
+        objects: whether arguments are objects; else they are JSON texts.
+        content: what stands where a message has no content beside its calls; ``"absent"`` for nothing.
+    """
+
+    objects: bool = False
+    content: str | None = _ABSENT
+
+
+def find_call_form(template: ChatTemplate) -> CallForm:
+    """Return the form in which a template writes calls; JSON texts where it writes none in any."""
+    forms = (CallForm(objects, content) for content, objects in product((_ABSENT, None, ""), (False, True)))
+    return next((form for form in forms if _is_written(template, form)), CallForm())
+
+
+def with_calls(message: Message, form: CallForm) -> dict[str, Any]:
+    """Return a message with its calls, if it has any, in the form that a template reads."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return {**message}
+    found = {**message, "tool_calls": [_with_arguments(call, objects=form.objects) for call in calls]}
+    if found.get("content") is None and form.content != _ABSENT:
+        found["content"] = form.content
+    return found
+
+
+def _with_arguments(call: Any, *, objects: bool) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
+    if objects and isinstance(arguments, str):
+        try:
+            read = json.loads(arguments)
+        except ValueError:  # what a model wrote that was cut off
+            return call
+        if isinstance(read, dict):
+            arguments = read
+    elif not objects and isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _is_written(template: ChatTemplate, form: CallForm) -> bool:
+    """Return whether a template writes a call in this form: its name, and its argument as one and not as a text."""
+    parameters = {"type": "object", "properties": {}}
+    tool = {"type": "function", "function": {"name": "other", "description": "", "parameters": parameters}}
+    try:
+        text = str(template.render([with_calls(message, form) for message in _probe()], tools=[tool]))
+    except (InputError, ModelFileError):
+        return False
+    return _FUNCTION in text and _ARGUMENT in text and f'\\"{_ARGUMENT}' not in text
+
+
+def _probe() -> Iterator[Message]:
+    arguments = json.dumps({_ARGUMENT: "a"})
+    call = {"id": _ID, "type": "function", "function": {"name": _FUNCTION, "arguments": arguments}}
+    yield {"role": "user", "content": "Hello"}
+    yield {"role": "assistant", "tool_calls": [call]}
+    yield {"role": "tool", "tool_call_id": _ID, "name": _FUNCTION, "content": "b"}

@@ -1,0 +1,74 @@
+"""Calls in a conversation's history, by templates that read them in different forms."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.chat.call_history import CallForm, find_call_form, with_calls
+from paceline.chat.params import ChatParams
+from paceline.chat.reader import ChatReader
+from paceline.chat.template import ChatTemplate
+from tests.chat.conversing import ControlledBytes
+
+CALLS = "{% for call in message.tool_calls %}[{{ call.function.name }}: ARGUMENTS]{% endfor %}"
+MESSAGES = "{% for message in messages %}EACH{% endfor %}"
+EACH = "{{ message.content }}" + CALLS
+TEXT, AS_JSON = "{{ call.function.arguments }}", "{{ call.function.arguments | tojson }}"
+TAGS = "{% for name, value in call.function.arguments.items() %}<{{ name }}>{{ value }}{% endfor %}"
+BY_NONE = "{% if message.content is none %}" + CALLS + "{% else %}{{ message.content }}{% endif %}"
+ADDED = "{{ '' + message.content }}" + CALLS
+FORMS = [
+    (EACH.replace("ARGUMENTS", TEXT), CallForm()),
+    (EACH.replace("ARGUMENTS", AS_JSON), CallForm(objects=True)),
+    (EACH.replace("ARGUMENTS", TAGS), CallForm(objects=True)),
+    (BY_NONE.replace("ARGUMENTS", TEXT), CallForm(content=None)),
+    (BY_NONE.replace("ARGUMENTS", AS_JSON), CallForm(True, None)),
+    (ADDED.replace("ARGUMENTS", TAGS), CallForm(True, "")),
+    ("{{ message.role }}", CallForm()),
+]
+ARGUMENTS = {"city": "Rome", "days": 3}
+
+
+def template_of(each: str) -> ChatTemplate:
+    return ChatTemplate(MESSAGES.replace("EACH", each), origin="a test")
+
+
+def calling(arguments: object, **fields: object) -> dict[str, object]:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call], **fields}
+
+
+@pytest.mark.parametrize(("each", "form"), FORMS)
+def test_the_form_is_the_one_that_a_template_writes(each: str, form: CallForm) -> None:
+    assert find_call_form(template_of(each)) == form
+
+
+@pytest.mark.parametrize(("each", "written"), [(each, "city") for each, _ in FORMS[:-1]])
+@pytest.mark.parametrize("given", [ARGUMENTS, json.dumps(ARGUMENTS)], ids=["object", "text"])
+def test_calls_are_written_whichever_way_they_are_given(each: str, written: str, given: object) -> None:
+    reader = ChatReader(template_of(each), ControlledBytes(), 4096)
+    messages = [
+        {"role": "user", "content": "Hello"},
+        calling(given, content=None),
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+        {"role": "user", "content": "And now?"},
+    ]
+    text = reader.prompt(messages, tools=None, params=ChatParams(forget=False), max_tokens=0).text
+    assert "[f: " in text
+    assert written in text
+    assert '\\"' not in text
+
+
+def test_what_is_no_object_stays_as_it_is() -> None:
+    for arguments in ('{"city": "Ro', "[1]", "", None):
+        message = calling(arguments)
+        assert with_calls(message, CallForm(objects=True)) == message
+    odd = {"role": "assistant", "tool_calls": [3, {"function": 4}], "content": "a"}
+    assert with_calls(odd, CallForm(True, None)) == odd
+
+
+def test_a_content_is_kept() -> None:
+    assert with_calls(calling("{}", content="Let me see."), CallForm(content=None))["content"] == "Let me see."
+    assert with_calls({"role": "assistant"}, CallForm(content="")) == {"role": "assistant"}
