@@ -27,6 +27,8 @@ __all__ = [
     "ChatPrompt",
     "ClosedError",
     "Commit",
+    "Constraint",
+    "ConstraintError",
     "ContextLengthError",
     "DraftBudget",
     "DraftJob",
@@ -90,10 +92,12 @@ if TYPE_CHECKING:
     from paceline.chat.prompts import ChatPrompt
     from paceline.chat.reasoning import AnswerPart
     from paceline.chat.replies import Reply, ReplyStream
+    from paceline.core.constraint import Constraint
     from paceline.core.errors import (
         BusyError,
         CapabilityError,
         ClosedError,
+        ConstraintError,
         ContextLengthError,
         EngineError,
         InputError,
@@ -138,10 +142,12 @@ else:
         "paceline.chat.prompts": ("ChatPrompt",),
         "paceline.chat.reasoning": ("AnswerPart",),
         "paceline.chat.replies": ("Reply", "ReplyStream"),
+        "paceline.core.constraint": ("Constraint",),
         "paceline.core.errors": (
             "BusyError",
             "CapabilityError",
             "ClosedError",
+            "ConstraintError",
             "ContextLengthError",
             "EngineError",
             "InputError",
