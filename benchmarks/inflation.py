@@ -30,6 +30,7 @@ from paceline.core.arrays import FloatArray
 from paceline.core.divergence import first_difference, judge_divergence
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams, StopRules
+from paceline.core.sampling import RowSampler
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
 from paceline.machine import machine
@@ -110,7 +111,7 @@ def compare_texts(plain: Model, inflated: Model, texts: list[str], num_tokens: i
                 index,
                 plain_row,
                 inflated_row,
-                SamplingParams(temperature=0.0),
+                RowSampler(SamplingParams(temperature=0.0), len(prompt)),
                 history,
                 rounding=plain.worker.call(functools.partial(measure_rounding, plain.target, history, len(prompt))),
                 tolerance=plain.target.capabilities.logit_tolerance,

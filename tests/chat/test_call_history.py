@@ -7,6 +7,7 @@ import json
 import pytest
 
 from paceline.chat.call_history import CallForm, find_call_form, with_calls
+from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
 from paceline.chat.reader import ChatReader
 from paceline.chat.template import ChatTemplate
@@ -35,7 +36,7 @@ def template_of(each: str) -> ChatTemplate:
     return ChatTemplate(MESSAGES.replace("EACH", each), origin="a test")
 
 
-def calling(arguments: object, **fields: object) -> dict[str, object]:
+def calling(arguments: object, **fields: object) -> Message:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
     return {"role": "assistant", "tool_calls": [call], **fields}
 
@@ -49,7 +50,7 @@ def test_the_form_is_the_one_that_a_template_writes(each: str, form: CallForm) -
 @pytest.mark.parametrize("given", [ARGUMENTS, json.dumps(ARGUMENTS)], ids=["object", "text"])
 def test_calls_are_written_whichever_way_they_are_given(each: str, written: str, given: object) -> None:
     reader = ChatReader(template_of(each), ControlledBytes(), 4096)
-    messages = [
+    messages: list[Message] = [
         {"role": "user", "content": "Hello"},
         calling(given, content=None),
         {"role": "tool", "tool_call_id": "a", "content": "sunny"},

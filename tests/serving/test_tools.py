@@ -112,7 +112,8 @@ def test_calls_are_read_out_of_an_answer(calling: Hosted, way: Any, speculative:
 
 
 def test_where_no_tool_may_be_called_the_text_stays_as_it_is(calling: Hosted) -> None:
-    for fields in ({"tool_choice": "none"}, {"tools": []}):
+    asked: list[dict[str, Any]] = [{"tool_choice": "none"}, {"tools": []}]
+    for fields in asked:
         assert whole(calling, body(temperature=0.0, **fields)) == (SAID, [], "stop")
 
 

@@ -411,7 +411,8 @@ class ChatShape(_OpenAiBase):
         """Return one finished answer."""
         chat = choice.prompt.chat
         assert chat is not None
-        message = message_of(
+        message: dict[str, Any] = {"role": "assistant"}
+        message |= message_of(
             "" if self.asked.reads_only else choice.written,
             chat.markers,
             begun=chat.begun,
@@ -420,12 +421,12 @@ class ChatShape(_OpenAiBase):
         )
         if choice.prompt.call_format is not None:
             # As in OpenAI's API, an answer that is calls alone has no content.
-            message = {**message, "content": choice.content or (None if choice.calls else "")}
+            message["content"] = choice.content or (None if choice.calls else "")
             if choice.calls:
                 message["tool_calls"] = choice.calls
         found: dict[str, Any] = {
             "index": choice.number,
-            "message": {"role": "assistant", **message},
+            "message": message,
             "finish_reason": self.finish_reason(choice),
         }
         found["logprobs"] = self._logprobs(choice.logprobs)
