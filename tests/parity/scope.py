@@ -8,7 +8,7 @@ from dataclasses import dataclass
 IN_SCOPE = "in scope"
 OUT_OF_SCOPE = "out of scope"
 
-TO_COME = ("tools", "response formats", "grammars", "responses", "anthropic", "infill")
+TO_COME = ("tools", "responses", "anthropic", "infill")
 
 
 @dataclass(frozen=True)

@@ -30,15 +30,15 @@ from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(400, quick=80)
 LEAST = {
-    "forced accepted": by_tier(3500, quick=600),
-    "said to be forced, and turned down": by_tier(300, quick=50),
-    "drafts accepted beside": by_tier(6000, quick=1000),
-    "ended by the grammar": by_tier(240, quick=40),
-    "reasoning, then grammar, in one round": by_tier(240, quick=40),
-    "no token left": by_tier(240, quick=40),
+    "forced accepted": by_tier(2000, quick=400),
+    "said to be forced, and turned down": by_tier(200, quick=40),
+    "drafts accepted beside": by_tier(4000, quick=800),
+    "ended by the grammar": by_tier(250, quick=50),
+    "reasoning, then grammar, in one round": by_tier(100, quick=20),
+    "no token left": by_tier(50, quick=5),
 }
 """Rounds or requests of each hard case that the examples have to show."""
-LEAST_PREEMPTIONS = by_tier(200, quick=25)
+LEAST_PREEMPTIONS = by_tier(150, quick=20)
 
 small_head = test_lossless.small_head
 
