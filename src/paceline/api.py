@@ -81,9 +81,8 @@ class GenerateOptions(TypedDict, total=False):
     :class:`CacheParams` and :class:`LogprobParams`. ``constraint`` is what the answer keeps to: a source, such as
     :class:`~paceline.constraints.JsonSchema`, or what :meth:`Model.compile` made of one.
 
-    The default of ``verify`` is the model's. :attr:`Model.defaults` go
-    before those of :class:`SamplingParams`. ``None`` is the default, as if the option were left out. Numbers may be
-    numpy's.
+    The default of ``verify`` is the model's. :attr:`Model.defaults` go before those of :class:`SamplingParams`.
+    ``None`` is the default, as if the option were left out. Numbers may be numpy's.
     """
 
     max_tokens: int | None

@@ -15,15 +15,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from paceline.core.arrays import BoolArray
+from paceline.core.errors import ConstraintError
 from paceline.core.params import StopRules
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.engines.scripted import ScriptedVocabulary
+from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.engines.scripted_grammar import FORBIDDEN, AutomatonConstraint
 from paceline.planning.base import Policy, RoundRecord
+from paceline.planning.policies.fixed import FixedPolicy
+from paceline.runtime.loop import DecodingLoop
 from tests.conftest import SUMMARY_LINES
-from tests.helpers import Answer, WatchingPolicy
+from tests.helpers import PLAIN_PARAMS, Answer, ForcedDrafter, WatchingPolicy, decode
 from tests.runtime import test_lossless
 from tests.runtime.test_lossless import Asked, Scene, Tally, scenes
 from tests.tiers import by_tier
@@ -145,6 +149,48 @@ def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) ->
 @given(scene=scenes())
 def test_constrained_is_plain(scene: Scene, tally: ConstraintTally) -> None:
     test_lossless.check_scene(scene, tally, amend=amend, watch=lambda inner: ConstraintWatch(inner, tally.cases))
+
+
+class Exhausted(AutomatonConstraint):
+    """Cannot be asked for anything in its last state, as a grammar that has taken too much."""
+
+    def fork(self) -> Exhausted:
+        return Exhausted(self._table, self._state, self._runs)
+
+    def forced(self) -> Sequence[int]:
+        self._check()
+        return super().forced()
+
+    def allows(self, token_ids: Sequence[int]) -> int:
+        self._check()
+        return super().allows(token_ids)
+
+    def mask(self) -> BoolArray:
+        self._check()
+        return super().mask()
+
+    def _check(self) -> None:
+        if self._state == len(self._table) - 1:
+            raise ConstraintError("too much")
+
+
+def test_a_grammar_that_fails_ends_no_other_request() -> None:
+    model, vocabulary = random_model(6, seed=3), ScriptedVocabulary.of_size(6)
+    rules = StopRules(12)
+    # Any token in each state, and on to the next one.
+    constraint = Exhausted(np.tile(np.minimum(np.arange(1, 6), 4)[:, None], (1, 6)))
+    alone = decode(ScriptedEngine(model, vocabulary), [0, 1], PLAIN_PARAMS, rules)
+    for drafters in ([], [ForcedDrafter(lambda request: [[1, 2], [3]])]):
+        engine = ScriptedEngine(model, vocabulary)
+        loop = DecodingLoop(engine, drafters, FixedPolicy(3), clock=engine.clock)
+        failing = loop.add([0, 1], PLAIN_PARAMS, rules, constraint=constraint)
+        other = loop.add([0, 1], PLAIN_PARAMS, rules)
+        while loop.active:
+            loop.step()
+        assert failing.finish_reason == "error"
+        assert str(failing.error) == "too much"
+        assert failing.output_ids == alone.token_ids[:4]
+        assert (other.output_ids, other.finish_reason) == (alone.token_ids, alone.finish_reason)
 
 
 def test_enough_hard_cases_came_up(tally: ConstraintTally, request: pytest.FixtureRequest) -> None:

@@ -119,12 +119,18 @@ class ConstraintKeeper:
         return mask
 
     def forced(self, history: Sequence[int]) -> Sequence[int]:
-        """Return drafts that spell what has to follow; empty where there is a choice, or any token may follow."""
+        """Return drafts that spell what has to follow; empty where there is a choice, or any token may follow.
+
+        Where the grammar cannot go on there are none: the walk comes to that place, and ends this request alone.
+        """
         history = _as_list(history)
         if self._next_of_opening(history):
             return ()
-        state = self._state(history)
-        return () if state is None else state.forced()
+        try:
+            state = self._state(history)
+            return () if state is None else state.forced()
+        except ConstraintError:
+            return ()
 
     def allowed_nodes(self, tree: DraftTree, history: Sequence[int]) -> list[int]:
         """Return the drafted nodes that may follow, and whose parents may.
@@ -146,9 +152,9 @@ class ConstraintKeeper:
             return True
         try:
             state = self._state(history)
+            return state is None or state.allows([token_id]) == 1
         except ConstraintError:
             return False
-        return state is None or state.allows([token_id]) == 1
 
     def _next_of_opening(self, history: Sequence[int]) -> Sequence[int]:
         """Return the tokens that are left of the opening of a reasoning; empty where none is being opened."""

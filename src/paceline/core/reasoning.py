@@ -156,13 +156,13 @@ class BudgetKeeper:
             return None
         return self._budget.closing[self._num_written(history, turn.position) + length - spent]
 
-    def first_end(self, history: Sequence[int]) -> int | None:
+    def first_end(self, history: list[int]) -> int | None:
         """Return the length of the history at which the reasoning that an answer begins with was closed.
 
         ``None`` while it is open. Of an answer that begins with none it is that of the prompt. Only of a keeper for
         whom reasoning ``opens_once``.
         """
-        self._follow(list(history))
+        self._follow(history)
         turns = self._turns if self._budget.begun else self._turns[1:]
         if not turns:
             return self._num_prompt
