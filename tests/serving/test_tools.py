@@ -149,6 +149,17 @@ def test_a_model_that_has_to_call_calls(writing: Hosted, fields: dict[str, Any])
         assert streamed(writing, {**asked, "speculative": {"off": True}}) == (content, calls, reason)
 
 
+def test_a_strict_function_is_called_by_its_schema() -> None:
+    strict = [{"type": "function", "function": {**WEATHER["function"], "strict": True}}, NOW]
+    asked = body(temperature=0.0, tools=strict)
+    with hosted(lambda: scripted(TEMPLATE, target=saying(SAID))) as server:
+        assert whole(server, asked) == ("Let me see.", CALLED, "tool_calls")
+    with hosted(lambda: scripted(TEMPLATE, target=saying(SAID.replace('"days": 3', '"days": 12')))) as server:
+        # A day too many: the model is kept from writing its second digit.
+        assert whole(server, asked)[1][0] == ("weather", {"city": "Rome", "days": 1})
+        assert whole(server, body(temperature=0.0))[1][0] == ("weather", {"city": "Rome", "days": 12})
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [

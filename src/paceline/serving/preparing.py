@@ -13,7 +13,7 @@ from paceline.api import GenerateOptions
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.formats import control_marks
-from paceline.chat.tool_calls.library import load_template
+from paceline.chat.tool_calls.response_parser import load_template
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.asked import Asked, chat_params_of

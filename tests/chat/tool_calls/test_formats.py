@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from paceline.chat.tool_calls import library
+from paceline.chat.tool_calls import response_parser
 from paceline.chat.tool_calls.formats import FORMATS, control_marks, find_format, format_of_template
 from paceline.chat.tool_calls.parser import ToolCallParser
 from paceline.core.errors import CapabilityError
@@ -68,7 +68,7 @@ def test_control_tokens_among_the_marks_are_found() -> None:
 
 
 def test_without_the_library_there_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    library._library.cache_clear()
+    response_parser._library.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers.utils.chat_parsing", None)
     with pytest.raises(CapabilityError, match=r"pip install 'paceline\[serve\]'"):
         ToolCallParser(format_of_template({}, "a/model"), TOOLS)

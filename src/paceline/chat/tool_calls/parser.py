@@ -30,7 +30,7 @@ from paceline.chat.tool_calls.base import (
     ContentDelta,
     ToolCallFormat,
 )
-from paceline.chat.tool_calls.library import load_template, new_reader
+from paceline.chat.tool_calls.response_parser import load_template, new_reader
 from paceline.chat.tool_calls.values import JsonValue, with_escaped_lines
 
 _FIELD: Final = "tool_calls"
