@@ -397,6 +397,7 @@ def request_of(
     max_tokens: int = 1000,
     namespace: str = "",
     cache_prompt: bool = True,
+    constraint: Constraint | None = None,
 ) -> Request:
     """Return a request outside any loop, for testing what only reads it."""
     request = Request(
@@ -405,7 +406,7 @@ def request_of(
         params,
         StopRules(max_tokens),
         SpeculationParams(verify=verifier),
-        make_verifier(verifier, params, len(token_ids)),
+        make_verifier(verifier, params, len(token_ids), constraint),
         CacheParams(cache_prompt, namespace),
     )
     request.sequence = 0

@@ -378,7 +378,7 @@ def test_a_planning_policy_is_reported_after_its_last_pair() -> None:
 
 
 def test_auto_starts_with_what_was_learned_elsewhere() -> None:
-    learned = Learned({"draft": DrafterState.new(is_model=True)})
+    learned = Learned({"draft": DrafterState.new("draft", is_model=True)})
     for given, names in ((learned, ["draft"]), (None, [])):
         result = run(engines(), settings(variants=("auto",)), learned=given)
         auto = result.workloads[0].variants[-1]

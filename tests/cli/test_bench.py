@@ -80,7 +80,7 @@ REMEMBERING = ("bench", *SMALL, "--workloads", "new-code", "--variants", "auto",
 def test_what_was_learned_is_started_with_if_that_is_asked_for(
     invoke: Invoke, scripted: list[ModelOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learned = Learned({"draft": DrafterState.new(is_model=True)})
+    learned = Learned({"draft": DrafterState.new("draft", is_model=True)})
 
     def find(*arguments: Any, **options: Any) -> KeptProfile:
         kept = find_or_measure(*arguments, **options)

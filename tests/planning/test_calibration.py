@@ -9,7 +9,14 @@ from collections.abc import Callable
 import pytest
 
 from paceline.core.tree import Evidence
-from paceline.planning.auto.calibration import Calibration, Company, MarginFeatures, MatchFeatures, probability
+from paceline.planning.auto.calibration import (
+    Calibration,
+    Company,
+    GrammarFeatures,
+    MarginFeatures,
+    MatchFeatures,
+    probability,
+)
 
 REQUEST = 0
 
@@ -117,6 +124,19 @@ def test_a_match_where_a_copy_broke_off_is_believed_more_until_shown_otherwise()
     taught(calibration, lambda seen, depth: truth[seen.resumed], lambda rng: rng.choice([elsewhere, resumed]), 2000)
     assert calibration.chance(REQUEST, resumed, 1) == pytest.approx(0.2, abs=0.1)
     assert calibration.chance(REQUEST, elsewhere, 1) == pytest.approx(0.8, abs=0.1)
+
+
+def test_what_a_grammar_forces_is_believed_more_than_habits_until_shown_otherwise() -> None:
+    calibration = Calibration(GrammarFeatures())
+    forced = Evidence(match_length=4)
+    rare, usual, anywhere = Evidence(0.2, 1, 1), Evidence(0.8, 1, 8), Evidence(0.8, 0, 8)
+    chances = [calibration.chance(REQUEST, seen, 1) for seen in (rare, anywhere, usual, forced)]
+    assert chances == sorted(chances)
+    assert len(set(chances)) == 4
+    truth = {forced: 0.3, rare: 0.1, usual: 0.95, anywhere: 0.6}
+    taught(calibration, lambda seen, depth: truth[seen], lambda rng: rng.choice(list(truth)), 3000)
+    for seen, right in truth.items():
+        assert calibration.chance(REQUEST, seen, 1) == pytest.approx(right, abs=0.2)
 
 
 def test_what_company_means_is_learned_for_each_kind() -> None:

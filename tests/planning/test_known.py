@@ -33,7 +33,7 @@ def test_what_one_text_showed_of_a_drafter_counts_for_few_rounds_of_the_next() -
 
 def test_what_a_short_prompt_took_to_read_says_nothing_of_long_ones() -> None:
     known = Knowledge(smooth(0.01, 0.001))
-    draft = known.drafters["draft"] = DrafterState.new(is_model=True)
+    draft = known.drafters["draft"] = DrafterState.new("draft", is_model=True)
 
     def answer(share: float, debt_s: float) -> bool:
         request = cast(Request, SimpleNamespace(id=1))
@@ -53,7 +53,7 @@ def test_what_a_short_prompt_took_to_read_says_nothing_of_long_ones() -> None:
 
 def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:
     known = Knowledge(smooth(0.01, 0.001))
-    suffix = known.drafters["suffix"] = DrafterState.new(is_model=False)
+    suffix = known.drafters["suffix"] = DrafterState.new("suffix", is_model=False)
 
     def learn(spent_s: float, *, reads: bool) -> float:
         planned = RoundPlan(known.costs, {}, 1, 100.0, 50, 0.011, 0.05, draft_max=4, branches=0)

@@ -19,8 +19,8 @@ SURE = Evidence(margin=8.0)
 def chances(*proposals: tuple[str, int, Evidence]) -> list[float]:
     """Return the survivals of first tokens, of (drafter, token, evidence)."""
     model = SurvivalModel()
-    for name in ("suffix", "lookup", "draft"):
-        model.know(name, Chances.of(is_model=name == "draft"))
+    for name in ("grammar", "suffix", "lookup", "draft"):
+        model.know(name, Chances.of(name, is_model=name == "draft"))
     model.begin(REQUEST)
     tree = DraftTree(0)
     for source, token_id, evidence in proposals:
@@ -49,3 +49,14 @@ def test_agreement_makes_a_token_likelier_and_disagreement_less_likely() -> None
     first, second = chances(("suffix", 7, ONCE), ("draft", 8, Evidence()))
     assert first < alone < agreed
     assert first + second <= 1.0
+
+
+def test_what_a_grammar_forces_is_not_for_others_to_judge() -> None:
+    forced = ("grammar", 7, Evidence(match_length=1))
+    (alone,) = chances(forced)
+    (agreed,) = chances(forced, ("suffix", 7, RARELY), ("draft", 7, Evidence(margin=0.02)))
+    assert agreed == alone > 0.85
+    # Nor does another become surer of what it would say anyway.
+    (_, other) = chances(forced, ("suffix", 8, RARELY))
+    (by_itself,) = chances(("suffix", 8, RARELY))
+    assert other <= by_itself

@@ -36,9 +36,11 @@ NUM_SCENES = by_tier(400, quick=80)
 LEAST = {
     "forced accepted": by_tier(2000, quick=400),
     "said to be forced, and turned down": by_tier(200, quick=40),
+    "habits accepted": by_tier(1000, quick=200),
+    "habits turned down": by_tier(1000, quick=200),
     "drafts accepted beside": by_tier(4000, quick=800),
     "ended by the grammar": by_tier(250, quick=50),
-    "reasoning, then grammar, in one round": by_tier(100, quick=20),
+    "reasoning, then grammar, in one round": by_tier(100, quick=5),
     "no token left": by_tier(50, quick=5),
 }
 """Rounds or requests of each hard case that the examples have to show."""
@@ -86,10 +88,14 @@ class ConstraintWatch(WatchingPolicy):
     def _count(self, request: Request, tree: DraftTree, path: Sequence[int]) -> None:
         cases = self._cases
         accepted = [tree.sources[node] for node in path]
-        cases["forced accepted"] += accepted.count("grammar")
         cases["drafts accepted beside"] += len(accepted) - accepted.count("grammar")
-        forced = [node for node in range(1, len(tree)) if tree.sources[node] == "grammar"]
+        drafted = [node for node in range(1, len(tree)) if tree.sources[node] == "grammar"]
+        forced = [node for node in drafted if tree.evidence[node].probability is None]
+        habits = set(drafted) - set(forced)
         cases["said to be forced, and turned down"] += bool(forced) and forced[0] not in path
+        cases["forced accepted"] += len(set(forced) & set(path))
+        cases["habits accepted"] += len(habits & set(path))
+        cases["habits turned down"] += len(habits - set(path))
         budget = request.params.reasoning_budget
         if budget is not None and path:
             text = tuple(tree.token_ids[node] for node in path)
@@ -141,7 +147,8 @@ def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) ->
             begun=rng.random() < 0.5,
         )
         params = dataclasses.replace(params, reasoning_budget=budget)
-    rules = StopRules(rules.max_tokens, rules.stop)
+    # What stops an answer without a grammar is said by few under one.
+    rules = StopRules(rules.max_tokens, (*rules.stop, *(["a"] if rng.random() < 0.05 else [])))
     return Asked(params, rules, random_grammar(rng, answer, vocabulary))
 
 

@@ -69,7 +69,8 @@ class ConstraintKeeper:
     token after a marker of the end is under the grammar, though both may be drafts of one round.
 
     States along the latest history are kept. Another one is compared with that, token by token, and is followed only
-    from where the two part. So what is said depends on the history alone.
+    from where the two part; the beginning of the latest has its states already. So what is said depends on the history
+    alone.
 
     Args:
         start: the state at the beginning.
@@ -117,6 +118,13 @@ class ConstraintKeeper:
             mask = mask.copy()
             mask[opening[0]] = True
         return mask
+
+    def allowed(self, history: Sequence[int]) -> BoolArray | None:
+        """Return ``[vocab]`` which tokens may follow, for drafters; ``None`` where any may or none may."""
+        try:
+            return self.mask(history)
+        except ConstraintError:
+            return None
 
     def forced(self, history: Sequence[int]) -> Sequence[int]:
         """Return drafts that spell what has to follow; empty where there is a choice, or any token may follow.
@@ -172,8 +180,10 @@ class ConstraintKeeper:
         dropped = len(self._read) + 1 - len(self._states)
         if begin != self._begin or known < dropped:
             self._begin, known, dropped = begin, 0, 0
-            del self._states[:]
+            del self._read[:], self._states[:]
             self._states.append(self._start)
+        if known == len(history) - begin:
+            return self._states[known - dropped]
         del self._read[known:], self._states[known - dropped + 1 :]
         for token_id in history[begin + known :]:
             state = self._states[-1].fork()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.arrays import Float64Array, FloatArray
+from paceline.core.arrays import BoolArray, Float64Array, FloatArray
 from paceline.core.constraint import Constraint, ConstraintKeeper
 from paceline.core.errors import ConstraintError, EngineError
 from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, TokenNoise
@@ -165,6 +165,10 @@ class RowSampler:
     def drafts(self, history: Sequence[int]) -> Sequence[int]:
         """Return tokens that spell what a constraint has follow; others may spell the same, so they are drafts."""
         return () if self._constraint is None else self._constraint.forced(history)
+
+    def allowed(self, history: Sequence[int]) -> BoolArray | None:
+        """Return ``[vocab]`` which tokens a constraint allows, for drafters; ``None`` where that is all or none."""
+        return None if self._constraint is None else self._constraint.allowed(history)
 
     def allowed_nodes(self, tree: DraftTree, history: Sequence[int]) -> list[int]:
         """Return the drafted nodes that the constraint allows, and whose parents it allows; all without one.

@@ -92,10 +92,8 @@ class Drafting:
                 elif budget.max_depth > 0:
                     drafts.off[request.id] = self._why_short(request)
         passed_over: set[int] = set()
-        # What a grammar forces is drafted whichever drafters are named, and first, as it is the surest.
-        self._ask(self._grammar, [job for job in jobs if _is_constrained(job.request)], drafts.seconds, passed_over)
-        for drafter in self._drafters:
-            growing = [job for job in jobs if _may_draft(drafter.name, job.request)]
+        for drafter in (self._grammar, *self._drafters):
+            growing = [job for job in jobs if drafter in self.drafters_of(job.request)]
             self._ask(drafter, growing, drafts.seconds, passed_over)
         for job in jobs:
             if not job.tree.num_drafted and job.request.id not in passed_over:
@@ -110,12 +108,14 @@ class Drafting:
 
     def drafters_of(self, request: Request) -> Sequence[Drafter]:
         """Return the drafters that may draft for a request; the others hear nothing of it."""
-        speculation = request.speculation
-        if not speculation.speculate:
+        wanted = request.speculation.drafters
+        if not request.speculation.speculate:
             return ()
-        if speculation.drafters is None:
+        if wanted is None and not _is_constrained(request):
             return self._drafters
-        return [drafter for drafter in self._drafters if _may_draft(drafter.name, request)]
+        named = [drafter for drafter in self._drafters if wanted is None or drafter.name in wanted]
+        # What a grammar forces is drafted whichever drafters are named, and first, as it is the surest.
+        return [self._grammar, *named] if _is_constrained(request) else named
 
     def keep(self, request: Request, tree: DraftTree) -> None:
         """Keep what is left of a tree for the request's next round."""
@@ -135,7 +135,7 @@ class Drafting:
         """
         if not request.speculation.speculate or not self._policy.speculates:
             return "asked"
-        if not self.drafters_of(request) and not _is_constrained(request):
+        if not self.drafters_of(request):
             return "no_drafters"
         return "prompts" if plainly else found or self._policy.off_reason(request)
 
@@ -195,11 +195,6 @@ class Drafting:
         if depth == budget.max_depth and siblings == budget.siblings and p_min == budget.min_probability:
             return budget
         return dataclasses.replace(budget, max_depth=max(depth, 0), siblings=siblings, min_probability=p_min)
-
-
-def _may_draft(name: str, request: Request) -> bool:
-    wanted = request.speculation.drafters
-    return wanted is None or name in wanted
 
 
 def _is_constrained(request: Request) -> bool:

@@ -3,9 +3,10 @@
 Each drafter has a logistic model of its own evidence: of a draft model the margin between its best and second choice
 *under the noise it was drawn with* (a token of probability 0.1 that large noise chose may be near certain), and how
 sure it was without noise; of a text lookup how long the match was, how often its continuation was seen, and how often
-others were. Depths and requests have offsets of their own, shrunk towards what is common to all. Beliefs are Gaussians
-over the weights, updated one verdict at a time (an extended Kalman filter), so an estimate comes with its uncertainty
-and a change in the text is followed within tens of tokens.
+others were; of a grammar whether the token is forced, or else how strong a habit it is. Depths and requests have
+offsets of their own, shrunk towards what is common to all. Beliefs are Gaussians over the weights, updated one verdict
+at a time (an extended Kalman filter), so an estimate comes with its uncertainty and a change in the text is followed
+within tens of tokens.
 
 Labels come only from drafts whose predecessors were all accepted: an estimate is the chance given that.
 
@@ -160,6 +161,35 @@ class MatchFeatures:
         return _match_inputs(
             min(depth, MAX_DEPTH_OFFSET), length.bit_length(), count, evidence.probability, evidence.resumed
         )
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarFeatures:
+    """Of a grammar: whether the token is forced or a habit, what the habit is of and how strong, and the depth.
+
+    Attributes:
+        forced: log-odds of a token that spells what has to follow.
+        after: log-odds of what often followed the token before it, as often as all else together.
+        altogether: the same of what is often said in narrow places.
+        share: slope of the log-odds over those of a habit's share.
+    """
+
+    forced: Prior = Prior(2.5, 1.0, 0.004)
+    after: Prior = Prior(0.5, 1.0, 0.004)
+    altogether: Prior = Prior(0.0, 1.0, 0.004)
+    share: Prior = Prior(0.7, 0.25, 0.0003)
+
+    def priors(self) -> list[Prior]:
+        """Return those of the attributes, in their order, and of the depths."""
+        return [self.forced, self.after, self.altogether, self.share, *_depth_priors()]
+
+    def inputs(self, evidence: Evidence, depth: int) -> Inputs:
+        """Return the inputs; a token without a probability is forced."""
+        at_depth = 3 + min(depth, MAX_DEPTH_OFFSET), 1.0
+        if evidence.probability is None:
+            return (0, 1.0), at_depth
+        share = min(max(evidence.probability, 0.018), 0.982)
+        return (1 if evidence.match_length else 2, 1.0), (3, math.log(share / (1.0 - share))), at_depth
 
 
 class Company(NamedTuple):

@@ -119,7 +119,7 @@ class Knowledge:
             if met is not None and met.is_model == is_model:
                 self.remembered.append(drafter.name)
             else:
-                met = DrafterState.new(is_model=is_model)
+                met = DrafterState.new(drafter.name, is_model=is_model)
             self.drafters[drafter.name] = met
             self.survival.know(drafter.name, met.chances)
             for state in self.requests.values():

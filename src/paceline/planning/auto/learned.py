@@ -13,7 +13,7 @@ from paceline.planning.auto.gains import Gains
 from paceline.planning.auto.survival import Chances, Outlook
 from paceline.planning.keeping import PairKey, load_entry, store_entry
 
-LEARNED_VERSION: Final = 2
+LEARNED_VERSION: Final = 3
 """Raised whenever something else is learned or it means something else, so that what was kept before is left."""
 
 _FORMAT: Final = "paceline-learned"
@@ -49,9 +49,9 @@ class DrafterState:
     gains: Gains = field(default_factory=Gains)
 
     @classmethod
-    def new(cls, *, is_model: bool) -> DrafterState:
+    def new(cls, name: str, *, is_model: bool) -> DrafterState:
         """Return what is believed of a drafter that was never met."""
-        return cls(is_model, Chances.of(is_model=is_model))
+        return cls(is_model, Chances.of(name, is_model=is_model))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for :func:`json.dumps`."""
@@ -68,8 +68,8 @@ class DrafterState:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> DrafterState:
-        """Return the state that :meth:`to_json` gave.
+    def from_json(cls, name: str, data: Any) -> DrafterState:
+        """Return the state of a drafter that :meth:`to_json` gave.
 
         Raises:
             ValueError: it is none.
@@ -80,7 +80,7 @@ class DrafterState:
         is_model, paid = data["is_model"], data["paid"]
         if not (isinstance(is_model, bool) and isinstance(paid, bool)):
             raise ValueError(f"is_model {is_model} and paid {paid} are true or false")
-        state = cls.new(is_model=is_model)
+        state = cls.new(name, is_model=is_model)
         state.chances.first.resume(data["first"])
         if state.chances.siblings is not None:
             state.chances.siblings.resume(data["siblings"])
@@ -121,7 +121,8 @@ class Learned:
         try:
             if (data["format"], data["version"]) != (_FORMAT, LEARNED_VERSION):
                 raise InputError(f"what was learned is not of version {LEARNED_VERSION}, which alone can be read")
-            return cls({str(name): DrafterState.from_json(drafter) for name, drafter in data["drafters"].items()})
+            drafters = {str(name): drafter for name, drafter in data["drafters"].items()}
+            return cls({name: DrafterState.from_json(name, drafter) for name, drafter in drafters.items()})
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise InputError(f"this is nothing that was learned: {error}") from None
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from paceline.core.tree import ROOT, Candidate, DraftTree
+from paceline.drafters.grammar import NAME as GRAMMAR
 from paceline.planning.auto.calibration import (
     ALONE,
     Calibration,
     Company,
+    GrammarFeatures,
     MarginFeatures,
     MatchFeatures,
     SiblingFeatures,
@@ -228,8 +230,10 @@ class Chances(NamedTuple):
     siblings: Calibration | None
 
     @classmethod
-    def of(cls, *, is_model: bool) -> Chances:
-        """Return the prior: of a draft model, or of a text lookup."""
+    def of(cls, name: str, *, is_model: bool) -> Chances:
+        """Return the prior of a drafter: of a draft model, of what a grammar forces, or of a text lookup."""
+        if name == GRAMMAR:
+            return cls(Calibration(GrammarFeatures()), None)
         if is_model:
             return cls(Calibration(MarginFeatures()), Calibration(SiblingFeatures()))
         return cls(Calibration(MatchFeatures()), None)
@@ -371,7 +375,8 @@ class SurvivalModel:
         """Return whether others propose first what a drafter does, by kind."""
         agrees: list[bool | None] = [None, None]
         for name, node in firsts.items():
-            if name != source:
+            # The grammar knows nothing of the text: that others agree with it is no sign of anything.
+            if name != source and GRAMMAR not in (name, source):
                 kind = name in self._siblings
                 agrees[kind] = bool(agrees[kind]) or node == firsts[source]
         return Company(*agrees)
@@ -380,10 +385,14 @@ class SurvivalModel:
         """Return the chance of a token that several propose first.
 
         Each opinion is right on the mean by itself, so the highest of several would be too high. Lookups know the same
-        text: the lower of two knows of something in it that the other does not.
+        text: the lower of two knows of something in it that the other does not. What a grammar forces is not for others
+        to judge.
         """
         if len(opinions) == 1:
             return opinions[0][1]
+        for source, chance in opinions:
+            if source == GRAMMAR:
+                return chance
         of_models = [chance for source, chance in opinions if source in self._siblings]
         of_lookups = [chance for source, chance in opinions if source not in self._siblings]
         chances = of_models + ([min(of_lookups)] if of_lookups else [])
