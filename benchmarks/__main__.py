@@ -30,6 +30,8 @@ from benchmarks.serving import EPILOG as SERVING_EPILOG
 from benchmarks.serving import serving
 from benchmarks.sharing import EPILOG as SHARING_EPILOG
 from benchmarks.sharing import sharing
+from benchmarks.structured import EPILOG as STRUCTURED_EPILOG
+from benchmarks.structured import structured
 from benchmarks.sweep import EPILOG as SWEEP_EPILOG
 from benchmarks.sweep import sweep
 from benchmarks.worker_overhead import EPILOG as WORKER_OVERHEAD_EPILOG
@@ -81,6 +83,7 @@ app.command("chats", epilog=CHATS_EPILOG)(chats)
 app.command("fuzz-server", epilog=FUZZ_SERVER_EPILOG)(fuzz_server)
 app.command("server-soak", epilog=SERVER_SOAK_EPILOG)(server_soak)
 app.command("sharing", epilog=SHARING_EPILOG)(sharing)
+app.command("structured", epilog=STRUCTURED_EPILOG)(structured)
 app.command("serving", epilog=SERVING_EPILOG)(serving)
 # This looks for what makes the others scatter.
 app.command("cores", epilog=CORES_EPILOG)(cores)
