@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import statistics
 import time
 from collections import Counter
@@ -255,8 +256,8 @@ def _answer_next(group: str, schemas: Iterator[tuple[Path, Any]], asking: _Askin
 
 
 def _kind(reason: str) -> str:
-    """Return a reason without what is of one schema alone: its place and its names."""
-    return reason.partition(":")[2].strip()[:60] or reason[:60]
+    """Return the beginning of a reason without what is of one schema alone: its place."""
+    return re.sub(r"^.*?#\S*: ", "", reason)[:50]
 
 
 def _fault(schema: Any, answer: _Answer) -> str | None:
