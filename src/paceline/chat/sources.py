@@ -61,6 +61,15 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: str | Path
     )
 
 
+def find_response_template(path: Path) -> Any:
+    """Return what a folder says of how its answers are read, in Hugging Face's form; ``None`` where it says nothing.
+
+    Raises:
+        ModelFileError: a file cannot be read.
+    """
+    return read_json_if_present(path / "tokenizer_config.json").get("response_template") if path.is_dir() else None
+
+
 def has_template(path: Path) -> bool:
     """Return whether a model has a chat template, which is not looked at.
 

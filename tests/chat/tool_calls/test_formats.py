@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from paceline.chat.tool_calls import response_parser
-from paceline.chat.tool_calls.formats import FORMATS, control_marks, find_format, format_of_template
+from paceline.chat.tool_calls.base import ToolCallFormat
+from paceline.chat.tool_calls.formats import FORMATS, control_marks, find_format
 from paceline.chat.tool_calls.parser import ToolCallParser
 from paceline.core.errors import CapabilityError
 from paceline.engines.scripted import ScriptedVocabulary
@@ -71,4 +72,4 @@ def test_without_the_library_there_is_an_error_of_one_line(monkeypatch: pytest.M
     response_parser._library.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers.utils.chat_parsing", None)
     with pytest.raises(CapabilityError, match=r"pip install 'paceline\[serve\]'"):
-        ToolCallParser(format_of_template({}, "a/model"), TOOLS)
+        ToolCallParser(ToolCallFormat("a/model", {}), TOOLS)

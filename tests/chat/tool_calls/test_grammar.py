@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.chat.tool_calls.base import ToolCallFormat
-from paceline.chat.tool_calls.formats import FORMATS, format_of_template
+from paceline.chat.tool_calls.formats import FORMATS
 from paceline.chat.tool_calls.grammar import calls_grammar
 from paceline.core.errors import ConstraintError
 from tests.chat.tool_calls.answers import (
@@ -236,6 +236,6 @@ def test_whatever_is_allowed_is_read_back_as_calls(family: str, has_marks: bool)
 def test_without_tools_or_a_grammar_there_is_an_error() -> None:
     with pytest.raises(ConstraintError, match="no tools to call"):
         calls_grammar(BY_NAME["hermes"], [], required=True, parallel=True)
-    foreign: ToolCallFormat = format_of_template({}, "a/model")
+    foreign = ToolCallFormat("a/model", {})
     with pytest.raises(ConstraintError, match="how a/model writes calls"):
         calls_grammar(foreign, TOOLS, required=True, parallel=True)

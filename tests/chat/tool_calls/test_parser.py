@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ContentDelta
-from paceline.chat.tool_calls.formats import FORMATS, format_of_template
+from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ContentDelta, ToolCallFormat
+from paceline.chat.tool_calls.formats import FORMATS
+from paceline.chat.tool_calls.own_format import own_format
 from paceline.chat.tool_calls.parser import ToolCallParser
 from paceline.core.errors import ModelFileError
 from tests.chat.tool_calls.answers import (
@@ -300,11 +301,17 @@ OF_FOLDER = {
 }
 
 
+def of_folder() -> ToolCallFormat:
+    found = own_format(OF_FOLDER, "a/model")
+    assert found is not None
+    return found
+
+
 def test_a_models_own_template_is_read() -> None:
     text = f"Let me.\n{of_hermes(WEATHER)}\n{of_hermes(FILE)}\nDone <b>.<|im_end|>"
     rng = random.Random(1)
     for _ in range(by_tier(500, quick=50)):
-        parser = ToolCallParser(format_of_template(OF_FOLDER, "a/model"), TOOLS, new_id=lambda: "x")
+        parser = ToolCallParser(of_folder(), TOOLS, new_id=lambda: "x")
         pieces = cut(text, rng)
         message = added([*(delta for piece in pieces for delta in parser.push(piece)), *parser.finish()])
         assert message.called == [WEATHER, FILE]
@@ -314,7 +321,7 @@ def test_a_models_own_template_is_read() -> None:
 def test_whitespace_before_a_call_of_a_models_own_template_takes_no_time() -> None:
     """Its pattern takes whitespace for a part of a call, and tries that at every place."""
     spaces = " \n" * by_tier(50_000, quick=10_000)
-    parser = ToolCallParser(format_of_template(OF_FOLDER, "a/model"), TOOLS)
+    parser = ToolCallParser(of_folder(), TOOLS)
     text = f"Oh.{spaces}Ah.{spaces}{of_hermes(TIME)}"
     began = time.perf_counter()
     message = added([*(delta for character in text for delta in parser.push(character)), *parser.finish()])
@@ -324,7 +331,7 @@ def test_whitespace_before_a_call_of_a_models_own_template_takes_no_time() -> No
 
 
 def test_a_broken_call_of_a_models_own_template_is_content() -> None:
-    parser = ToolCallParser(format_of_template(OF_FOLDER, "a/model"), TOOLS)
+    parser = ToolCallParser(of_folder(), TOOLS)
     text = f'Oh.\n<tool_call>{{"a" 1}}</tool_call>\n{of_hermes(TIME)}'
     message = added([*parser.push(text), *parser.finish()])
     assert message.content == 'Oh.\n<tool_call>{"a" 1}</tool_call>'
@@ -333,7 +340,7 @@ def test_a_broken_call_of_a_models_own_template_is_content() -> None:
 
 def test_a_template_that_is_none_is_refused() -> None:
     with pytest.raises(ModelFileError, match="the response template of a/model is none"):
-        ToolCallParser(format_of_template({"fields": 1}, "a/model"), TOOLS)
+        ToolCallParser(ToolCallFormat("a/model", {"fields": 1}), TOOLS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

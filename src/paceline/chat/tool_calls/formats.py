@@ -340,16 +340,6 @@ def find_format(template: str) -> ToolCallFormat | None:
     return next(known, None)
 
 
-def format_of_template(template: Mapping[str, Any], origin: str) -> ToolCallFormat:
-    """Return the format that a model's own response template describes.
-
-    Args:
-        template: in Hugging Face's form.
-        origin: the model, for messages.
-    """
-    return ToolCallFormat(origin, template)
-
-
 def control_marks(call_format: ToolCallFormat, vocabulary: Vocabulary) -> dict[str, int]:
     """Return the control tokens among a format's marks, as ids by spelling.
 

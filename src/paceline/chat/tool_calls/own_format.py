@@ -1,0 +1,82 @@
+r"""The format that a model's own response template describes, for models of no known family.
+
+Folders of Hugging Face may say in ``tokenizer_config.json`` how an answer is read. Of that, the fields ``tool_calls``
+and ``content`` are taken: reasoning is parted from an answer before, and all else is content.
+
+Patterns of such a template are tried at every character of an answer, and nobody looked at them. So what may repeat
+without an end repeats :data:`MOST_REPEATED` times at most, and patterns whose parts repeat within each other are
+refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from paceline.chat.tool_calls.base import ToolCallFormat
+from paceline.core.errors import ModelFileError
+
+FIELD: Final = "tool_calls"
+
+MOST_REPEATED: Final = 256
+"""Characters that a part of an opening or a close may be."""
+
+_MOST_PATTERN: Final = 500
+_MOST_REPEATS: Final = 3
+"""Parts of a pattern that may be of any length."""
+
+_OF_ONE_CHARACTER: Final = r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|."
+_PARTS: Final = re.compile(rf"(?P<one>{_OF_ONE_CHARACTER})(?P<repeat>[*+]|\{{\d+(?:,\d*)?\}})?", re.DOTALL)
+
+
+def own_format(template: Any, origin: str) -> ToolCallFormat | None:
+    """Return the format of calls that a response template describes; ``None`` where it says nothing of calls.
+
+    Args:
+        template: in Hugging Face's form.
+        origin: the model, for messages.
+
+    Raises:
+        ModelFileError: it is none, or has a pattern that could take long.
+    """
+    fields = template.get("fields") if isinstance(template, Mapping) else None
+    if not isinstance(fields, Mapping):
+        raise ModelFileError(f"the response template of {origin} is none: it has no fields; leave it out, or mend it")
+    calls = fields.get(FIELD)
+    if not isinstance(calls, Mapping):
+        return None
+    said = {FIELD: calls, "content": fields.get("content", {"content": "text"})}
+    # Only what the model writes is read, so nothing stands before the beginning.
+    return ToolCallFormat(origin, {"start_anchor": "\0\0", "fields": _bounded("fields", said, origin)})
+
+
+def _bounded(name: str, value: Any, origin: str) -> Any:
+    """Return a field's part with patterns that end soon."""
+    if isinstance(value, Mapping):
+        return {key: _bounded(key, part, origin) for key, part in value.items()}
+    if not name.endswith("_pattern") or not isinstance(value, str):
+        return value
+    # What stands between tags may be of any length, and is looked for once, in what was read already.
+    bounded, repeats = _bounded_pattern(value, bounds=name != "tag_pattern")
+    if len(value) > _MOST_PATTERN or repeats > _MOST_REPEATS:
+        raise ModelFileError(
+            f"the response template of {origin} has the {name} {value[:80]!r}, which could take long: leave it out, or "
+            f"write it in {_MOST_PATTERN} characters with {_MOST_REPEATS} parts that repeat, none within another"
+        )
+    return bounded
+
+
+def _bounded_pattern(pattern: str, *, bounds: bool) -> tuple[str, int]:
+    """Return a pattern whose repeats are bounded, and how many there are; a repeat of a group counts as too many."""
+    parts, repeats = [], 0
+    for part in _PARTS.finditer(pattern):
+        one, repeat = part["one"], part["repeat"]
+        if repeat is None:
+            parts.append(one)
+            continue
+        repeats += _MOST_REPEATS + 1 if one == ")" else 1
+        least = {"*": "0", "+": "1"}.get(repeat, repeat.strip("{}").split(",")[0])
+        is_open = repeat in "*+" or repeat.endswith(",}")
+        parts.append(f"{one}{{{least},{max(MOST_REPEATED, int(least))}}}" if bounds and is_open else one + repeat)
+    return "".join(parts), repeats

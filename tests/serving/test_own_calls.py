@@ -1,0 +1,33 @@
+"""A model of no known family, whose folder says how its calls are read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from paceline.chat.tool_calls.own_format import own_format
+from tests.serving.hosted import hosted, scripted
+from tests.serving.test_tools import body, saying, streamed, whole
+
+SAID = 'Let me see. <call>{"name": "now", "arguments": {}}</call>'
+FIELDS: dict[str, Any] = {
+    "content": {"content": "text"},
+    "tool_calls": {
+        "open": "<call>",
+        "close": "</call>",
+        "content": "json",
+        "repeats": True,
+        "transform": {"type": "function", "function": "{content}"},
+    },
+}
+
+
+def test_calls_are_read_as_the_folder_says_and_are_text_without_it() -> None:
+    template = {"start_anchor": "assistant\n", "fields": FIELDS}
+    for own_calls, expected in (
+        (own_format(template, "a/model"), ("Let me see.", [("now", {})], "tool_calls")),
+        (None, (SAID, [], "stop")),
+    ):
+        with hosted(lambda own=own_calls: replace(scripted(target=saying(SAID)), own_calls=own)) as server:
+            assert whole(server, body()) == expected
+            assert streamed(server, body()) == expected
