@@ -5,6 +5,8 @@ What bounds them is not a clock: the deadline of the compiler is an hour here, a
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +18,7 @@ pytest.importorskip("llguidance")
 
 from paceline.constraints import CompilingLimits, ConstraintCompiler, Gbnf, JsonSchema, Lark, Regex, Source
 from paceline.core.errors import ConstraintError
-from tests.constraints.helpers import BYTES
+from tests.constraints.helpers import BYTES, accepts
 
 MOST_S = 60.0
 """Seconds of each on a machine that does other things too; they take less than two."""
@@ -82,6 +84,35 @@ SOURCES: dict[str, tuple[Callable[[], Source], str | None]] = {
     "multiples apart": (
         lambda: JsonSchema({"properties": {"a": {"multipleOf": 0.01}, "b": {"multipleOf": 25}}}),
         None,
+    ),
+    "many multiples": (
+        lambda: JsonSchema({"properties": {f"p{i}": {"multipleOf": 900 + i} for i in range(300)}}),
+        "#/properties/p105/multipleOf: with this number, all different ones come to more than 100,000 units",
+    ),
+    "as many multiples as there may be": (
+        lambda: JsonSchema({"properties": {f"p{i}": {"type": "integer", "multipleOf": 900 + i} for i in range(100)}}),
+        None,
+    ),
+    "many $id": (
+        lambda: JsonSchema(
+            {
+                "items": {f"i{i}": {"$id": f"a{i}", "$ref": f"#/x/{i}"} for i in range(1_000)},
+                "anyOf": [{"$id": f"b{i}", "$ref": f"#/y/{i}"} for i in range(1_000)],
+            }
+        ),
+        r"2,000 different \$ref and 2,000 \$id, and the most is 20,000",
+    ),
+    "allOf of anyOf by odd $ref": (
+        lambda: JsonSchema(
+            {
+                "items": {
+                    "$id": "b",
+                    "allOf": [{"$ref": f"#/%78/{i}"} for i in range(9)],
+                    "x": list(map(either, range(9))),
+                },
+            }
+        ),
+        "#/items: allOf would join more than 256",
     ),
     "maxLength 10^9": (lambda: JsonSchema({"type": "string", "minLength": 10**9}), None),
     "minItems 10^9": (lambda: JsonSchema({"type": "array", "minItems": 10**9}), None),
@@ -175,7 +206,7 @@ REASONS: dict[str, tuple[dict[str, Any] | str, str]] = {
     "format": ({"items": {"type": "string", "format": "nonsense"}}, "#/items/format: Unknown format: nonsense"),
     "keyword": (
         {"properties": {"a": {"uniqueItems": True}}},
-        '#/properties/a/uniqueItems: Unimplemented keys: ["uniqueItems"]',
+        '#/properties/a/uniqueItems: "uniqueItems" is not supported: leave it out, and check answers for what it says',
     ),
     "pattern": (
         {"type": "array", "prefixItems": [{}, {"type": "string", "pattern": "^(?!x)"}]},
@@ -203,11 +234,12 @@ def test_a_schema_that_cannot_be_used_is_told_where(name: str) -> None:
 UNSUPPORTED = (
     '{"not":{"type":"string"}}',
     '{"if":{"required":["a"]},"then":{"required":["b"]}}',
+    '{"uniqueItems":true,"type":["array","null"],"maxItems":2}',
     '{"propertyNames":{"pattern":"a"}}',
     '{"dependentRequired":{"a":["b"]}}',
     '{"dependentSchemas":{"a":{}}}',
     '{"contains":{"type":"string"}}',
-    '{"minContains":1}',
+    '{"contains":{},"minContains":0,"maxContains":2}',
     '{"uniqueItems":true}',
     '{"unevaluatedProperties":false}',
     '{"unevaluatedItems":false}',
@@ -218,8 +250,119 @@ UNSUPPORTED = (
 
 @pytest.mark.parametrize("schema", UNSUPPORTED)
 def test_no_keyword_that_means_something_is_ignored(schema: str) -> None:
-    with pytest.raises(ConstraintError, match="Unimplemented keys"):
+    keyword = next(iter(json.loads(schema)))
+    with pytest.raises(
+        ConstraintError, match=rf"#/{re.escape(keyword)}: .*{re.escape(keyword)}.* not supported: leave"
+    ):
         COMPILER.compile(JsonSchema(schema))
+
+
+LARGE = {"type": "integer", "multipleOf": 600_001}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"$ref": "#/x/a", "x": {"a": LARGE}}, "#/x/a"),
+        ({"$ref": "#/%78/a", "x": {"a": LARGE}}, "#/x/a"),
+        ({"$ref": "#/x~1y/1", "x/y": [{}, LARGE]}, "#/x~1y/1"),
+        ({"$ref": "#/default", "default": LARGE}, "#/default"),
+        ({"$ref": "json-schema:///#/x", "x": LARGE}, "#/x"),
+        ({"items": {"$id": "http://a/b", "properties": {"a": {"$ref": "#/x"}}, "x": LARGE}}, "#/items/x"),
+        ({"items": {"$id": "http://a/b", "$ref": "b#/x", "x": LARGE}}, "#/items/x"),
+        ({"$ref": "c", "contentSchema": {"$id": "c", **LARGE}}, "#/contentSchema"),
+        ({"$ref": "#c", "$defs": {"x": {"$anchor": "c", **LARGE}}}, "#/$defs/x"),
+    ],
+)
+def test_nothing_that_a_reference_leads_to_is_overlooked(schema: dict[str, Any], place: str) -> None:
+    with pytest.raises(ConstraintError, match=re.escape(f"{place}/multipleOf: 600001, and the most is")):
+        COMPILER.compile(JsonSchema(schema))
+
+
+def test_a_place_is_that_of_a_definition_in_use() -> None:
+    ill = {"items": {"uniqueItems": True}}
+    schema = {"$ref": "#/$defs/b", "$defs": {"a": ill, "b": ill}}
+    with pytest.raises(ConstraintError, match=r"#/\$defs/b/items/uniqueItems: "):
+        COMPILER.compile(JsonSchema(schema))
+    assert COMPILER.compile(JsonSchema({"$defs": {"a": ill}}))
+
+
+EMBEDDED: dict[str, tuple[str, str]] = {
+    "multipleOf": (
+        'start: "a" %json {"multipleOf": 600001}',
+        "line 1, column 12: #/multipleOf: 600001, and the most is",
+    ),
+    "behind a line": ('start: a\na: %json\n\n{"multipleOf": 600001}', "line 2, column 4: #/multipleOf: 600001"),
+    "behind no space": ('start: %json{"multipleOf": 600001}', "line 1, column 8: #/multipleOf: 600001"),
+    "many multiples": (
+        "start: " + " | ".join(f'%json {{"multipleOf": {20_000 + i}}}' for i in range(6)),
+        "column 128: #/multipleOf: with this number, all different ones come to more than 100,000 units",
+    ),
+    "x-guidance": (
+        'start: %json {"x-guidance": {"lenient": true}, "uniqueItems": true}',
+        "line 1, column 8: x-guidance in a JSON schema is not supported: leave it out",
+    ),
+    "keyword": (
+        'start: "{" a\na: "é" | %json {"items": {"uniqueItems": true}}',
+        'line 2, column 4: #/items/uniqueItems: "uniqueItems" is not supported: leave it out',
+    ),
+    "optional": (
+        f"start: %json {json.dumps({'properties': {f'p{i}': {} for i in range(3_000)}})}",
+        "line 1, column 8: #: 3,000 optional properties, and the most is 2,000",
+    ),
+    "nested 110": ("start: %json " + nested(110), "line 1, column 8: the JSON schema is nested more than 100 levels"),
+    "nested 5000": ("start: %json " + nested(5_000), "line 1, column 8: the JSON schema is nested"),
+    "no schema": ("start: %json 3", "line 1, column 8: schema must be an object or boolean"),
+    "no JSON": ('start: %json {"a": NaN}', 'failed to parse "%json": expected value'),
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_a_schema_in_a_lark_grammar_is_checked_as_any_other(name: str) -> None:
+    text, message = EMBEDDED[name]
+    with pytest.raises(ConstraintError, match=re.escape(message)) as raised:
+        COMPILER.compile(Lark(text))
+    assert str(raised.value).startswith("the Lark grammar cannot be used: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "%json {"',
+        'start: "a" // %json {',
+        'start: "a" # %json {"a": 1',
+        "start: /%json 3/",
+        "start: %json true",
+    ],
+)
+def test_what_is_no_schema_in_a_lark_grammar_is_taken(text: str) -> None:
+    assert COMPILER.compile(Lark(text)).mask().any()
+
+
+IDLE = (
+    '{"uniqueItems":false}',
+    '{"uniqueItems":true,"maxItems":1}',
+    '{"uniqueItems":true,"type":"string"}',
+    '{"minContains":3,"maxContains":9}',
+    '{"contains":{"type":"null"},"minContains":0}',
+    '{"not":false}',
+    '{"if":{"required":["a"]}}',
+    '{"if":{"required":["a"]},"then":true,"else":{}}',
+    '{"then":{"required":["a"]}}',
+    '{"propertyNames":true,"unevaluatedProperties":{},"unevaluatedItems":true}',
+    '{"propertyNames":{"pattern":"a"},"type":["array","null"]}',
+    '{"dependentRequired":{},"dependentSchemas":{},"dependencies":{}}',
+    '{"$dynamicAnchor":"a"}',
+)
+
+
+@pytest.mark.parametrize("schema", IDLE)
+def test_a_keyword_that_refuses_nothing_is_taken(schema: str) -> None:
+    # What a constant says is data.
+    given = {"anyOf": [{"type": "array", "items": json.loads(schema)}, {"const": {"a": json.loads(schema)}}]}
+    state = COMPILER.compile(JsonSchema(given, whitespace="none"))
+    assert accepts(state, "[null]") == ("null" in schema or "type" not in schema)
+    assert accepts(state, json.dumps({"a": json.loads(schema)}, separators=(",", ":")))
 
 
 def test_what_lark_says_of_a_place_is_told() -> None:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.constraints.bounded import run_bounded
-from paceline.constraints.grammars import grammar_of
+from paceline.constraints.embedded_schemas import embedded_place
+from paceline.constraints.grammars import grammar_of, most_bytes
 from paceline.constraints.guided import Guide
 from paceline.constraints.installed import need_llguidance
 from paceline.constraints.reasons import is_excess, reason_of, without_excerpt
-from paceline.constraints.schema_limits import place_of
+from paceline.constraints.schema_errors import place_of, schema_reason
 from paceline.constraints.sources import JsonObject, JsonSchema, Lark, Source
 from paceline.constraints.vocabulary import tokenizer_of
 from paceline.core.arrays import BoolArray
@@ -91,10 +92,10 @@ class ConstraintCompiler:
         found = self._find(source)
         if found is not None:
             return found
-        if source.num_bytes > self._limits.source_bytes:
+        most = min(self._limits.source_bytes, most_bytes(source))
+        if source.num_bytes > most:
             raise ConstraintError(
-                f"{source.name} has {source.num_bytes:,} bytes, and the most is {self._limits.source_bytes:,}: "
-                "make it smaller"
+                f"{source.name} has {source.num_bytes:,} bytes, and the most is {most:,}: make it smaller"
             )
         if not self._turn.acquire(timeout=self._limits.compile_s):
             raise QueueFullError("other grammars are still being compiled: try again later")
@@ -218,6 +219,11 @@ def _refusal(source: Source, problem: str) -> str:
             f"{source.name} is too large to compile: give one with fewer alternatives, optional parts and "
             "counted repetitions"
         )
-    reason = reason_of(problem, with_place=isinstance(source, Lark))
-    place = place_of(without_excerpt(problem), json.loads(source.text)) if isinstance(source, JsonSchema) else ""
-    return f"{source.name} cannot be used: {place}: {reason}" if place else f"{source.name} cannot be used: {reason}"
+    reason = schema_reason(reason_of(problem, with_place=isinstance(source, Lark)))
+    problem = without_excerpt(problem)
+    if isinstance(source, JsonSchema) and (place := place_of(problem, json.loads(source.text))):
+        reason = f"{place}: {reason}"
+    elif isinstance(source, Lark) and (place := embedded_place(source.text, problem)):
+        line, _, reason = reason.partition(": ")
+        reason = f"{line}: {place}: {reason}"
+    return f"{source.name} cannot be used: {reason}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
+from paceline.constraints.embedded_schemas import embedded_schemas, place_in
 from paceline.constraints.gbnf import lark_of
+from paceline.constraints.idle_keywords import leave_out_idle
 from paceline.constraints.installed import need_llguidance
-from paceline.constraints.schema_limits import MOST_PATTERN, check_schema
+from paceline.constraints.schema_limits import MOST_PATTERN, SchemaBudget
 from paceline.constraints.sources import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
 from paceline.core.errors import ConstraintError
 from paceline.engines.base import Vocabulary
@@ -30,7 +33,18 @@ MOST_LARK_BYTES = 64 << 10
 MOST_LARK_RULES = 500
 """Rules: those that double others take time with their square, and stack with their number."""
 
+_OWN_OPTIONS = {"lenient": False, "coerce_one_of": False}
+_OPTIONS: dict[Whitespace, dict[str, object]] = {
+    whitespace: {**_OWN_OPTIONS, **options} for whitespace, options in _WHITESPACE.items()
+}
+"""How llguidance reads a schema."""
+
 _RULE = re.compile(r"^\s*[?!]*[A-Za-z_][\w-]*\s*(?:[\[{(.:])", re.MULTILINE)
+
+
+def most_bytes(source: Source) -> float:
+    """Return the most bytes that the text of a source may have, as far as that is its notation's own limit."""
+    return MOST_LARK_BYTES if isinstance(source, Lark) else MOST_PATTERN if isinstance(source, Regex) else math.inf
 
 
 def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
@@ -49,7 +63,7 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
         case Gbnf():
             lark = lark_of(source.text, vocabulary)
         case Lark():
-            _check_size(source, MOST_LARK_BYTES)
+            _check_embedded(source)
             num_rules = len(_RULE.findall(source.text))
             if num_rules > MOST_LARK_RULES:
                 raise ConstraintError(
@@ -57,7 +71,6 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
                 )
             lark = source.text
         case Regex():
-            _check_size(source, MOST_PATTERN)
             lark = f"start: /{need_llguidance().regex_to_lark(source.text, '')}/"
         case Choice():
             texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(source.text))
@@ -76,17 +89,22 @@ def schema_text(schema: Any, whitespace: Whitespace = "short") -> str:
     Raises:
         ConstraintError: it cannot be used, or would take too long.
     """
-    check_schema(schema)
+    SchemaBudget().take(schema)
     if schema is False:
         raise ConstraintError("the JSON schema is false and allows no text at all: no answer could keep to it")
-    options = {"lenient": False, "coerce_one_of": False, **_WHITESPACE[whitespace]}
     # Its own settings are no part of the standard, and a user's were refused.
-    whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": options}
+    whole = {**(json.loads(json.dumps(schema)) if isinstance(schema, dict) else {}), "x-guidance": _OPTIONS[whitespace]}
+    leave_out_idle(whole)
     return json.dumps(whole, ensure_ascii=False)
 
 
-def _check_size(source: Source, most_bytes: int) -> None:
-    if source.num_bytes > most_bytes:
-        raise ConstraintError(
-            f"{source.name} has {source.num_bytes:,} bytes, and the most is {most_bytes:,}: make it smaller"
-        )
+def _check_embedded(source: Lark) -> None:
+    """Refuse schemas in a grammar in Lark's notation that would take too long, as those that stand alone."""
+    budget = SchemaBudget()
+    for start, schema in embedded_schemas(source.text):
+        if schema.get("x-guidance") in _OPTIONS.values():
+            del schema["x-guidance"]
+        try:
+            budget.take(schema)
+        except ConstraintError as error:
+            raise ConstraintError(f"{source.name} cannot be used: {place_in(source.text, start)}: {error}") from None
