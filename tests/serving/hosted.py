@@ -205,8 +205,8 @@ def scripted(template: str = CHATML, names: Sequence[str] = (NAME,), **model: An
     return ServedModel(made, None, tuple(sorted(names)), policy=policy, template=found, chat=chat)
 
 
-def pair(**options: Any) -> ServedModel:
-    """Return the embedded pair, which drafts whether that pays or not."""
+def pair(template: str = CHATML, **options: Any) -> ServedModel:
+    """Return the embedded pair, which drafts whether that pays or not; ``options`` as for both models."""
     target = embedded_target()
     # Which attention is faster is measured where that is not said.
     settings: dict[str, Any] = {"context_length": 512, "max_sequences": 4, "flash_attention": False, **options}
@@ -215,6 +215,6 @@ def pair(**options: Any) -> ServedModel:
         draft=paceline.ModelOptions(embedded_draft(), **settings),
         policy=paceline.FixedPolicy(4),
     )
-    chat = ChatParams(template=CHATML, forget=False)
-    template = find_template(target, model.target.vocabulary, replaced_by=CHATML)
-    return ServedModel(model, describe(target), (target.stem,), policy="fixed", template=template, chat=chat)
+    chat = ChatParams(template=template, forget=False)
+    found = find_template(target, model.target.vocabulary, replaced_by=template)
+    return ServedModel(model, describe(target), (target.stem,), policy="fixed", template=found, chat=chat)
