@@ -26,6 +26,12 @@ def sets(count: int) -> str:
     return "".join(f"{{%set a{number}=b%}}" for number in range(count))
 
 
+# A list that comes up in others 131,072 times, and then grows.
+GROWN: Final = (
+    "{% set a=[] %}{% set ns=namespace(x=a) %}{% for i in range(16) %}{% set ns.x=[ns.x,ns.x] %}{% endfor %}"
+    "{% for i in range(1000) %}{% set _=a.append('a'*1000~i) %}{% endfor %}"
+)
+
 # For what is not theirs: attributes of Python, files, other templates.
 REACHING: Final = {
     "cve": (
@@ -34,6 +40,12 @@ REACHING: Final = {
         "{{x()._module.__builtins__['__import__']('os').popen('touch /tmp/retr0reg')}}"
         "{%endif%}{% endfor %}"
     ),
+    "extend": "{{ [].extend([1]) }}",
+    "insert": "{{ [].insert(0, 1) }}",
+    "sort in place": "{{ [1].sort() }}",
+    "append as item": "{{ []['append'](1) }}",
+    "pop of a mapping": "{{ {'a': 1}.pop('a') }}",
+    "what append is of": "{{ [].append._values.a }}",
     "cve2": "{{ self.__init__.__globals__.__builtins__.__import__('os').popen('id').read() }}",
     "cve3": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
     "cve4": "{{ messages[0].content.__class__.__mro__[1].__subclasses__() }}",
@@ -67,6 +79,34 @@ REACHING: Final = {
 
 # For more time, text, numbers, lists or code than templates have.
 LARGE: Final = {
+    "append while walking": "{% set l=[1] %}{% for x in l %}{% set _=l.append(x) %}{% endfor %}",
+    "append while mapping": "{% set l=[1] %}{% for x in l|map('string') %}{% set _=l.append(x) %}{% endfor %}",
+    "append without end": (
+        "{% set l=[] %}{% for i in range(100000) %}{% for j in range(100000) %}{% set _=l.append(1) %}{% endfor %}"
+        "{% endfor %}"
+    ),
+    "append long texts": ("{% set l=[] %}{% for i in range(100000) %}{% set _=l.append('a'*100000~i) %}{% endfor %}"),
+    "append to what was given": "{{ messages.append(messages) }}{{ messages|length }}",
+    "append to itself": "{% set l=[] %}{% set _=l.append(l) %}{{ l }}",
+    "append to itself and compare": "{% set l=[] %}{% set _=l.append(l) %}{% if [l]==[[l]] %}{% endif %}",
+    "append deeper and deeper": (
+        "{% set ns=namespace(x=[]) %}{% for i in range(100000) %}{% set m=[] %}{% set _=m.append(ns.x) %}"
+        "{% set ns.x=m %}{% endfor %}{{ ns.x }}"
+    ),
+    **{
+        f"grown {use}": GROWN + use
+        for use in (
+            *("{{ ns.x }}", "{{ ns.x|string|length }}", "{{ ns.x ~ 'a' }}", "{{ ns.x|tojson|length }}"),
+            *("{{ [ns.x]|join }}", "{{ '{}'.format(ns.x) }}", "{{ '%s'|format(ns.x) }}", "{{ '%s' % ns.x }}"),
+            *("{% if ns.x == ns.x[0] %}{% endif %}", "{% if 1 in [ns.x] %}{% endif %}", "{{ [1].count(ns.x) }}"),
+            *("{{ ns.x.index(1) }}", "{{ [ns.x]|map('string')|list }}", "{{ ns.x|sum(start=[]) }}", "{{ ns.x*2 }}"),
+            *("{{ ns.x is in([1]) }}", "{{ {'a': ns.x} }}", "{{ dict(a=ns.x) }}", "{{ ns.x + [1] }}", "{{ ns.x[1:] }}"),
+            *("{{ messages[ns.x].a }}", "{{ {}[ns.x].a }}", "{{ ns[ns.x].a }}", "{{ raise_exception(ns.x) }}"),
+            *("{% for i in [1] %}{{ loop.changed(ns.x) }}{% endfor %}", "{{ 'a'.join(ns.x) }}", "{{ cycler(ns.x) }}"),
+            *("{% set y %}{{ ns.x }}{% endset %}", "{% for a, b in ns.x %}{{ a }}{% endfor %}"),
+            "{% macro f() %}{{ varargs }}{% endmacro %}{{ f(ns.x) }}",
+        )
+    },
     "loop": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
     "macro": ("{% macro f(n) %}{{ f(n-1) if n else '' }}{{ f(n-1) if n else '' }}{% endmacro %}{{ f(60) }}"),
     "mul": "{{ 'a' * 10000000000 }}",
@@ -285,6 +325,11 @@ LARGE: Final = {
 
 # For what is harmless, or fails by itself.
 ODD: Final = {
+    "append named": "{{ [].append }}{{ [].pop }}{{ []|attr('append') }}{{ [[]]|map(attribute='append')|list }}",
+    "append wrong": "{{ [].append() }}",
+    "pop of nothing": "{{ [].pop() }}",
+    "append and pop": "{% set l=[1] %}{% for x in l %}{% set _=l.append(l.pop(0)) %}{% endfor %}",
+    "append to a tuple": "{{ ().append(1) }}",
     # As much as the limits allow: whether there is time for that depends on the machine.
     "sortlower": "{{ (('ab'*131000)|list)|sort|length }}",
     "sortlist": "{{ (range(100000)|map('string')|list)|sort|length }}",

@@ -396,3 +396,19 @@ def test_templates_keep_nothing_of_a_rendering() -> None:
     assert [str.__str__(own.render(messages)) for _ in range(3)] == ["1"] * 3
     assert messages == says("hi")
     assert type(messages[0]["role"]) is str
+
+
+def test_a_template_may_keep_a_queue_in_a_list() -> None:
+    """As those of Kimi K2 do with the ids of calls, which the results that follow are told by."""
+    source = (
+        "{% set queue = namespace(ids=[]) %}{% for message in messages %}"
+        "{% for call in message.tool_calls or [] %}{% set _ = queue.ids.append(call.function.name ~ loop.index0) %}"
+        "{% endfor %}{% if message.role == 'tool' %}[{{ queue.ids.pop(0) }}: {{ message.content }}]{% endif %}"
+        "{% endfor %}{{ queue.ids|length }}"
+    )
+    calls = [{"type": "function", "function": {"name": name, "arguments": "{}"}} for name in ("f", "g", "h")]
+    results = [{"role": "tool", "content": text} for text in ("one", "two")]
+    messages = read_messages([{"role": "assistant", "content": "", "tool_calls": calls}, *results])
+    template = ChatTemplate(source, origin="a.gguf")
+    for _ in range(2):
+        assert template.render(messages) == "[f0: one][g1: two]1"

@@ -46,13 +46,18 @@ class LimitError(Exception):
 
 
 class _Meter:
-    """What one rendering has taken so far."""
+    """What one rendering has taken so far.
+
+    Attributes:
+        has_grown: whether anything was added to a list, which may be in others whose sizes were checked before.
+    """
 
     def __init__(self, cpu_s: float) -> None:
         self._cpu_s = cpu_s
         self._ends_s = time.thread_time() + cpu_s
         self._left = _CPU_EVERY
         self._bytes_left = MOST_BYTES
+        self.has_grown = False
 
     def count(self, num_bytes: int) -> None:
         self._bytes_left -= num_bytes
@@ -146,6 +151,35 @@ def check_items(value: Any) -> None:
             raise LimitError(f"makes lists within each other, more than {MOST_LEVELS}")
         if characters > MOST_CHARACTERS:
             raise LimitError(f"makes a list of texts of more than {MOST_CHARACTERS} characters together")
+
+
+def grow(values: list[Any], value: Any) -> None:
+    """Add a value to a list of a template.
+
+    Raises:
+        LimitError: the list would have more than :data:`MOST_ITEMS`.
+    """
+    meter = _METER.get()
+    if meter is not None:
+        meter.has_grown = True
+    if len(values) >= MOST_ITEMS:
+        raise LimitError(f"makes a list of more than {MOST_ITEMS} values")
+    values.append(value)
+
+
+def check_grown(*values: Any) -> None:
+    """Refuse lists and mappings that have grown too large since they were made, before all in them is walked.
+
+    Raises:
+        LimitError: as :func:`check_items` does, or the template's time is over.
+    """
+    meter = _METER.get()
+    if meter is None or not meter.has_grown:
+        return
+    for value in values:
+        if isinstance(value, _NESTED):
+            check_items(value)
+            meter.look()
 
 
 def check_argument(value: Any) -> None:

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes, pass_environment
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
@@ -36,10 +36,12 @@ from paceline.chat.limits import (
     LimitError,
     check_argument,
     check_characters,
+    check_grown,
     check_items,
     check_number,
     check_time,
     count_step,
+    grow,
 )
 from paceline.chat.marked import MarkedText, marks_of
 
@@ -56,6 +58,8 @@ _NO_TAGS: Final[dict[type[nodes.Node], str]] = {
 """There are no other templates and no HTML, and what these compile to may be long."""
 _NO_METHODS: Final = ("encode", "expandtabs", "translate", "maketrans", "of_template", "joined")
 """Methods of texts that could make something long of something short, or are not for templates."""
+_LIST_METHODS: Final[dict[str, Callable[..., Any]]] = {"append": grow, "pop": list.pop}
+"""Methods that change a list and are offered: templates of Kimi K2 keep a queue of the ids of calls by them."""
 _NO_ATTRIBUTES: Final = (int, float, bytes)
 """Kinds of values that no template needs an attribute of, and that make long numbers by theirs."""
 _WIDE_FIELD: Final = re.compile(r"\d{4,}")
@@ -103,7 +107,15 @@ class _MarkingGenerator(CodeGenerator):
         self.write("))")
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
-        self._timed(super().visit_Compare, node, frame)
+        self.write("environment.timed((")
+        self._walked(node.expr, frame)
+        for operand in node.ops:
+            self.visit(operand, frame)
+        self.write("))")
+
+    def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802
+        self.write(f" {operators[node.op]} ")
+        self._walked(node.expr, frame)
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
         if isinstance(node.arg, nodes.Slice):
@@ -129,6 +141,11 @@ class _MarkingGenerator(CodeGenerator):
     def _counted(self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
         self.write("environment.counted(")
         visit(node, frame)
+        self.write(")")
+
+    def _walked(self, node: nodes.Expr, frame: Frame) -> None:
+        self.write("environment.walked(")
+        self.visit(node, frame)
         self.write(")")
 
     def _timed(self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
@@ -169,6 +186,27 @@ class _Namespace(Namespace):
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or name.startswith("_"):
         raise SecurityError(f"a namespace has no name {name!r}")
+
+
+class _ListMethod:
+    """A method that changes a list.
+
+    Args:
+        values: the list.
+        name: of the method, one of :data:`_LIST_METHODS`.
+    """
+
+    __slots__ = ("_name", "_values")
+
+    def __init__(self, values: list[Any], name: str) -> None:
+        self._values = values
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{self._name}>"
+
+    def __call__(self, *args: Any) -> Any:
+        return _LIST_METHODS[self._name](self._values, *args)
 
 
 class _Formatter(SandboxedFormatter):
@@ -250,7 +288,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     # What generated code calls.
     marked = staticmethod(MarkedText.of_template)
-    concat = staticmethod(MarkedText.joined)  # jinja2 has "".join, which takes texts only
+
+    @staticmethod
+    def concat(parts: Iterable[Any]) -> str:
+        """Return parts one after the other; jinja2 has ``"".join``, which takes texts only."""
+        parts = list(parts)
+        check_grown(*parts)
+        return MarkedText.joined(parts)
 
     @staticmethod
     def begin_turn() -> None:
@@ -264,6 +308,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     @staticmethod
+    def walked(value: Any) -> Any:
+        """Return a value all of which may be walked next, if it is not too large."""
+        check_grown(value)
+        return value
+
+    @staticmethod
     def timed(value: Any) -> Any:
         """Return what took its time to compute, if there is time left."""
         check_time()
@@ -273,12 +323,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def printed(value: Any) -> str:
         """Return the text of what a template prints."""
         check_time()
+        check_grown(value)
         return value if isinstance(value, MarkedText) else MarkedText(str(value))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **named: Any) -> Any:  # noqa: N805, D102
         check_time()
         for value in (*args, *named.values()):
             check_argument(value)
+        check_grown(getattr(__obj, "__self__", None), *args, *named.values())
         if __obj is Cycler or (isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs)):
             # These make lists of what they are given.
             check_items((args, named))
@@ -287,6 +339,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute, if what comes out is not too large."""
         check_time()
+        check_grown(left, right)
         whole = isinstance(left, int) and isinstance(right, int)
         if operator == "**" and whole:
             check_number(left.bit_length() * max(right, 0))
@@ -308,11 +361,15 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return an attribute or item; a text's methods are those of a marked text."""
         count_step()
+        if type(obj) is list and attribute in _LIST_METHODS:
+            return _ListMethod(obj, attribute)
         return super().getattr(_as_marked(obj), attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Return an item or attribute; a text's methods are those of a marked text."""
         count_step()
+        # What is not found is told in errors.
+        check_grown(argument)
         return super().getitem(_as_marked(obj), argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -353,6 +410,7 @@ def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
         check_time()
         for value in (*args[1:], *named.values()):
             check_argument(value)
+        check_grown(*args, *named.values())
         result = function(*map(_as_marked, args), **named)
         return _items(result) if isinstance(result, Iterator) else _checked(result)
 
