@@ -206,7 +206,7 @@ REASONS: dict[str, tuple[dict[str, Any] | str, str]] = {
     "format": ({"items": {"type": "string", "format": "nonsense"}}, "#/items/format: Unknown format: nonsense"),
     "keyword": (
         {"properties": {"a": {"uniqueItems": True}}},
-        '#/properties/a/uniqueItems: "uniqueItems" is not supported: leave it out, and check answers for what it says',
+        '#/properties/a/uniqueItems: "uniqueItems" is not supported: leave it out, or say strict false and check',
     ),
     "pattern": (
         {"type": "array", "prefixItems": [{}, {"type": "string", "pattern": "^(?!x)"}]},
@@ -337,6 +337,45 @@ def test_a_schema_in_a_lark_grammar_is_checked_as_any_other(name: str) -> None:
 )
 def test_what_is_no_schema_in_a_lark_grammar_is_taken(text: str) -> None:
     assert COMPILER.compile(Lark(text)).mask().any()
+
+
+UNENFORCED: tuple[tuple[str, str, str], ...] = (
+    # a schema, what of it is left out, and an answer that would keep to all the rest
+    ('{"type":"array","uniqueItems":true,"items":{"type":"integer"}}', "#/uniqueItems", "[1,1]"),
+    ('{"type":"array","items":{"not":{"type":"null"},"contains":{}}}', "#/items/not #/items/contains", "[null]"),
+    ('{"type":"string","format":"regex"}', "#/format", '"("'),
+    ('{"type":"integer","format":"int32"}', "", "1"),
+    ('{"type":"string","format":"ipv4"}', "", '"1.1.1.1"'),
+    ('{"oneOf":[{"type":"integer"},{"type":"integer","minimum":3}]}', "#/oneOf", "4"),
+    ('{"type":"object","properties":{"a":{}},"minProperties":1}', "#/minProperties", "{}"),
+    ('{"properties":{"a":{},"b":{}},"maxProperties":1}', "#/maxProperties", '{"a":1,"b":1}'),
+    ('{"type":"object","properties":{"a":{}},"required":["a"],"minProperties":1}', "", '{"a":1}'),
+    ('{"$ref":"#/$defs/b","$defs":{"a":{"not":{}},"b":{"if":{},"then":false}}}', "#/$defs/b/if #/$defs/b/then", "1"),
+    ('{"type":"object","propertyNames":{"pattern":"b"}}', "#/propertyNames", '{"a":1}'),
+    ('{"type":"array","uniqueItems":false,"x-y":1}', "", "[1,1]"),
+)
+
+
+@pytest.mark.parametrize(("schema", "left_out", "answer"), UNENFORCED)
+def test_a_schema_that_is_not_strict_is_kept_to_but_for_what_is_told(schema: str, left_out: str, answer: str) -> None:
+    lenient = JsonSchema(schema, whitespace="none", strict=False)
+    assert lenient.unenforced == tuple(left_out.split())
+    assert accepts(COMPILER.compile(lenient), answer)
+    assert not accepts(COMPILER.compile(lenient), '"(')
+    strict = JsonSchema(schema, whitespace="none")
+    assert strict.unenforced == ()
+    assert strict.digest != lenient.digest
+    if left_out:
+        with pytest.raises(ConstraintError):
+            COMPILER.compile(strict)
+    else:
+        assert accepts(COMPILER.compile(strict), answer)
+
+
+def test_what_is_no_schema_is_refused_whether_it_is_strict_or_not() -> None:
+    for schema in ({"type": "hiccup"}, {"type": "string", "pattern": "("}, {"$ref": "#/nowhere"}):
+        with pytest.raises(ConstraintError):
+            COMPILER.compile(JsonSchema(schema, strict=False))
 
 
 IDLE = (

@@ -22,7 +22,7 @@ from paceline.constraints.embedded_schemas import embedded_place
 from paceline.constraints.grammars import grammar_of, most_bytes
 from paceline.constraints.guided import Guide
 from paceline.constraints.installed import need_llguidance
-from paceline.constraints.reasons import is_excess, reason_of, without_excerpt
+from paceline.constraints.reasons import is_excess, is_left_out, reason_of, without_excerpt
 from paceline.constraints.schema_errors import place_of, schema_reason
 from paceline.constraints.sources import JsonObject, JsonSchema, Lark, Source
 from paceline.constraints.vocabulary import tokenizer_of
@@ -158,8 +158,11 @@ class ConstraintCompiler:
                 verbose_errors=False,
             ),
         )
-        for problem in [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings():
-            raise ConstraintError(_refusal(source, problem))
+        problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
+        for problem in problems:
+            # What is left out of a schema is a warning where that was asked for, and an error elsewhere.
+            if matcher.is_error() or not is_left_out(problem):
+                raise ConstraintError(_refusal(source, problem))
         return matcher
 
     def _check_start(self, source: Source, guide: Guide) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 from paceline.constraints.embedded_schemas import embedded_schemas, place_in
 from paceline.constraints.gbnf import lark_of
-from paceline.constraints.idle_keywords import leave_out_idle
 from paceline.constraints.installed import need_llguidance
 from paceline.constraints.schema_limits import MOST_PATTERN, SchemaBudget
 from paceline.constraints.sources import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
+from paceline.constraints.unsupported_keywords import leave_out_idle, leave_out_unenforced
 from paceline.core.errors import ConstraintError
 from paceline.engines.base import Vocabulary
 
@@ -33,11 +33,13 @@ MOST_LARK_BYTES = 64 << 10
 MOST_LARK_RULES = 500
 """Rules: those that double others take time with their square, and stack with their number."""
 
-_OWN_OPTIONS = {"lenient": False, "coerce_one_of": False}
-_OPTIONS: dict[Whitespace, dict[str, object]] = {
-    whitespace: {**_OWN_OPTIONS, **options} for whitespace, options in _WHITESPACE.items()
-}
-"""How llguidance reads a schema."""
+
+def _options(whitespace: Whitespace, *, strict: bool) -> dict[str, object]:
+    """Return how llguidance reads a schema."""
+    return {"lenient": not strict, "coerce_one_of": not strict, **_WHITESPACE[whitespace]}
+
+
+_OWN_OPTIONS = [_options(whitespace, strict=strict) for whitespace in _WHITESPACE for strict in (True, False)]
 
 _RULE = re.compile(r"^\s*[?!]*[A-Za-z_][\w-]*\s*(?:[\[{(.:])", re.MULTILINE)
 
@@ -58,7 +60,9 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
         ConstraintError: the source says what cannot be said in llguidance's grammar, or would take too long.
     """
     match source:
-        case JsonSchema() | JsonObject():
+        case JsonSchema():
+            lark = f"start: %json {schema_text(json.loads(source.text), source.whitespace, strict=source.strict)}"
+        case JsonObject():
             lark = f"start: %json {schema_text(json.loads(source.text), source.whitespace)}"
         case Gbnf():
             lark = lark_of(source.text, vocabulary)
@@ -79,12 +83,13 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
     return grammar
 
 
-def schema_text(schema: Any, whitespace: Whitespace = "short") -> str:
+def schema_text(schema: Any, whitespace: Whitespace = "short", *, strict: bool = True) -> str:
     """Return a schema as it stands in llguidance's grammar, with how it is read.
 
     Args:
         schema: the schema.
         whitespace: where there may be space between the parts of the JSON.
+        strict: have what nothing can keep an answer to refused, and not left out.
 
     Raises:
         ConstraintError: it cannot be used, or would take too long.
@@ -93,8 +98,11 @@ def schema_text(schema: Any, whitespace: Whitespace = "short") -> str:
     if schema is False:
         raise ConstraintError("the JSON schema is false and allows no text at all: no answer could keep to it")
     # Its own settings are no part of the standard, and a user's were refused.
-    whole = {**(json.loads(json.dumps(schema)) if isinstance(schema, dict) else {}), "x-guidance": _OPTIONS[whitespace]}
+    whole = json.loads(json.dumps(schema)) if isinstance(schema, dict) else {}
     leave_out_idle(whole)
+    if not strict:
+        leave_out_unenforced(whole)
+    whole["x-guidance"] = _options(whitespace, strict=strict)
     return json.dumps(whole, ensure_ascii=False)
 
 
@@ -102,7 +110,7 @@ def _check_embedded(source: Lark) -> None:
     """Refuse schemas in a grammar in Lark's notation that would take too long, as those that stand alone."""
     budget = SchemaBudget()
     for start, schema in embedded_schemas(source.text):
-        if schema.get("x-guidance") in _OPTIONS.values():
+        if schema.get("x-guidance") in _OWN_OPTIONS:
             del schema["x-guidance"]
         try:
             budget.take(schema)

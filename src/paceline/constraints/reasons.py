@@ -32,9 +32,17 @@ _TOO_MUCH = (
 )
 
 
+_LEFT_OUT = ("Unimplemented keys", "Unknown format", "oneOf not fully supported", "min/maxProperties only supported")
+
+
 def is_excess(error: str) -> bool:
     """Return whether an error says that something takes too much time or memory."""
     return any(part in error for part in _TOO_MUCH)
+
+
+def is_left_out(warning: str) -> bool:
+    """Return whether a warning says that something in a schema is not kept to."""
+    return warning.startswith(_LEFT_OUT)
 
 
 def without_excerpt(error: str) -> str:

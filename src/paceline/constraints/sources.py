@@ -13,6 +13,7 @@ from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias, get_args
 
+from paceline.constraints.unsupported_keywords import leave_out_idle, unenforced
 from paceline.core.errors import ConstraintError
 
 Whitespace: TypeAlias = Literal["any", "short", "single", "none"]
@@ -57,6 +58,8 @@ class JsonSchema(_Source):
     Attributes:
         text: the schema as JSON.
         whitespace: see :data:`Whitespace`.
+        strict: refuse a schema that says what nothing can keep an answer to. Else the answer keeps to all but that, and
+            has to be checked.
 
     Raises:
         ConstraintError: the schema is not JSON, or ``whitespace`` is none of those.
@@ -66,14 +69,24 @@ class JsonSchema(_Source):
 
     schema: InitVar[Mapping[str, object] | bool | str]
     whitespace: Whitespace = "short"
+    strict: bool = True
     text: str = field(init=False)
 
     def __post_init__(self, schema: Mapping[str, object] | bool | str) -> None:
         _check_whitespace(self.whitespace)
         object.__setattr__(self, "text", _json_text(schema, self.name))
 
+    @cached_property
+    def unenforced(self) -> tuple[str, ...]:
+        """What of the schema nothing keeps the answer to, as JSON pointers; none of a strict one, which is refused."""
+        if self.strict:
+            return ()
+        schema = json.loads(self.text)
+        leave_out_idle(schema)
+        return tuple(unenforced(schema))
+
     def _settings(self) -> tuple[str, ...]:
-        return (self.whitespace,)
+        return (self.whitespace, str(self.strict))
 
 
 @dataclass(frozen=True)
