@@ -88,6 +88,26 @@ def test_what_cannot_be_kept_to_is_refused(server: Hosted, fields: dict[str, Any
     assert message in error["message"]
 
 
+def test_what_a_schema_that_is_not_strict_has_that_nothing_keeps_to_is_told(server: Hosted) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 5, "uniqueItems": True}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 200, "seed": 1}
+    described: dict[str, Any] = {"name": "numbers", "schema": schema}
+    error = server.refusal(CHAT, {**body, "response_format": {"type": "json_schema", "json_schema": described}})
+    assert '#/uniqueItems: "uniqueItems" is not supported: leave it out, or say strict false' in error["message"]
+    lenient = {"type": "json_schema", "json_schema": {**described, "strict": False}}
+    answer = server.answer(CHAT, {**body, "response_format": lenient})
+    value = json.loads(answer["choices"][0]["message"]["content"])
+    assert 3 <= len(value) <= 5
+    assert set(value) <= {1, 2}
+    assert answer["warnings"] == [
+        "response_format is not strict, and nothing keeps the answer to #/uniqueItems: check it"
+    ]
+    many = {"properties": {f"p{i}": {"not": {"type": "null"}} for i in range(20)}}
+    described = {"name": "many", "schema": many, "strict": False}
+    answer = server.answer(CHAT, {**body, "response_format": {"type": "json_schema", "json_schema": described}})
+    assert "#/properties/p7/not and 12 more places: check it" in answer["warnings"][0]
+
+
 def test_an_answer_that_may_not_end_is_refused(server: Hosted) -> None:
     response = server.post("/completion", {"prompt": "abc", "grammar": 'root ::= "a"', "ignore_eos": True})
     assert response.status_code == 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from paceline.constraints import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source
@@ -53,11 +54,13 @@ def _response_format(given: Mapping[str, Any]) -> Source | None:
     kind = given.get("type", "text")
     if kind == "text":
         return None
-    schema = given.get("schema")
+    schema, strict = given.get("schema"), True
     if kind == "json_schema":
         described = given.get("json_schema")
         if isinstance(described, dict):
             schema = described.get("schema", schema)
+            # OpenAI's API promises nothing of a schema that is not strict. Only who says so is taken at that word.
+            strict = described.get("strict") is not False
         if schema is None:
             raise FieldError(
                 "response_format",
@@ -67,7 +70,7 @@ def _response_format(given: Mapping[str, Any]) -> Source | None:
         raise FieldError(
             "response_format", f'response_format has type {shown(kind)}: give "text", "json_object" or "json_schema"'
         )
-    return JsonObject() if schema is None else _made("response_format", JsonSchema, schema)
+    return JsonObject() if schema is None else _made("response_format", partial(JsonSchema, strict=strict), schema)
 
 
 def _made(field: str, make: Callable[[Any], Source], value: Any) -> Source:

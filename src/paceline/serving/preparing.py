@@ -7,13 +7,14 @@ import datetime
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from paceline.api import GenerateOptions
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.formats import control_marks
 from paceline.chat.tool_calls.response_parser import load_template
+from paceline.constraints import JsonSchema
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.asked import Asked, chat_params_of
@@ -24,6 +25,9 @@ from paceline.serving.in_turn import in_turn
 from paceline.serving.prompts import encode, read_prompts
 from paceline.serving.token_texts import check_ids, text_of
 from paceline.serving.tools import calls_to_keep_to
+
+_MOST_PLACES: Final = 8
+"""Places in a schema that a warning names."""
 
 
 async def prepare_completions(host: ModelHost, prompt: Any, *, num_choices: int, most: int) -> list[PreparedPrompt]:
@@ -173,11 +177,20 @@ async def with_constraint(host: ModelHost, asked: Asked) -> Asked:
         named = calls_to_keep_to(asked.tools, served.call_format, served.model.target.vocabulary)
     if named is None:
         return asked
+    source = named.source
     try:
-        constraint = await asyncio.to_thread(served.model.compile, named.source)
+        constraint = await asyncio.to_thread(served.model.compile, source)
     except ConstraintError as error:
         raise FieldError(named.field, str(error)) from None
+    if isinstance(source, JsonSchema) and (places := await asyncio.to_thread(lambda: source.unenforced)):
+        warning = f"{named.field} is not strict, and nothing keeps the answer to {_listed(places)}: check it"
+        asked = replace(asked, warnings=(*asked.warnings, warning))
     return replace(asked, named=named, constraint=constraint)
+
+
+def _listed(places: Sequence[str]) -> str:
+    more = f" and {len(places) - _MOST_PLACES} more places" if len(places) > _MOST_PLACES else ""
+    return ", ".join(places[:_MOST_PLACES]) + more
 
 
 def check_length(num_tokens: int, context_length: int) -> None:
