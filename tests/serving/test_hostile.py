@@ -177,7 +177,12 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
     "tool of nothing": (
         tool({"properties": {"a": False}, "required": ["a"]}),
         "tool_choice",
-        "#/required: Unsatisfiable schema",
+        "the parameters of function f: #/required: Unsatisfiable schema",
+    ),
+    "strict tool": (
+        tool({"properties": {"a": {"type": "array", "uniqueItems": True}}}, strict=True),
+        "tool_choice",
+        'the parameters of function f: #/properties/a/uniqueItems: "uniqueItems" is not supported: leave it out',
     ),
     "tool of a large number": (tool({"properties": {"a": {"multipleOf": 10**7}}}), "tool_choice", "#/properties/a/mul"),
     "deep tool": (tool(nested(105)), "tool_choice", "nested more than 100 levels deep"),

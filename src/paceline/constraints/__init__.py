@@ -4,9 +4,10 @@ A :class:`ConstraintCompiler` makes a :class:`~paceline.core.constraint.Constrai
 """
 
 from paceline.constraints.compiling import CompilingLimits, ConstraintCompiler
-from paceline.constraints.sources import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
+from paceline.constraints.sources import Calls, Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
 
 __all__ = [
+    "Calls",
     "Choice",
     "CompilingLimits",
     "ConstraintCompiler",

@@ -12,6 +12,7 @@ own units, and what it does not count is looked for before (:mod:`~paceline.cons
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from paceline.constraints.guided import Guide
 from paceline.constraints.installed import need_llguidance
 from paceline.constraints.reasons import is_excess, is_left_out, reason_of, without_excerpt
 from paceline.constraints.schema_errors import place_of, schema_reason
-from paceline.constraints.sources import JsonObject, JsonSchema, Lark, Source
+from paceline.constraints.sources import Calls, JsonObject, JsonSchema, Lark, Source
 from paceline.constraints.vocabulary import tokenizer_of
 from paceline.core.arrays import BoolArray
 from paceline.core.constraint import Constraint
@@ -228,5 +229,7 @@ def _refusal(source: Source, problem: str) -> str:
         reason = f"{place}: {reason}"
     elif isinstance(source, Lark) and (place := embedded_place(source.text, problem)):
         line, _, reason = reason.partition(": ")
-        reason = f"{line}: {place}: {reason}"
+        number = re.match(r"line (\d+)", line)
+        meaning = source.meaning(int(number[1])) if isinstance(source, Calls) and number else ""
+        reason = f"{meaning or line}: {place}: {reason}"
     return f"{source.name} cannot be used: {reason}"

@@ -11,7 +11,7 @@ from paceline.constraints.embedded_schemas import embedded_schemas, place_in
 from paceline.constraints.gbnf import lark_of
 from paceline.constraints.installed import need_llguidance
 from paceline.constraints.schema_limits import MOST_PATTERN, SchemaBudget
-from paceline.constraints.sources import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
+from paceline.constraints.sources import Calls, Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
 from paceline.constraints.unsupported_keywords import leave_out_idle, leave_out_unenforced
 from paceline.core.errors import ConstraintError
 from paceline.engines.base import Vocabulary
@@ -46,7 +46,15 @@ _RULE = re.compile(r"^\s*[?!]*[A-Za-z_][\w-]*\s*(?:[\[{(.:])", re.MULTILINE)
 
 def most_bytes(source: Source) -> float:
     """Return the most bytes that the text of a source may have, as far as that is its notation's own limit."""
-    return MOST_LARK_BYTES if isinstance(source, Lark) else MOST_PATTERN if isinstance(source, Regex) else math.inf
+    match source:
+        case Calls():
+            return math.inf
+        case Lark():
+            return MOST_LARK_BYTES
+        case Regex():
+            return MOST_PATTERN
+        case _:
+            return math.inf
 
 
 def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
@@ -69,7 +77,7 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
         case Lark():
             _check_embedded(source)
             num_rules = len(_RULE.findall(source.text))
-            if num_rules > MOST_LARK_RULES:
+            if num_rules > MOST_LARK_RULES and not isinstance(source, Calls):
                 raise ConstraintError(
                     f"{source.name} has {num_rules:,} rules, and the most is {MOST_LARK_RULES:,}: make it smaller"
                 )

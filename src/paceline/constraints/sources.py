@@ -134,6 +134,25 @@ class Lark(_Source):
 
 
 @dataclass(frozen=True)
+class Calls(Lark):
+    """Calls of tools, as a grammar that was made of their schemas: longer than one by hand may be.
+
+    Attributes:
+        meanings: beginnings of the names of rules, each with what the rule says, for messages.
+    """
+
+    name: ClassVar[str] = "the grammar of the tools' calls"
+
+    meanings: tuple[tuple[str, str], ...] = ()
+
+    def meaning(self, line: int) -> str:
+        """Return what the rule in a line says, counted from 1; empty where that is not known."""
+        rule = self.text.split("\n")[line - 1].partition(":")[0]
+        known = (said for name, said in self.meanings if rule == name or rule.startswith(f"{name}_"))
+        return next(known, "")
+
+
+@dataclass(frozen=True)
 class Regex(_Source):
     """Texts that a regular expression matches from their beginning to their end, in the syntax of Rust's ``regex``."""
 

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.formats import control_marks
-from paceline.chat.tool_calls.grammar import calls_grammar
-from paceline.constraints import Lark
+from paceline.chat.tool_calls.grammar import calls_source
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 from paceline.engines.base import Vocabulary
@@ -88,14 +87,14 @@ def calls_to_keep_to(asked: AskedTools, call_format: ToolCallFormat | None, voca
         )
     tools = [tool for tool in asked.tools if asked.only in ("", tool["function"]["name"])]
     try:
-        grammar = calls_grammar(
+        source = calls_source(
             call_format,
             tools,
             required=asked.required,
             parallel=asked.parallel and not asked.only,
             control_ids=control_marks(call_format, vocabulary),
         )
-        return Named(field, Lark(grammar))
+        return Named(field, source)
     except ConstraintError as error:
         raise FieldError(field, str(error)) from None
 

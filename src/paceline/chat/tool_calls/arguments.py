@@ -51,20 +51,22 @@ class ArgumentRules:
 
     def __init__(self, rules: LarkRules) -> None:
         self._rules = rules
-        self._num_values = 0
+        self._strict = True
 
-    def add(self, name: str, style: ArgumentStyle, schema: Mapping[str, Any]) -> None:
+    def add(self, name: str, style: ArgumentStyle, schema: Mapping[str, Any], *, strict: bool = True) -> None:
         """Add the rule of a tool's arguments.
 
         Args:
             name: of the rule.
             style: in which they are written.
             schema: of the tool's parameters.
+            strict: refuse a schema that says what nothing can keep arguments to, instead of leaving that out.
         """
+        self._strict = strict
         if style == "json":
             # A tool without parameters is called with none.
             closed = {} if schema.get("properties") or "$ref" in schema else {"additionalProperties": False}
-            self._rules.add(name, as_schema({"type": "object", **closed, **schema}))
+            self._rules.add(name, as_schema({"type": "object", **closed, **schema}, strict=strict))
             return
         properties = _properties(schema)
         if style in _TAGS:
@@ -98,7 +100,11 @@ class ArgumentRules:
             self._rules.add_until(f"{name}_value", after)
             return f"{name}_value"
         # Some models write Python's words.
-        value = '("true" | "false" | "True" | "False")' if _types(schema) == ["boolean"] else as_schema(schema)
+        value = (
+            '("true" | "false" | "True" | "False")'
+            if _types(schema) == ["boolean"]
+            else as_schema(schema, strict=self._strict)
+        )
         return f"{_LINE} {value} {behind}"
 
     def _add_list(

@@ -20,6 +20,7 @@ from typing import Any, Final
 from paceline.chat.tool_calls.arguments import ArgumentRules
 from paceline.chat.tool_calls.base import ToolCallFormat, WrittenCalls
 from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules
+from paceline.constraints import Calls
 from paceline.core.errors import ConstraintError
 
 _PLACEHOLDERS: Final = {"{index}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9]{9}/"}
@@ -61,7 +62,13 @@ def calls_grammar(
     rules = LarkRules(control_ids)
     arguments = ArgumentRules(rules)
     for number, tool in enumerate(tools):
-        arguments.add(f"args_{number}", written.style, _function(tool).get("parameters") or {})
+        function = _function(tool)
+        # Nobody promises that the arguments of a function that is not strict keep to all of its schema.
+        strict = bool(function.get("strict"))
+        try:
+            arguments.add(f"args_{number}", written.style, function.get("parameters") or {}, strict=strict)
+        except ConstraintError as error:
+            raise ConstraintError(f"the parameters of function {function['name']}: {error}") from None
     _add_calls(rules, "call", written, tools)
     several = parallel and written.between is not None
     again = f"({rules.marks(written.between or '')} call)*" if several else ""
@@ -76,6 +83,20 @@ def calls_grammar(
     else:
         _add_triggered(rules, written, tools, again=again, several=several)
     return rules.text()
+
+
+def calls_source(
+    call_format: ToolCallFormat,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    required: bool,
+    parallel: bool,
+    control_ids: Mapping[str, int] = _NO_IDS,
+) -> Calls:
+    """Return the grammar of an answer, to be compiled: its errors name the function. See :func:`calls_grammar`."""
+    text = calls_grammar(call_format, tools, required=required, parallel=parallel, control_ids=control_ids)
+    names = [_function(tool)["name"] for tool in tools]
+    return Calls(text, tuple((f"args_{i}", f"the parameters of function {name}") for i, name in enumerate(names)))
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:

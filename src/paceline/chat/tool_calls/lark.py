@@ -76,6 +76,11 @@ def as_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def as_schema(schema: Mapping[str, Any]) -> str:
-    """Return the expression of a JSON value that a schema allows."""
-    return f"%json {schema_text(schema)}"
+def as_schema(schema: Mapping[str, Any], *, strict: bool) -> str:
+    """Return the expression of a JSON value that a schema allows.
+
+    Args:
+        schema: the schema.
+        strict: refuse a schema that says what nothing can keep a value to, instead of leaving that out.
+    """
+    return f"%json {schema_text(schema, strict=strict)}"
