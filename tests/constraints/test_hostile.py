@@ -217,6 +217,18 @@ REASONS: dict[str, tuple[dict[str, Any] | str, str]] = {
     "allOf": ({"allOf": [{"type": "string"}, {"type": "null"}]}, "Unsatisfiable schema: incompatible types"),
     "enum": ({"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]}, "is unsatisfiable"),
     "oneOf": ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "#/oneOf: oneOf is supported where no JSON could match"),
+    "oneOf in anyOf": (
+        {"anyOf": [{"type": "null"}, {"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}]},
+        "#/anyOf/1/oneOf: oneOf is supported where no JSON could match",
+    ),
+    "pattern and length": (
+        {"items": {"type": "string", "pattern": "^a$", "minLength": 3}, "type": "array", "minItems": 1},
+        "unsatisfiable",
+    ),
+    "pattern and length alone": (
+        {"type": "string", "pattern": "^a$", "minLength": 3},
+        "#/pattern: no text matches all of these patterns, formats and lengths: change one",
+    ),
     "list": ("[1]", "a JSON schema is an object, true or false, and this is neither"),
     "ours": ({"x-guidance": {"lenient": True}}, "x-guidance in a JSON schema is not supported: leave it out"),
 }

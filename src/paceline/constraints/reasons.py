@@ -16,6 +16,7 @@ _SAID = {
     "Unable to determine if regex is empty": (
         "whether a text can match all of these patterns and lengths takes too long to tell: leave some out"
     ),
+    "Unsatisfiable schema: Regex is empty": "no text matches all of these patterns, formats and lengths: change one",
     "oneOf constraints": "oneOf is supported where no JSON could match two of its parts: say anyOf",
 }
 _TOO_MUCH = (

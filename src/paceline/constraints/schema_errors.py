@@ -40,7 +40,7 @@ def place_of(reason: str, schema: Any) -> str:
     hinted = next((keywords for hint, keywords in _HINTS if hint in reason), ())
     for path, part in reachable(schema):
         for key, value in part.items():
-            if _is_named(key, value, reason, words) or key in hinted:
+            if key in hinted or (not hinted and _is_named(key, value, reason, words)):
                 return said((*path, key))
     return ""
 
