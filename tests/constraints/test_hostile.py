@@ -6,9 +6,11 @@ What bounds them is not a clock: the deadline of the compiler is an hour here, a
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ pytest.importorskip("llguidance")
 from paceline.constraints import CompilingLimits, ConstraintCompiler, Gbnf, JsonSchema, Lark, Regex, Source
 from paceline.core.errors import ConstraintError
 from tests.constraints.helpers import BYTES, accepts
+from tests.tiers import by_tier
 
 MOST_S = 60.0
 """Seconds of each on a machine that does other things too; they take less than two."""
@@ -229,6 +232,8 @@ REASONS: dict[str, tuple[dict[str, Any] | str, str]] = {
         {"type": "string", "pattern": "^a$", "minLength": 3},
         "#/pattern: no text matches all of these patterns, formats and lengths: change one",
     ),
+    "400 digits": (f'{{"multipleOf": 1{"0" * 400}}}', "#/multipleOf: a number of more than 300 digits, and the most"),
+    "length of 400 digits": (f'{{"type": "string", "minLength": 1{"0" * 400}}}', "number out of range"),
     "list": ("[1]", "a JSON schema is an object, true or false, and this is neither"),
     "ours": ({"x-guidance": {"lenient": True}}, "x-guidance in a JSON schema is not supported: leave it out"),
 }
@@ -325,6 +330,12 @@ EMBEDDED: dict[str, tuple[str, str]] = {
     "nested 110": ("start: %json " + nested(110), "line 1, column 8: the JSON schema is nested more than 100 levels"),
     "nested 5000": ("start: %json " + nested(5_000), "line 1, column 8: the JSON schema is nested"),
     "no schema": ("start: %json 3", "line 1, column 8: schema must be an object or boolean"),
+    "a number of 400 digits": (
+        f'start: %json {{"multipleOf": 1{"0" * 400}}}',
+        "line 1, column 8: #/multipleOf: a number of more than 300 digits, and the most is 100,000",
+    ),
+    "a number of 5000 digits": (f'start: %json {{"multipleOf": 1{"0" * 5_000}}}', "number out of range"),
+    "no float": ('start: %json {"multipleOf": 1e999}', "number out of range"),
     "no JSON": ('start: %json {"a": NaN}', 'failed to parse "%json": expected value'),
 }
 
@@ -388,6 +399,47 @@ def test_what_is_no_schema_is_refused_whether_it_is_strict_or_not() -> None:
     for schema in ({"type": "hiccup"}, {"type": "string", "pattern": "("}, {"$ref": "#/nowhere"}):
         with pytest.raises(ConstraintError):
             COMPILER.compile(JsonSchema(schema, strict=False))
+
+
+KEYWORDS = (
+    *("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "$id", "$anchor", "properties", "required"),
+    *("additionalProperties", "items", "prefixItems", "minItems", "maxItems", "minLength", "minimum", "multipleOf"),
+    *("pattern", "patternProperties", "minProperties", "format", "not", "if", "then", "contains", "minContains"),
+    *("uniqueItems", "propertyNames", "dependentRequired", "unevaluatedItems", "$dynamicRef", "a", "b"),
+)
+
+
+def odd_value(draws: random.Random, depth: int = 0) -> Any:
+    """Return JSON that has the keywords of schemas at any place, with values of any kind."""
+    kind = draws.randrange(14 if depth < 4 else 9)
+    if kind < 9:
+        texts = ("a", "#", "#/$defs/a", "#/a/0", "object", "array", "string", "(", "uuid")
+        return (None, True, False, draws.choice((0, 1, -3, 10**20)), 0.5, [], {}, "", draws.choice(texts))[kind]
+    if kind < 11:
+        return [odd_value(draws, depth + 1) for _ in range(draws.randrange(4))]
+    return {draws.choice(KEYWORDS): odd_value(draws, depth + 1) for _ in range(draws.randrange(6))}
+
+
+def refusal_of(make: Callable[[], Source]) -> str:
+    """Return why a source is refused; empty if it is not."""
+    try:
+        source = make()
+        COMPILER.compile(source)
+    except ConstraintError as error:
+        return str(error)
+    assert not isinstance(source, JsonSchema) or all(place.startswith("#") for place in source.unenforced)
+    return ""
+
+
+def test_whatever_json_is_given_for_a_schema_it_is_one_or_is_refused_in_a_line() -> None:
+    refusals = []
+    for seed in range(by_tier(6_000, quick=1_000)):
+        schema = json.dumps(odd_value(random.Random(seed)))
+        refusals.append(refusal_of(partial(JsonSchema, schema)))
+        refusals.append(refusal_of(partial(JsonSchema, schema, strict=False)))
+        refusals.append(refusal_of(partial(Lark, f"start: %json {schema}")))
+    assert not any("\n" in refusal for refusal in refusals)
+    assert len(refusals) / 10 < refusals.count("") < len(refusals) * 9 / 10
 
 
 IDLE = (

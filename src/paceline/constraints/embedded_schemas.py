@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,21 @@ from paceline.constraints.sources import Lark
 from paceline.core.errors import ConstraintError
 
 _EMBEDDED = re.compile(r"%json[ \t\r\n]*")
-_DECODER = json.JSONDecoder(strict=False)
+
+
+def _float_of(literal: str) -> float:
+    """Return a number that JSON's readers take: Python's takes others too.
+
+    Raises:
+        ValueError: it is none.
+    """
+    value = float(literal)
+    if not math.isfinite(value):
+        raise ValueError(literal)
+    return value
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_float=_float_of, parse_constant=_float_of)
 _PLACE = re.compile(r"^at (\d+)\((\d+)\)")
 
 
@@ -28,7 +43,7 @@ def embedded_schemas(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for found in _EMBEDDED.finditer(text):
         try:
             schema, _ = _DECODER.raw_decode(text, found.end())
-        except json.JSONDecodeError:
+        except ValueError:
             # If this is to be a schema, llguidance refuses it.
             continue
         except RecursionError:

@@ -125,7 +125,7 @@ class SchemaBudget:
         for multiple, path in own.items():
             if abs(multiple) > MOST_MULTIPLE or abs(multiple.numerator) > MOST_MULTIPLE:
                 raise ConstraintError(
-                    f"{said((*path, 'multipleOf'))}: {float(multiple):g}, and the most is {MOST_MULTIPLE:,}: "
+                    f"{said((*path, 'multipleOf'))}: {_shown(multiple)}, and the most is {MOST_MULTIPLE:,}: "
                     "leave it out, or say it by a pattern"
                 )
             self._multiples.add(multiple)
@@ -180,6 +180,10 @@ def _check_nesting(schema: Any) -> None:
         for value in level:
             below += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         level = below
+
+
+def _shown(number: Fraction) -> str:
+    return f"{float(number):g}" if abs(number) < 10**300 else "a number of more than 300 digits"
 
 
 def _check_joined(multiples: dict[Fraction, Path]) -> None:

@@ -62,7 +62,7 @@ def leave_out_unenforced(schema: Any) -> None:
 
 def _is_unenforced(key: str, part: dict[str, Any]) -> bool:
     if key == "format":
-        return part[key] not in _FORMATS and _may_be("string", part)
+        return isinstance(part[key], str) and part[key] not in _FORMATS and _may_be("string", part)
     if key in ("minProperties", "maxProperties"):
         optional = mapping(part.get("properties")).keys() - set(map(str, listed(part.get("required"))))
         return part[key] != 0 and bool(optional) and _may_be("object", part)
