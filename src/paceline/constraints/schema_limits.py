@@ -6,8 +6,8 @@ to take more stack than there is, which ends the process.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -45,15 +45,6 @@ automaton, 0.4 s for so many. Where they differ, twice as many take 1.5 s."""
 _JOINING = ("allOf", "anyOf", "oneOf", "$ref")
 
 
-def check_schema(schema: Any) -> None:
-    """Refuse what would take llguidance too long, or what it would take for more than a schema.
-
-    Raises:
-        ConstraintError: the schema is too large or too deep, or has a ``multipleOf`` that is too large.
-    """
-    SchemaBudget().take(schema)
-
-
 class SchemaBudget:
     """How much the schemas of one source may take, together."""
 
@@ -74,7 +65,8 @@ class SchemaBudget:
             raise ConstraintError("x-guidance in a JSON schema is not supported: leave it out")
         own: dict[Fraction, Path] = {}
         joining = False
-        for path, part in self._counted_parts(schema):
+        parts = self._counted_parts(schema)
+        for path, part in parts:
             self._take_patterns(path, part)
             properties = mapping(part.get("properties"))
             num_optional = len(properties) - len(listed(part.get("required")))
@@ -87,8 +79,8 @@ class SchemaBudget:
             if isinstance(multiple, int | float) and not isinstance(multiple, bool):
                 own.setdefault(Fraction(str(multiple)), path)
             joining = joining or any(key in part for key in _JOINING)
-        alternatives = _Alternatives(References(schema))
-        for path, part in subschemas(schema):
+        alternatives = _Alternatives(References(schema, parts))
+        for path, part in parts:
             if alternatives.multiplied(part) > MOST_JOINED:
                 raise ConstraintError(
                     f"{said(path)}: allOf would join more than {MOST_JOINED} alternatives of anyOf and oneOf: "
@@ -98,12 +90,13 @@ class SchemaBudget:
             _check_joined(own)
         self._take_multiples(own)
 
-    def _counted_parts(self, schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
-        for path, part in subschemas(schema):
-            self._num_parts += 1
-            if self._num_parts > MOST_SUBSCHEMAS:
-                raise ConstraintError(f"the JSON schema has more than {MOST_SUBSCHEMAS:,} parts: make it smaller")
-            yield path, part
+    def _counted_parts(self, schema: Any) -> list[tuple[Path, dict[str, Any]]]:
+        most = MOST_SUBSCHEMAS - self._num_parts
+        parts = list(itertools.islice(subschemas(schema), most + 1))
+        if len(parts) > most:
+            raise ConstraintError(f"the JSON schema has more than {MOST_SUBSCHEMAS:,} parts: make it smaller")
+        self._num_parts += len(parts)
+        return parts
 
     def _take_patterns(self, path: Path, part: dict[str, Any]) -> None:
         patterns = mapping(part.get("patternProperties"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -41,8 +41,9 @@ def in_its_places(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def reachable(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the parts of a schema that JSON is held against, each with where it is: of definitions, those in use."""
-    paths = {id(part): path for path, part in subschemas(schema)}
-    references = References(schema)
+    parts = list(subschemas(schema))
+    paths = {id(part): path for path, part in parts}
+    references = References(schema, parts)
     rest, known = [schema], set[int]()
     while rest:
         part = rest.pop()
@@ -77,16 +78,17 @@ class References:
 
     Args:
         schema: the whole schema.
+        parts: as :func:`subschemas` yields them.
 
     Raises:
         ConstraintError: it has too many references for its number of ``$id``.
     """
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, parts: Iterable[tuple[Path, dict[str, Any]]]) -> None:
         self._roots: list[Any] = [schema]
         self._named: dict[str, list[Any]] = {}
         refs = set()
-        for _, part in subschemas(schema):
+        for _, part in parts:
             for key in _IDS:
                 if isinstance(part.get(key), str):
                     self._roots.append(part)
