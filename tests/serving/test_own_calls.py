@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from paceline.chat.tool_calls.own_format import own_format
 from tests.serving.hosted import hosted, scripted
 from tests.serving.test_tools import body, saying, streamed, whole
@@ -22,12 +24,15 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def test_calls_are_read_as_the_folder_says_and_are_text_without_it() -> None:
-    template = {"start_anchor": "assistant\n", "fields": FIELDS}
-    for own_calls, expected in (
-        (own_format(template, "a/model"), ("Let me see.", [("now", {})], "tool_calls")),
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ({"start_anchor": "assistant\n", "fields": FIELDS}, ("Let me see.", [("now", {})], "tool_calls")),
         (None, (SAID, [], "stop")),
-    ):
-        with hosted(lambda own=own_calls: replace(scripted(target=saying(SAID)), own_calls=own)) as server:
-            assert whole(server, body()) == expected
-            assert streamed(server, body()) == expected
+    ],
+)
+def test_calls_are_read_as_the_folder_says_and_are_text_without_it(template: Any, expected: Any) -> None:
+    own_calls = None if template is None else own_format(template, "a/model")
+    with hosted(lambda: replace(scripted(target=saying(SAID)), own_calls=own_calls)) as server:
+        assert whole(server, body()) == expected
+        assert streamed(server, body()) == expected
