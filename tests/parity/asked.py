@@ -6,12 +6,11 @@ Left out is what paceline answers differently on purpose: samplers out of their 
 
 from __future__ import annotations
 
-import base64
-import json
 from typing import Any
 
+from tests.parity import asked_tools
 from tests.parity.launcher import TEXT_MODELS
-from tests.parity.pairs import Start
+from tests.parity.pairs import Start, get, post
 
 PROMPT = "I believe the meaning of life is"
 MESSAGES = [{"role": "system", "content": "Book"}, {"role": "user", "content": "What is the best book"}]
@@ -34,29 +33,30 @@ def starts() -> list[Start]:
         Start("asked: verbose", [*FLAGS, *SIZES, "--no-slots", "--jinja", "--verbose"], _verbose()),
         Start("asked: switched off", [*FLAGS, *SIZES, "--no-slots", "--no-jinja", "--no-ui"], _switched_off()),
         Start("asked: key", [*FLAGS, *SIZES, "--no-slots", "--no-jinja", "--api-key", KEY], _key()),
-        Start("asked: names", [*FLAGS, *SIZES, "--no-slots", "--no-jinja", "--tags", "b,a"], [_get("/v1/models")]),
+        Start("asked: names", [*FLAGS, *SIZES, "--no-slots", "--no-jinja", "--tags", "b,a"], [get("/v1/models")]),
         *(
             Start("asked: template", [*FLAGS, "--no-slots", "--no-jinja", "--chat-template", name], _template())
             for name in TEMPLATES
         ),
+        *asked_tools.starts(),
     ]
 
 
 def _state() -> list[dict[str, Any]]:
     return [
-        *map(_get, ("/health", "/v1/health", "/props", "/slots", "/models", "/v1/models", "/metrics", "/nowhere")),
-        _post("/completion", prompt=PROMPT, n_predict=4, **FIXED),
-        *map(_get, ("/slots", "/metrics", "/slots?fail_on_no_slot=1")),
-        _post("/tokenize", content="What is the capital of France ?"),
-        _post("/tokenize", content="What is", add_special=True),
-        _post("/tokenize", content="unicode 媽 and 🤗", with_pieces=True),
-        _post("/tokenize", content="<|im_start|>user", parse_special=False),
-        _post("/tokenize", content=["a", 5, "b"]),
-        _post("/tokenize"),
-        _post("/detokenize", tokens=[1780, 314, 260]),
-        _post("/detokenize"),
-        _post("/nowhere", prompt=PROMPT),
-        _get("/completion"),
+        *map(get, ("/health", "/v1/health", "/props", "/slots", "/models", "/v1/models", "/metrics", "/nowhere")),
+        post("/completion", prompt=PROMPT, n_predict=4, **FIXED),
+        *map(get, ("/slots", "/metrics", "/slots?fail_on_no_slot=1")),
+        post("/tokenize", content="What is the capital of France ?"),
+        post("/tokenize", content="What is", add_special=True),
+        post("/tokenize", content="unicode 媽 and 🤗", with_pieces=True),
+        post("/tokenize", content="<|im_start|>user", parse_special=False),
+        post("/tokenize", content=["a", 5, "b"]),
+        post("/tokenize"),
+        post("/detokenize", tokens=[1780, 314, 260]),
+        post("/detokenize"),
+        post("/nowhere", prompt=PROMPT),
+        get("/completion"),
     ]
 
 
@@ -84,28 +84,28 @@ def _completion() -> list[dict[str, Any]]:
     wrong: list[Any] = [None, 3, [], [1, 99_999_999], {"prompt_string": PROMPT, "multimodal_data": "x"}, PROMPT * 60]
     openai: list[dict[str, Any]] = [{}, {"logprobs": 3}, {"n": 2}, {"stream_options": {"include_usage": True}}]
     return [
-        *(_post("/completion", **{"prompt": PROMPT, "n_predict": 4, **FIXED, **more}) for more in native),
+        *(post("/completion", **{"prompt": PROMPT, "n_predict": 4, **FIXED, **more}) for more in native),
         *(
-            _post("/completion", **{"prompt": PROMPT, "n_predict": 4, **FIXED, **more, "stream": True})
+            post("/completion", **{"prompt": PROMPT, "n_predict": 4, **FIXED, **more, "stream": True})
             for more in native
             if "n" not in more
         ),
-        *(_post("/completion", prompt=prompt, n_predict=2, **FIXED) for prompt in [*prompts, *wrong]),
-        _post("/completion", prompt=PROMPT * 60, stream=True),
-        _post("/completion", prompt=PROMPT, n_predict=-1, ignore_eos=True),
-        _post("/completion", prompt=PROMPT, n_predict=300, **FIXED),
-        _post("/completion", prompt=PROMPT, n_predict="many"),
-        _post("/completion", prompt=PROMPT, temperature="hot"),
-        _post("/completion", n_predict=2),
-        _post("/completions", prompt=PROMPT, max_tokens=2, **FIXED),
+        *(post("/completion", prompt=prompt, n_predict=2, **FIXED) for prompt in [*prompts, *wrong]),
+        post("/completion", prompt=PROMPT * 60, stream=True),
+        post("/completion", prompt=PROMPT, n_predict=-1, ignore_eos=True),
+        post("/completion", prompt=PROMPT, n_predict=300, **FIXED),
+        post("/completion", prompt=PROMPT, n_predict="many"),
+        post("/completion", prompt=PROMPT, temperature="hot"),
+        post("/completion", n_predict=2),
+        post("/completions", prompt=PROMPT, max_tokens=2, **FIXED),
         *(
-            _post("/v1/completions", prompt=PROMPT, max_tokens=3, stream=stream, **FIXED, **more)
+            post("/v1/completions", prompt=PROMPT, max_tokens=3, stream=stream, **FIXED, **more)
             for more in openai
             for stream in (False, True)
             if not (stream and "n" in more)
         ),
-        _post("/v1/completions", prompt=[PROMPT, "Hello"], max_tokens=3, **FIXED),
-        _post("/v1/completions", max_tokens=3),
+        post("/v1/completions", prompt=[PROMPT, "Hello"], max_tokens=3, **FIXED),
+        post("/v1/completions", max_tokens=3),
     ]
 
 
@@ -132,72 +132,58 @@ def _chat() -> list[dict[str, Any]]:
     wrong: list[Any] = [None, "text", [123], [{}], [{"role": "user"}], [{"role": "user", "content": 1}], [said, said]]
     return [
         *(
-            _post("/v1/chat/completions", messages=MESSAGES, max_tokens=3, stream=stream, **FIXED, **more)
+            post("/v1/chat/completions", messages=MESSAGES, max_tokens=3, stream=stream, **FIXED, **more)
             for more in fields
             for stream in (False, True)
             if not (stream and "n" in more)
         ),
-        *(_post("/v1/chat/completions", messages=talk, max_tokens=2, verbose=True, **FIXED) for talk in conversations),
-        *(_post("/chat/completions", messages=talk, max_tokens=2) for talk in wrong),
-        _post("/v1/chat/completions", max_tokens=2),
-        _post("/v1/chat/completions", messages=MESSAGES * 100),
-        _post("/v1/chat/completions", messages=MESSAGES * 100, stream=True),
-        _post("/v1/chat/completions", messages=MESSAGES, top_logprobs=3),
-        _post("/v1/chat/completions", messages=MESSAGES, response_format={"type": "sound"}),
-        _post(
+        *(post("/v1/chat/completions", messages=talk, max_tokens=2, verbose=True, **FIXED) for talk in conversations),
+        *(post("/chat/completions", messages=talk, max_tokens=2) for talk in wrong),
+        post("/v1/chat/completions", max_tokens=2),
+        post("/v1/chat/completions", messages=MESSAGES * 100),
+        post("/v1/chat/completions", messages=MESSAGES * 100, stream=True),
+        post("/v1/chat/completions", messages=MESSAGES, top_logprobs=3),
+        post("/v1/chat/completions", messages=MESSAGES, response_format={"type": "sound"}),
+        post(
             "/v1/chat/completions", messages=[*MESSAGES, said], add_generation_prompt=True, continue_final_message=True
         ),
-        _post("/v1/chat/completions/input_tokens", messages=MESSAGES),
-        _post("/v1/chat/completions/control", id="chatcmpl-none", action="reasoning_end"),
-        _post("/v1/chat/completions/control"),
-        *(_post("/apply-template", messages=talk) for talk in [MESSAGES, *conversations]),
-        _post("/apply-template", messages=MESSAGES, add_generation_prompt=False),
-        _post("/apply-template", messages="text"),
+        post("/v1/chat/completions/input_tokens", messages=MESSAGES),
+        post("/v1/chat/completions/control", id="chatcmpl-none", action="reasoning_end"),
+        post("/v1/chat/completions/control"),
+        *(post("/apply-template", messages=talk) for talk in [MESSAGES, *conversations]),
+        post("/apply-template", messages=MESSAGES, add_generation_prompt=False),
+        post("/apply-template", messages="text"),
     ]
 
 
 def _verbose() -> list[dict[str, Any]]:
     return [
-        *(_post("/v1/chat/completions", messages=MESSAGES, max_tokens=2, stream=on, **FIXED) for on in (False, True)),
-        *(_post("/v1/completions", prompt=PROMPT, max_tokens=2, stream=on, **FIXED) for on in (False, True)),
-        _post("/completion", prompt=PROMPT, n_predict=2, **FIXED),
+        *(post("/v1/chat/completions", messages=MESSAGES, max_tokens=2, stream=on, **FIXED) for on in (False, True)),
+        *(post("/v1/completions", prompt=PROMPT, max_tokens=2, stream=on, **FIXED) for on in (False, True)),
+        post("/completion", prompt=PROMPT, n_predict=2, **FIXED),
     ]
 
 
 def _switched_off() -> list[dict[str, Any]]:
     return [
-        *map(_get, ("/", "/slots", "/metrics")),
-        _post("/props"),
-        _post("/slots/0?action=save", filename="a"),
-        _post("/v1/embeddings", input="a"),
-        _post("/v1/rerank", query="a", documents=["b"]),
+        *map(get, ("/", "/slots", "/metrics")),
+        post("/props"),
+        post("/slots/0?action=save", filename="a"),
+        post("/v1/embeddings", input="a"),
+        post("/v1/rerank", query="a", documents=["b"]),
     ]
 
 
 def _key() -> list[dict[str, Any]]:
     request: dict[str, Any] = {"prompt": PROMPT, "n_predict": 2, **FIXED}
     return [
-        *map(_get, ("/health", "/props", "/v1/models")),
-        _post("/completion", **request),
-        _post("/completion", headers={"authorization": "Bearer wrong"}, **request),
-        _post("/completion", headers={"authorization": f"Bearer {KEY}"}, **request),
-        _post("/completion", headers={"x-api-key": KEY}, **request),
+        *map(get, ("/health", "/props", "/v1/models")),
+        post("/completion", **request),
+        post("/completion", headers={"authorization": "Bearer wrong"}, **request),
+        post("/completion", headers={"authorization": f"Bearer {KEY}"}, **request),
+        post("/completion", headers={"x-api-key": KEY}, **request),
     ]
 
 
 def _template() -> list[dict[str, Any]]:
-    return [_post("/apply-template", messages=MESSAGES)]
-
-
-def _get(path: str) -> dict[str, Any]:
-    return {"method": "GET", "path": path, "headers": {}, "body": ""}
-
-
-def _post(path: str, *, headers: dict[str, str] | None = None, **body: Any) -> dict[str, Any]:
-    content = base64.b64encode(json.dumps(body).encode()).decode()
-    return {
-        "method": "POST",
-        "path": path,
-        "headers": {"content-type": "application/json", **(headers or {})},
-        "body": content,
-    }
+    return [post("/apply-template", messages=MESSAGES)]

@@ -25,6 +25,21 @@ TEXT_MODELS = (
     "ggml-org/test-model-stories260K-infill",
     "ggml-org/stories15M_MOE",
 )
+# Models that the slow cases name, and the template of each, as a beginning of its name and a file of llama.cpp's: the
+# text model stands for these too, and writes as they do.
+NAMED_MODELS = {
+    "bartowski/Meta-Llama-3.1-8B-Instruct-": "meta-llama-Llama-3.1-8B-Instruct",
+    "bartowski/Llama-3.2-": "meta-llama-Llama-3.2-3B-Instruct",
+    "bartowski/gemma-2-2b-it-": "google-gemma-2-2b-it",
+    "bartowski/Phi-3.5-mini-instruct-": "microsoft-Phi-3.5-mini-instruct",
+    "bartowski/Qwen2.5-": "Qwen-Qwen2.5-7B-Instruct",
+    "bartowski/Hermes-2-Pro-Llama-3-8B-": "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+    "bartowski/Hermes-3-Llama-3.1-8B-": "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "bartowski/functionary-small-v3.2-": "meetkai-functionary-medium-v3.2",
+    "bartowski/DeepSeek-R1-Distill-Qwen-7B-": "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+}
+# Where the tests find llama.cpp's templates from the folder that they start servers in.
+TEMPLATES = "../../../models/templates"
 # What no text model can stand for.
 OTHER_KINDS = ("--embedding", "--reranking", "--mmproj-url")
 
@@ -77,7 +92,14 @@ def with_local_model(flags: list[str], model: str) -> list[str] | None:
         # llama-server without a model is a router. Tests of allowed origins start one only to ask for headers.
         wanted = not local and "--cors-origins" in flags
         return [*kept, "--model", model] if wanted else kept if local else None
-    return [*kept, "--model", model] if repository in TEXT_MODELS else None
+    if repository in TEXT_MODELS:
+        return [*kept, "--model", model]
+    template = next((file for name, file in NAMED_MODELS.items() if repository.startswith(name)), None)
+    if template is None:
+        return None
+    has_template = "--chat-template" in kept or "--chat-template-file" in kept
+    written = [] if has_template else ["--chat-template-file", f"{TEMPLATES}/{template}.jinja"]
+    return [*kept, *written, "--model", model]
 
 
 def command(flags: list[str], environment: dict[str, str]) -> list[str]:

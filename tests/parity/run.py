@@ -61,7 +61,7 @@ def run_tests(
     # Nothing is checked where Python leaves assertions out and pytest does not put them back.
     python, asserts = ([sys.executable], []) if record is None else ([sys.executable, "-O"], ["--assert=plain"])
     plugins = ["-p", "no:cacheprovider", "-p", "tests.parity.plugin"]
-    options = [*asserts, "-m", "not slow", "--timeout", str(CASE_TIMEOUT_S), "--tb=short", "-q"]
+    options = [*asserts, "--timeout", str(CASE_TIMEOUT_S), "--tb=short", "-q"]
     words = [*python, "-m", "pytest", *plugins, *options, "unit"]
     subprocess.run(words, cwd=folder, env=environment, check=False, stdout=sys.stderr)
     if not results.is_file():

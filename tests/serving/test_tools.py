@@ -180,9 +180,20 @@ def test_what_cannot_be_called_is_refused(writing: Hosted, fields: dict[str, Any
     assert message in error["message"]
 
 
-def test_a_model_whose_calls_nobody_knows_cannot_be_made_to_call() -> None:
-    with hosted(scripted) as server:
-        error = server.refusal(CHAT, body(tool_choice="required"))
-        assert error["param"] == "tool_choice"
-        assert "send tool_choice auto" in error["message"]
-        assert whole(server, body())[1] == []
+@pytest.mark.parametrize("way", [whole, streamed])
+def test_a_model_whose_calls_nobody_knows_calls_if_it_has_to(way: Any) -> None:
+    strict = [{"type": "function", "function": {**WEATHER["function"], "strict": True}}]
+    with hosted(lambda: scripted(target=writing_model())) as server:
+        for choice in ("required", NAMED):
+            content, calls, reason = way(server, body(tool_choice=choice, parallel_tool_calls=False, temperature=1.2))
+            assert (content, len(calls), reason) == (None, 1, "tool_calls")
+            assert calls[0][0] == "weather" or choice == "required"
+        for tools in (TOOLS, strict):
+            assert way(server, body(tools=tools))[1:] == ([], "stop")
+
+
+def test_the_template_tells_of_tools_that_may_not_be_called(calling: Hosted) -> None:
+    def num_prompt(**fields: Any) -> int:
+        return int(calling.answer(CHAT, body(max_tokens=1, **fields))["usage"]["prompt_tokens"])
+
+    assert num_prompt(tool_choice="none") == num_prompt() > num_prompt(tools=[]) == num_prompt(tools=None)

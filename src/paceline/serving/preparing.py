@@ -24,7 +24,7 @@ from paceline.serving.hosting import ModelHost
 from paceline.serving.in_turn import in_turn
 from paceline.serving.prompts import encode, read_prompts
 from paceline.serving.token_texts import check_ids, text_of
-from paceline.serving.tools import calls_to_keep_to
+from paceline.serving.tools import AskedTools, call_format_of, calls_to_keep_to
 
 _MOST_PLACES: Final = 8
 """Places in a schema that a warning names."""
@@ -70,7 +70,7 @@ async def prepare_chat(
     *,
     max_tokens: int | None,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    reads_calls: bool = False,
+    asked: AskedTools | None = None,
 ) -> PreparedPrompt:
     """Return the prompt of a conversation.
 
@@ -79,7 +79,7 @@ async def prepare_chat(
         body: of the request.
         max_tokens: most tokens that the answer may have.
         tools: functions that the template may describe.
-        reads_calls: whether calls of them are read out of the answer, where it is known how the model writes calls.
+        asked: those of them that may be called, which are read out of the answer.
 
     Raises:
         FieldError: the conversation or an option cannot be used.
@@ -93,6 +93,7 @@ async def prepare_chat(
             f"{served.id} has no chat template, as models have none that only continue texts: use /v1/completions, or "
             "start the server with --chat-template-file"
         )
+    tools = tools or None
     variables = {**_usual_variables(served.template, params, tools), **params.template_variables}
     params = replace(params, template_variables=variables)
     try:
@@ -108,15 +109,15 @@ async def prepare_chat(
     prompt = PreparedPrompt(
         chat.token_ids, chat.text, options=chat.options, chat=chat, reasoning_format=params.reasoning_format
     )
-    call_format = served.call_format if reads_calls else None
-    if call_format is None:
+    call_format = call_format_of(asked, served.call_format)
+    if call_format is None or asked is None:
         return prompt
     # The library that reads calls takes a second to import.
     await asyncio.to_thread(load_template, call_format.template, call_format.name)
     marks = control_marks(call_format, served.model.target.vocabulary).values()
     preserved = (*(chat.options.get("preserved_ids") or ()), *marks)
     options: GenerateOptions = {**chat.options, "preserved_ids": tuple(dict.fromkeys(preserved))}
-    return replace(prompt, options=options, call_format=call_format, tools=tools or ())
+    return replace(prompt, options=options, call_format=call_format, tools=asked.tools)
 
 
 def _usual_variables(
@@ -174,7 +175,8 @@ async def with_constraint(host: ModelHost, asked: Asked) -> Asked:
     """
     served, named = host.served, asked.named
     if asked.tools is not None:
-        named = calls_to_keep_to(asked.tools, served.call_format, served.model.target.vocabulary)
+        call_format = call_format_of(asked.tools, served.call_format)
+        named = calls_to_keep_to(asked.tools, call_format, served.model.target.vocabulary)
     if named is None:
         return asked
     source = named.source

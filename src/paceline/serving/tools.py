@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline.chat.tool_calls.base import ToolCallFormat
-from paceline.chat.tool_calls.formats import control_marks
+from paceline.chat.tool_calls.formats import PLAIN_CALLS, control_marks
 from paceline.chat.tool_calls.grammar import calls_source
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
@@ -67,24 +67,33 @@ def read_tools(given: Mapping[str, Any]) -> AskedTools | None:
     return AskedTools(tools, only, choice != "auto", given.get("parallel_tool_calls", True))
 
 
+def call_format_of(asked: AskedTools | None, known: ToolCallFormat | None) -> ToolCallFormat | None:
+    """Return how an answer has calls; ``None`` where none are looked for.
+
+    Args:
+        asked: of the request.
+        known: how the model writes calls; ``None`` where that is not known. Then a model that has to call writes plain
+            objects, and one that need not makes no calls that anybody could tell from content.
+    """
+    if asked is None:
+        return None
+    return PLAIN_CALLS if known is None and asked.required else known
+
+
 def calls_to_keep_to(asked: AskedTools, call_format: ToolCallFormat | None, vocabulary: Vocabulary) -> Named | None:
     """Return what an answer keeps to so that its calls are valid; ``None`` where nobody asked for that.
 
     Args:
         asked: of the request.
-        call_format: how the model writes calls; ``None`` where that is not known.
+        call_format: how the answer has calls; ``None`` where none are looked for.
         vocabulary: the target's.
 
     Raises:
         FieldError: it cannot be had.
     """
-    if not asked.is_strict:
+    if call_format is None or not asked.is_strict:
         return None
     field = "tool_choice" if asked.required else "tools"
-    if call_format is None:
-        raise FieldError(
-            field, "nothing is known of how this model writes calls, so it cannot be made to: send tool_choice auto"
-        )
     tools = [tool for tool in asked.tools if asked.only in ("", tool["function"]["name"])]
     try:
         source = calls_source(

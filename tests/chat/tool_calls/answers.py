@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from paceline.chat.reasoning import KNOWN_MARKERS, AnswerPart, ReasoningMarkers, ReasoningSplitter
 from paceline.chat.tool_calls.base import AnswerDelta, ArgumentsDelta, CallStarted, ContentDelta
-from paceline.chat.tool_calls.formats import FORMATS
+from paceline.chat.tool_calls.formats import FORMATS, PLAIN_CALLS
 from paceline.chat.tool_calls.parser import ToolCallParser
 from paceline.core.text import TextSegment
 
@@ -299,9 +299,12 @@ ANSWERS: Final = (
     _told("granite", "See:\n", f"<|tool_call|>[{', '.join(map(of_list, _ALL))}]", _AFTER, _SAID),
     _told("apriel", "See:\n", f"<tool_calls>[{', '.join(map(of_list, _ALL))}]</tool_calls>", _AFTER, _SAID),
     _told("nemotron", "See:\n", f"<TOOLCALL>[{', '.join(map(of_list, _ALL))}]</TOOLCALL>", _AFTER, _SAID),
+    Answer("plain", "".join(map(of_list, _ALL)), _ALL, ""),
+    Answer("plain", f"<think>Hm.</think>\n{of_list(FILE)}\n{of_list(TIME)}", (FILE, TIME), "", "Hm.", markers=THINK),
+    Answer("plain", f"{of_list(WEATHER)}{_AFTER}", (WEATHER,), _AFTER),
 )
 
-BY_NAME: Final = {one.name: one for one in FORMATS}
+BY_NAME: Final = {one.name: one for one in (*FORMATS, PLAIN_CALLS)}
 
 
 @dataclass

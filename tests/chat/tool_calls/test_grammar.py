@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from paceline.chat.tool_calls.base import ToolCallFormat
-from paceline.chat.tool_calls.formats import FORMATS
 from paceline.chat.tool_calls.grammar import calls_grammar
 from paceline.core.errors import ConstraintError
 from tests.chat.tool_calls.answers import (
@@ -41,7 +40,7 @@ from tests.chat.tool_calls.answers import (
 from tests.chat.tool_calls.machine import CONTROL_IDS, is_answer, text_of, tokens_of, written_at_random
 from tests.tiers import by_tier
 
-FAMILIES = [one.name for one in FORMATS]
+FAMILIES = list(BY_NAME)
 
 
 def written(family: str, calls: Sequence[Call]) -> str:
@@ -61,6 +60,8 @@ def written(family: str, calls: Sequence[Call]) -> str:
         return "\n".join(map(of_qwen_xml, calls))
     if family == "glm":
         return "\n".join(map(of_glm, calls))
+    if family == "plain":
+        return "\n".join(map(of_list, calls))
     if family == "llama":
         return "; ".join(map(of_llama, calls))
     if family == "mistral":
@@ -136,7 +137,8 @@ def test_what_is_no_call_of_these_tools_is_refused(family: str, has_marks: bool)
     unknown = written(family, [("unknown", {})])
     lacking = written(family, [("get_weather", {"days": 1})])
     mistyped = written(family, [("get_weather", {"city": "Bern", "days": "many"})])
-    for text in ("", "Hm.", f"Hm. {whole}", f"{whole} Hm.", whole[:-1], unknown, lacking, mistyped):
+    unnamed = written(family, [("get_weather", {"city": "Bern", "zone": "CET"})])
+    for text in ("", "Hm.", f"Hm. {whole}", f"{whole} Hm.", whole[:-1], unknown, lacking, mistyped, unnamed):
         assert not allows(grammar, text, has_marks=has_marks), text
 
 
@@ -162,13 +164,30 @@ def test_one_call_alone(family: str, has_marks: bool) -> None:
 def test_text_may_stand_before_a_call_that_is_not_required(family: str, has_marks: bool) -> None:
     grammar = grammar_of(family, has_marks=has_marks, required=False)
     call = written(family, [WEATHER])
-    told = {"llama": "", "gpt-oss": "<|channel|>commentary<|message|>Let <me> see.<|end|><|start|>assistant"}
+    told = {"llama": "", "plain": "", "gpt-oss": "<|channel|>commentary<|message|>Let <me> see.<|end|><|start|>assistant"}
     plain = "<|channel|>final<|message|>" if family == "gpt-oss" else ""
     assert allows(grammar, f"{plain}Hello <b> [c] {{d}}", has_marks=has_marks)
     assert allows(grammar, told.get(family, "Let <me> see.\n") + call, has_marks=has_marks)
     assert allows(grammar, call, has_marks=has_marks)
     for broken in (written(family, [("unknown", {})]), written(family, [("get_weather", {})])):
         assert not allows(grammar, told.get(family, "Let <me> see.\n") + broken, has_marks=has_marks), broken
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"additionalProperties": {"type": "string"}},
+        {"patternProperties": {"^z": {"type": "string"}}},
+        {"allOf": [{"properties": {"zone": {"type": "string"}}}]},
+        {"required": ["city", "zone"]},
+    ],
+)
+def test_arguments_that_a_schema_allows_in_other_words_are_allowed(more: dict[str, Any]) -> None:
+    tools = [tool("get_weather", {"city": {"type": "string"}}, ["city"])]
+    text = of_hermes(("get_weather", {"city": "Bern", "zone": "CET"}))
+    assert not allows(grammar_of("hermes", tools, has_marks=False), text, has_marks=False)
+    tools[0]["function"]["parameters"] |= more
+    assert allows(grammar_of("hermes", tools, has_marks=False), text, has_marks=False)
 
 
 # One property of each type, with what is hard to write.

@@ -36,6 +36,12 @@ _INTEGER: Final = "/-?(0|[1-9][0-9]{0,14})/"
 _NUMBER: Final = r"/-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/"
 
 
+# Where properties may be named besides ``properties``.
+_ELSEWHERE: Final = frozenset(
+    {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "patternProperties", "dependentSchemas", "dependencies"}
+)
+
+
 class _Property(NamedTuple):
     name: str
     schema: Mapping[str, Any]
@@ -64,9 +70,7 @@ class ArgumentRules:
         """
         self._strict = strict
         if style == "json":
-            # A tool without parameters is called with none.
-            closed = {} if schema.get("properties") or "$ref" in schema else {"additionalProperties": False}
-            self._rules.add(name, as_schema({"type": "object", **closed, **schema}, strict=strict))
+            self._rules.add(name, as_schema({"type": "object", **_closed(schema), **schema}, strict=strict))
             return
         properties = _properties(schema)
         if style in _TAGS:
@@ -174,6 +178,16 @@ class ArgumentRules:
             "array": "python_array",
         }
         return _value(schema, kinds, "python_value", lambda value: as_string(as_string(value)), repr)
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what keeps a model from arguments that a function does not name, if its schema names them all.
+
+    A schema alone allows any others, which weak models invent and programs do not expect.
+    """
+    names = schema.get("properties") or {}
+    all_named = _ELSEWHERE.isdisjoint(schema) and all(name in names for name in schema.get("required") or ())
+    return {"additionalProperties": False} if all_named else {}
 
 
 def _properties(schema: Mapping[str, Any]) -> list[_Property]:

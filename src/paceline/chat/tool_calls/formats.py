@@ -329,6 +329,15 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
 )
 """Those first whose signs say more."""
 
+PLAIN_CALLS: Final = ToolCallFormat(
+    "plain",
+    _json(_WHOLE, open_pattern=r'\A\s{0,99}(?=\{\s{0,99}"name")'),
+    firsts="{",
+    bare=True,
+    written=WrittenCalls("", '{"name": "', '", "arguments": ', "}"),
+)
+"""Objects and nothing else, for a model that has to call where it is not known how it would."""
+
 
 def find_format(template: str) -> ToolCallFormat | None:
     """Return the format that a chat template's source speaks of; ``None`` where no family is known by it.
