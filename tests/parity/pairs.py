@@ -183,7 +183,8 @@ def _value_differences(path: str, name: str, reference: Any, other: Any) -> list
 def _where_they_part(reference: Any, other: Any) -> str:
     """Return two values in words; of long texts what stands where they begin to differ."""
     if isinstance(reference, str) and isinstance(other, str) and len(reference) > SHOWN:
-        same = next((at for at, pair in enumerate(zip(reference, other)) if pair[0] != pair[1]), SHOWN)
+        pairs = enumerate(zip(reference, other, strict=False))
+        same = next((at for at, (one, another) in pairs if one != another), min(len(reference), len(other)))
         start = max(0, same - SHOWN // 10)
         reference, other = (f"...{text[start : start + SHOWN]}..." for text in (reference, other))
     return f"{reference!r} became {other!r}"

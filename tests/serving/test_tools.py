@@ -149,6 +149,25 @@ def test_a_model_that_has_to_call_calls(writing: Hosted, fields: dict[str, Any])
         assert streamed(writing, {**asked, "speculative": {"off": True}}) == (content, calls, reason)
 
 
+@pytest.mark.parametrize("way", [whole, streamed])
+def test_an_answer_with_a_schema_is_calls_or_keeps_to_it(writing: Hosted, way: Any) -> None:
+    schema = {"type": "object", "properties": {"answer": {"enum": [1, 2]}}, "required": ["answer"]}
+    kind = {"type": "json_schema", "json_schema": {"name": "a", "schema": {**schema, "additionalProperties": False}}}
+    num_calls = 0
+    for seed in range(12):
+        fields = {"response_format": kind, "seed": seed, "temperature": 2.0, "parallel_tool_calls": False}
+        content, calls, reason = way(writing, body(**fields))
+        if calls:
+            assert (content, len(calls), reason) == (None, 1, "tool_calls")
+            num_calls += 1
+        else:
+            assert json.loads(content) in ({"answer": 1}, {"answer": 2})
+            assert reason == "stop"
+    assert 0 < num_calls < 12
+    # An answer that has to be calls has no content that could keep to anything.
+    assert way(writing, body(response_format=kind, tool_choice=NAMED))[0] is None
+
+
 def test_a_strict_function_is_called_by_its_schema() -> None:
     strict = [{"type": "function", "function": {**WEATHER["function"], "strict": True}}, NOW]
     asked = body(temperature=0.0, tools=strict)
@@ -170,7 +189,8 @@ def test_a_strict_function_is_called_by_its_schema() -> None:
         ({"tool_choice": "often"}, "tool_choice", "tool_choice is 'often'"),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "there are no tools"),
         ({"tool_choice": {"function": {"name": "f"}}}, "tool_choice", "names 'f', and the tools are weather, now"),
-        ({"json_schema": {}}, "json_schema", "json_schema and tools both say"),
+        ({"grammar": 'root ::= "a"'}, "grammar", "grammar beside tools would need a schema"),
+        ({"json_schema": {"type": "hiccup"}}, "json_schema", "hiccup"),
         ({"tool_choice": "required", "tools": [ILL]}, "tool_choice", "hiccup"),
     ],
 )
@@ -178,6 +198,15 @@ def test_what_cannot_be_called_is_refused(writing: Hosted, fields: dict[str, Any
     error = writing.refusal(CHAT, body(**fields))
     assert error["param"] == param
     assert message in error["message"]
+
+
+def test_calls_without_a_mark_cannot_be_told_from_json() -> None:
+    template = f'{{# "{{"name": function name, "parameters": ...}}" <|start_header_id|> #}}{TEMPLATE}'
+    template = template.replace("<tool_call>", "")
+    schema = {"json_schema": {"type": "object"}}
+    with hosted(lambda: scripted(template, target=writing_model())) as server:
+        assert "no mark tells them apart" in server.refusal(CHAT, body(**schema))["message"]
+        assert whole(server, body(**schema, tool_choice=NAMED, temperature=1.2))[1][0][0] == "weather"
 
 
 @pytest.mark.parametrize("way", [whole, streamed])

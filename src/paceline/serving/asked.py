@@ -190,10 +190,6 @@ def read_asked(
         extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
     unknown = check_known(extra, strict=settings.strict_fields)
     tools, named = read_tools(given) if api == "chat" else None, read_constraint(given)
-    if tools is not None and named is not None:
-        raise FieldError(
-            named.field, f"{named.field} and tools both say what the answer is: leave one out, or send tool_choice none"
-        )
     ping_s = given.get("sse_ping_interval", 30)
     return Asked(
         api=api,

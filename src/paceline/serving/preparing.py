@@ -15,10 +15,12 @@ from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.formats import control_marks
 from paceline.chat.tool_calls.response_parser import load_template
 from paceline.constraints import JsonSchema
+from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.asked import Asked, chat_params_of
 from paceline.serving.bodies import ChatBody, TemplateBody
+from paceline.serving.constraints import Named
 from paceline.serving.fields import FieldError
 from paceline.serving.hosting import ModelHost
 from paceline.serving.in_turn import in_turn
@@ -174,20 +176,31 @@ async def with_constraint(host: ModelHost, asked: Asked) -> Asked:
         FieldError: it cannot be used.
     """
     served, named = host.served, asked.named
+    constraint = None
+    if named is not None:
+        constraint, asked = await _compiled(host, named), await _warned(asked, named)
     if asked.tools is not None:
         call_format = call_format_of(asked.tools, served.call_format)
-        named = calls_to_keep_to(asked.tools, call_format, served.model.target.vocabulary)
-    if named is None:
-        return asked
-    source = named.source
+        with_calls = calls_to_keep_to(asked.tools, named, call_format, served.model.target.vocabulary)
+        if with_calls is not None and with_calls != named:
+            named, constraint = with_calls, await _compiled(host, with_calls)
+    return asked if constraint is None else replace(asked, named=named, constraint=constraint)
+
+
+async def _compiled(host: ModelHost, named: Named) -> Constraint:
     try:
-        constraint = await asyncio.to_thread(served.model.compile, source)
+        return await asyncio.to_thread(host.served.model.compile, named.source)
     except ConstraintError as error:
         raise FieldError(named.field, str(error)) from None
-    if isinstance(source, JsonSchema) and (places := await asyncio.to_thread(lambda: source.unenforced)):
-        warning = f"{named.field} is not strict, and nothing keeps the answer to {_listed(places)}: check it"
-        asked = replace(asked, warnings=(*asked.warnings, warning))
-    return replace(asked, named=named, constraint=constraint)
+
+
+async def _warned(asked: Asked, named: Named) -> Asked:
+    """Say what of a schema nothing keeps the answer to."""
+    source = named.source
+    if not isinstance(source, JsonSchema) or not (places := await asyncio.to_thread(lambda: source.unenforced)):
+        return asked
+    warning = f"{named.field} is not strict, and nothing keeps the answer to {_listed(places)}: check it"
+    return replace(asked, warnings=(*asked.warnings, warning))
 
 
 def _listed(places: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.formats import PLAIN_CALLS, control_marks
 from paceline.chat.tool_calls.grammar import calls_source
+from paceline.constraints import JsonObject, JsonSchema
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 from paceline.engines.base import Vocabulary
@@ -80,19 +81,34 @@ def call_format_of(asked: AskedTools | None, known: ToolCallFormat | None) -> To
     return PLAIN_CALLS if known is None and asked.required else known
 
 
-def calls_to_keep_to(asked: AskedTools, call_format: ToolCallFormat | None, vocabulary: Vocabulary) -> Named | None:
-    """Return what an answer keeps to so that its calls are valid; ``None`` where nobody asked for that.
+def calls_to_keep_to(
+    asked: AskedTools, content: Named | None, call_format: ToolCallFormat | None, vocabulary: Vocabulary
+) -> Named | None:
+    """Return what an answer keeps to, calls and all; ``None`` where nobody asked for anything.
 
     Args:
         asked: of the request.
+        content: what an answer without calls keeps to.
         call_format: how the answer has calls; ``None`` where none are looked for.
         vocabulary: the target's.
 
     Raises:
         FieldError: it cannot be had.
     """
-    if call_format is None or not asked.is_strict:
-        return None
+    if call_format is None or not (asked.is_strict or content is not None):
+        return content
+    if content is not None and not isinstance(content.source, JsonSchema | JsonObject):
+        raise FieldError(
+            content.field,
+            f"{content.field} beside tools would need a schema, as in response_format: leave one out, or send "
+            "tool_choice none",
+        )
+    if content is not None and call_format.bare and not asked.required:
+        raise FieldError(
+            content.field,
+            f"{content.field} beside tools: this model's calls are JSON too, and no mark tells them apart; leave one out, "
+            "or send tool_choice required or none",
+        )
     field = "tool_choice" if asked.required else "tools"
     tools = [tool for tool in asked.tools if asked.only in ("", tool["function"]["name"])]
     try:
@@ -102,6 +118,7 @@ def calls_to_keep_to(asked: AskedTools, call_format: ToolCallFormat | None, voca
             required=asked.required,
             parallel=asked.parallel and not asked.only,
             control_ids=control_marks(call_format, vocabulary),
+            content=None if content is None else content.source,
         )
         return Named(field, source)
     except ConstraintError as error:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from paceline.chat.tool_calls.base import ToolCallFormat
+from paceline.chat.tool_calls.formats import FORMATS
 from paceline.chat.tool_calls.grammar import calls_grammar
+from paceline.constraints import JsonSchema
 from paceline.core.errors import ConstraintError
 from tests.chat.tool_calls.answers import (
     BY_NAME,
@@ -164,7 +166,11 @@ def test_one_call_alone(family: str, has_marks: bool) -> None:
 def test_text_may_stand_before_a_call_that_is_not_required(family: str, has_marks: bool) -> None:
     grammar = grammar_of(family, has_marks=has_marks, required=False)
     call = written(family, [WEATHER])
-    told = {"llama": "", "plain": "", "gpt-oss": "<|channel|>commentary<|message|>Let <me> see.<|end|><|start|>assistant"}
+    told = {
+        "llama": "",
+        "plain": "",
+        "gpt-oss": "<|channel|>commentary<|message|>Let <me> see.<|end|><|start|>assistant",
+    }
     plain = "<|channel|>final<|message|>" if family == "gpt-oss" else ""
     assert allows(grammar, f"{plain}Hello <b> [c] {{d}}", has_marks=has_marks)
     assert allows(grammar, told.get(family, "Let <me> see.\n") + call, has_marks=has_marks)
@@ -258,3 +264,23 @@ def test_without_tools_or_a_grammar_there_is_an_error() -> None:
     foreign = ToolCallFormat("a/model", {})
     with pytest.raises(ConstraintError, match="how a/model writes calls"):
         calls_grammar(foreign, TOOLS, required=True, parallel=True)
+
+
+@MARKS
+@pytest.mark.parametrize("family", [one.name for one in FORMATS if not one.bare])
+def test_an_answer_is_calls_or_what_keeps_to_a_schema(family: str, has_marks: bool) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    ids = CONTROL_IDS if has_marks else {}
+    grammar, required = (
+        calls_grammar(BY_NAME[family], TOOLS, required=must, parallel=True, control_ids=ids, content=JsonSchema(schema))
+        for must in (False, True)
+    )
+    plain = "<|channel|>final<|message|>" if family == "gpt-oss" else ""
+    call = written(family, [WEATHER])
+    content = f'{plain}{{"name": "Bern"}}'
+    assert allows(grammar, call, has_marks=has_marks)
+    assert allows(grammar, content, has_marks=has_marks)
+    assert allows(required, call, has_marks=has_marks)
+    assert not allows(required, content, has_marks=has_marks)
+    for text in (f"{plain}Hm.", f"{plain}{{}}", f"Hm. {call}", written(family, [("unknown", {})]), content[:-1]):
+        assert not allows(grammar, text, has_marks=has_marks), text

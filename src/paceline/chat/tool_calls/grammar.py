@@ -12,6 +12,7 @@ family that writes ``<tool_call>{json}</tool_call>``, where a call is required::
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -19,8 +20,8 @@ from typing import Any, Final
 
 from paceline.chat.tool_calls.arguments import ArgumentRules
 from paceline.chat.tool_calls.base import ToolCallFormat, WrittenCalls
-from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules
-from paceline.constraints import Calls
+from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema
+from paceline.constraints import Calls, JsonObject, JsonSchema
 from paceline.core.errors import ConstraintError
 
 _PLACEHOLDERS: Final = {"{index}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9]{9}/"}
@@ -38,6 +39,7 @@ def calls_grammar(
     required: bool,
     parallel: bool,
     control_ids: Mapping[str, int] = _NO_IDS,
+    content: JsonSchema | JsonObject | None = None,
 ) -> str:
     """Return the grammar of an answer, behind its reasoning, as Lark text for llguidance.
 
@@ -48,9 +50,10 @@ def calls_grammar(
         parallel: whether there may be several calls.
         control_ids: the token ids of the format's marks that are control tokens, by their spelling
             (:func:`~paceline.chat.tool_calls.formats.control_marks`). Other marks are text.
+        content: what an answer without calls keeps to; ``None`` for any text. An answer is then either calls or that.
 
     Raises:
-        ConstraintError: there is no tool, or no grammar for the format.
+        ConstraintError: there is no tool, no grammar for the format, or a schema that cannot be used.
     """
     written = call_format.written
     if written is None:
@@ -73,10 +76,18 @@ def calls_grammar(
     several = parallel and written.between is not None
     again = f"({rules.marks(written.between or '')} call)*" if several else ""
     rules.add("calls", f"{rules.marks(written.opening)} call {again} {rules.marks(written.closing)}")
+    said = ANY_TEXT
+    if content is not None:
+        strict = not isinstance(content, JsonSchema) or content.strict
+        said = as_schema(json.loads(content.text), content.whitespace, strict=strict)
     if written.plain:
-        _add_messages(rules, written, required=required)
+        _add_messages(rules, written, said, required=required)
     elif required:
         rules.add("start", f"{_GAP} calls")
+    elif content is not None:
+        assert written.trigger, "no mark tells calls from JSON"
+        rules.add("start", f"{_GAP} (calls {_GAP} | content)")
+        rules.add("content", said)
     elif not written.trigger:
         rules.add("FREE", _NO_BARE_CALL)
         rules.add("start", f"{_GAP} calls | FREE")
@@ -92,11 +103,15 @@ def calls_source(
     required: bool,
     parallel: bool,
     control_ids: Mapping[str, int] = _NO_IDS,
+    content: JsonSchema | JsonObject | None = None,
 ) -> Calls:
     """Return the grammar of an answer, to be compiled: its errors name the function. See :func:`calls_grammar`."""
-    text = calls_grammar(call_format, tools, required=required, parallel=parallel, control_ids=control_ids)
+    text = calls_grammar(
+        call_format, tools, required=required, parallel=parallel, control_ids=control_ids, content=content
+    )
     names = [_function(tool)["name"] for tool in tools]
-    return Calls(text, tuple((f"args_{i}", f"the parameters of function {name}") for i, name in enumerate(names)))
+    meanings = [(f"args_{i}", f"the parameters of function {name}") for i, name in enumerate(names)]
+    return Calls(text, (*meanings, *([("content", content.name)] if content is not None else [])))
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,13 +140,14 @@ def _filled(rules: LarkRules, text: str) -> str:
     return " ".join(_PLACEHOLDERS.get(piece) or rules.marks(piece) for piece in _PLACED.split(text))
 
 
-def _add_messages(rules: LarkRules, written: WrittenCalls, *, required: bool) -> None:
+def _add_messages(rules: LarkRules, written: WrittenCalls, said: str, *, required: bool) -> None:
     """Begin with the header of a message: of a call, of an answer, or of what is said before either."""
     lead = f"({rules.marks(written.lead)})?"
     if required:
         rules.add("start", f"{lead} calls")
         return
-    last = f"(calls | {rules.marks(written.plain)} {ANY_TEXT})"
+    rules.add("content", said)
+    last = f"(calls | {rules.marks(written.plain)} content)"
     if written.preamble is None:
         rules.add("start", f"{lead} {last}")
         return

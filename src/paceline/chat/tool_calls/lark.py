@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from paceline.constraints.grammars import schema_text
+from paceline.constraints.sources import Whitespace
 
 ANY_TEXT: Final = r"/(.|\n)*/"
 
@@ -76,11 +77,12 @@ def as_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def as_schema(schema: Mapping[str, Any], *, strict: bool) -> str:
+def as_schema(schema: Mapping[str, Any] | bool, whitespace: Whitespace = "short", *, strict: bool) -> str:
     """Return the expression of a JSON value that a schema allows.
 
     Args:
         schema: the schema.
+        whitespace: where there may be space between the parts of the JSON.
         strict: refuse a schema that says what nothing can keep a value to, instead of leaving that out.
     """
-    return f"%json {schema_text(schema, strict=strict)}"
+    return f"%json {schema_text(schema, whitespace, strict=strict)}"
