@@ -86,6 +86,12 @@ def test_parts_of_text_are_read(kind: str) -> None:
     assert read["content"] == [{"type": "text", "text": "hi", "annotations": []}]
 
 
+def test_a_call_may_have_its_name_beside_its_arguments() -> None:
+    calls = [{"name": "f", "arguments": {}}]
+    assert read_messages([{"role": "assistant", "tool_calls": calls}])[0]["tool_calls"] == calls
+    assert read_messages([{"role": "assistant", "tool_calls": []}])[0]["tool_calls"] == []
+
+
 def test_contents_may_be_empty() -> None:
     assert read_messages([{"role": "user", "content": []}])[0]["content"] == []
     assert read_messages([{"role": "assistant"}]) == [{"role": "assistant"}]
@@ -127,6 +133,10 @@ def test_roles_may_be_any_text() -> None:
             [{"role": "user", "content": [{"type": "text", "text": 5}]}],
             "message 1 has a part of type 'text': only text",
         ),
+        ([{"role": "assistant", "tool_calls": "a"}], "the tool_calls of message 1 are 'a'; give a list of calls"),
+        ([{"role": "assistant", "tool_calls": [1]}], "message 1 has the tool call 1; give each call a function"),
+        ([{"role": "assistant", "tool_calls": [{"id": "a"}]}], "message 1 has the tool call {'id': 'a'}; give each"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}], "message 1 has the tool call {'function'"),
         (
             [{"role": "user", "content": b"hi"}],
             "message 1 holds a bytes: give what JSON has, texts, numbers, lists and",

@@ -242,6 +242,18 @@ def test_nothing_is_forgotten_where_that_is_not_wanted() -> None:
     assert len(prompt_of(CHATML, "x" * (199 - size), context_length=200, forget=False).token_ids) == 199
 
 
+def test_a_template_made_for_tools_alone_needs_none() -> None:
+    source = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}" + CHATML
+    messages = said(("system", "Be brief."), ("user", "Hello"))
+    tool = {"type": "function", "function": {"name": "f"}}
+    reader = reader_of(source)
+    for tools, start in ((None, ""), ([], ""), ([tool], "f")):
+        prompt = reader.prompt(messages, tools=tools, params=ChatParams(), max_tokens=8)
+        assert prompt.text.startswith(f"{start}<|im_start|>")
+        # Beside tools the system has its place. The template fails without, which says nothing of a place.
+        assert ("system\nBe brief.<|im_end|>" in prompt.text) == bool(tools)
+
+
 def test_tools_go_to_templates_that_know_them() -> None:
     tools = [{"type": "function", "function": {"name": "weather"}}]
     source = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + CHATML

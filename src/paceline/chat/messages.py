@@ -51,10 +51,25 @@ def _read(message: object, called: str) -> dict[str, Any]:
         read["content"] = _content(read["content"], called)
     elif role != "assistant":
         raise InputError(f"{called}, of role {role!r}, has no content; give a text")
+    if "tool_calls" in read:
+        _check_calls(read["tool_calls"], called)
     reasoning = next((read[name] for name in REASONING_FIELDS if name in read), None)
     if reasoning is not None:
         read = {"thinking": reasoning, **read, "reasoning_content": reasoning}
     return read
+
+
+def _check_calls(calls: object, called: str) -> None:
+    """Refuse calls without a name, of which a template makes nothing or an error of its own."""
+    if not isinstance(calls, list):
+        raise InputError(f"the tool_calls of {called} are {shown(calls)}; give a list of calls")
+    for call in calls:
+        # Some templates read calls in which name and arguments stand alone.
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InputError(
+                f"{called} has the tool call {shown(call)}; give each call a function, with its name and arguments"
+            )
 
 
 def _content(content: object, called: str) -> str | list[dict[str, Any]]:

@@ -25,6 +25,13 @@ _SWITCHES: Final = ("enable_thinking", "thinking")
 """Variables by which templates have reasoning switched."""
 _EFFORT: Final = "reasoning_effort"
 
+_PROBE: Final = "probed"
+_HELLO: Final[Sequence[Message]] = ({"role": "user", "content": "Hello"},)
+_TOOL: Final[Mapping[str, Any]] = {
+    "type": "function",
+    "function": {"name": "a", "description": "b", "parameters": {"type": "object", "properties": {}}},
+}
+
 _ROOM_FOR_ANSWERS: Final = 4
 """A conversation leaves this part of the context to its answer, if that may be so long."""
 
@@ -86,7 +93,10 @@ class ChatReader:
 
         def render(conversation: Sequence[Message]) -> MarkedText:
             return self.template.render(
-                self._with_system(conversation), tools=tools, add_generation_prompt=is_open, **variables
+                self._with_system(conversation, with_tools=bool(tools)),
+                tools=self._no_tools if tools is None else tools,
+                add_generation_prompt=is_open,
+                **variables,
             )
 
         def begin(conversation: Sequence[Message]) -> tuple[MarkedText, bool]:
@@ -149,13 +159,32 @@ class ChatReader:
     def _call_form(self) -> CallForm:
         return find_call_form(self.template)
 
-    def _with_system(self, messages: Sequence[Message]) -> Sequence[Message]:
+    @functools.cached_property
+    def _no_tools(self) -> list[Mapping[str, Any]] | None:
+        """What stands for no tools: a template that is made for conversations with tools may need a list."""
+        try:
+            self.template.render(_HELLO)
+        except InputError:
+            return []
+        return None
+
+    @functools.cached_property
+    def _reads_system_with_tools(self) -> bool:
+        """Whether the template has a place for what the system says beside tools, and perhaps not without."""
+        try:
+            return _PROBE in self.template.render([{"role": "system", "content": _PROBE}, *_HELLO], tools=[_TOOL])
+        except InputError:
+            return False
+
+    def _with_system(self, messages: Sequence[Message], *, with_tools: bool) -> Sequence[Message]:
         """Return messages with what the system says at the beginning of the first turn, if it has no place of its own.
 
         So does llama.cpp.
         """
         first = num_leading(messages)
         if not 0 < first < len(messages) or self.template.reads_system:
+            return messages
+        if with_tools and self._reads_system_with_tools:
             return messages
         parts = [part for message in messages[: first + 1] for part in _parts_of(message)]
         content: Any = parts

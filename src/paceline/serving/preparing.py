@@ -26,7 +26,7 @@ from paceline.serving.hosting import ModelHost
 from paceline.serving.in_turn import in_turn
 from paceline.serving.prompts import encode, read_prompts
 from paceline.serving.token_texts import check_ids, text_of
-from paceline.serving.tools import AskedTools, call_format_of, calls_to_keep_to
+from paceline.serving.tools import AskedTools, call_format_of, calls_to_keep_to, told_tools
 
 _MOST_PLACES: Final = 8
 """Places in a schema that a warning names."""
@@ -84,7 +84,7 @@ async def prepare_chat(
         asked: those of them that may be called, which are read out of the answer.
 
     Raises:
-        FieldError: the conversation or an option cannot be used.
+        FieldError: the conversation, a tool or an option cannot be used.
         CapabilityError: the model has no chat template.
         ContextLengthError: it leaves no room for an answer.
     """
@@ -95,11 +95,11 @@ async def prepare_chat(
             f"{served.id} has no chat template, as models have none that only continue texts: use /v1/completions, or "
             "start the server with --chat-template-file"
         )
-    tools = tools or None
-    variables = {**_usual_variables(served.template, params, tools), **params.template_variables}
+    told = told_tools(tools)
+    variables = {**_usual_variables(served.template, params, told), **params.template_variables}
     params = replace(params, template_variables=variables)
     try:
-        chat = await served.model.achat_prompt(body.messages, tools=tools, chat=params, max_tokens=max_tokens)
+        chat = await served.model.achat_prompt(body.messages, tools=told, chat=params, max_tokens=max_tokens)
     except ContextLengthError as error:
         if error.num_tokens is None:
             raise

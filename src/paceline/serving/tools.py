@@ -53,10 +53,7 @@ def read_tools(given: Mapping[str, Any]) -> AskedTools | None:
     """
     tools = given.get("tools") or []
     choice = given.get("tool_choice", "auto")
-    for number, tool in enumerate(tools):
-        _check(tool, f"tools[{number}]")
-    if len(tools) > _MOST_TOOLS:
-        raise FieldError("tools", f"{len(tools)} tools: at most {_MOST_TOOLS} are taken")
+    _check_all(tools)
     only = _named_by(choice)
     names = [tool["function"]["name"] for tool in tools]
     if choice == "none" or (choice == "auto" and not tools):
@@ -66,6 +63,32 @@ def read_tools(given: Mapping[str, Any]) -> AskedTools | None:
     if only and only not in names:
         raise FieldError("tool_choice", f"tool_choice names {shown(only)}, and the tools are {', '.join(names)}")
     return AskedTools(tools, only, choice != "auto", given.get("parallel_tool_calls", True))
+
+
+def told_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return tools as templates are told of them; ``None`` where there are none.
+
+    Templates read description and parameters of each, and were made without the field ``strict`` of OpenAI's API.
+
+    Args:
+        tools: of a request.
+
+    Raises:
+        FieldError: one of them cannot be used.
+    """
+    _check_all(tools or [])
+    return [_told(tool) for tool in tools or []] or None
+
+
+def _told(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
+    usual = {
+        "name": function["name"],
+        "description": function.get("description") or "",
+        "parameters": function.get("parameters") or {},
+    }
+    more = {name: value for name, value in function.items() if name not in usual and name != "strict"}
+    return {"type": "function", "function": usual | more}
 
 
 def call_format_of(asked: AskedTools | None, known: ToolCallFormat | None) -> ToolCallFormat | None:
@@ -106,8 +129,8 @@ def calls_to_keep_to(
     if content is not None and call_format.bare and not asked.required:
         raise FieldError(
             content.field,
-            f"{content.field} beside tools: this model's calls are JSON too, and no mark tells them apart; leave one out, "
-            "or send tool_choice required or none",
+            f"{content.field} beside tools: this model writes calls as JSON too, and no mark tells them apart: leave "
+            "one out, or send tool_choice required or none",
         )
     field = "tool_choice" if asked.required else "tools"
     tools = [tool for tool in asked.tools if asked.only in ("", tool["function"]["name"])]
@@ -123,6 +146,13 @@ def calls_to_keep_to(
         return Named(field, source)
     except ConstraintError as error:
         raise FieldError(field, str(error)) from None
+
+
+def _check_all(tools: Sequence[Any]) -> None:
+    for number, tool in enumerate(tools):
+        _check(tool, f"tools[{number}]")
+    if len(tools) > _MOST_TOOLS:
+        raise FieldError("tools", f"{len(tools)} tools: at most {_MOST_TOOLS} are taken")
 
 
 def _check(tool: Any, place: str) -> None:
