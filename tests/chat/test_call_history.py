@@ -18,6 +18,8 @@ MESSAGES = "{% for message in messages %}EACH{% endfor %}"
 EACH = "{{ message.content }}" + CALLS
 TEXT, AS_JSON = "{{ call.function.arguments }}", "{{ call.function.arguments | tojson }}"
 TAGS = "{% for name, value in call.function.arguments.items() %}<{{ name }}>{{ value }}{% endfor %}"
+IS_TEXT = "{% if call.function.arguments is string %}" + TEXT + "{% else %}"
+EITHER, SAME = (IS_TEXT + other + "{% endif %}" for other in (TAGS, AS_JSON))
 BY_NONE = "{% if message.content is none %}" + CALLS + "{% else %}{{ message.content }}{% endif %}"
 ADDED = "{{ '' + message.content }}" + CALLS
 FORMS = [
@@ -27,7 +29,12 @@ FORMS = [
     (BY_NONE.replace("ARGUMENTS", TEXT), CallForm(content=None)),
     (BY_NONE.replace("ARGUMENTS", AS_JSON), CallForm(True, None)),
     (ADDED.replace("ARGUMENTS", TAGS), CallForm(True, "")),
+    (EACH.replace("ARGUMENTS", EITHER), CallForm(objects=True)),
+    (EACH.replace("ARGUMENTS", SAME), CallForm()),
     ("{{ message.role }}", CallForm()),
+    # These leave calls out, and need a content.
+    ("{{ message.content | tojson }}", CallForm(content="")),
+    ("{{ '' + message.content }}", CallForm(content="")),
 ]
 ARGUMENTS = {"city": "Rome", "days": 3}
 
@@ -46,7 +53,7 @@ def test_the_form_is_the_one_that_a_template_writes(each: str, form: CallForm) -
     assert find_call_form(template_of(each)) == form
 
 
-@pytest.mark.parametrize(("each", "written"), [(each, "city") for each, _ in FORMS[:-1]])
+@pytest.mark.parametrize(("each", "written"), [(each, "city") for each, _ in FORMS[:-3]])
 @pytest.mark.parametrize("given", [ARGUMENTS, json.dumps(ARGUMENTS)], ids=["object", "text"])
 def test_calls_are_written_whichever_way_they_are_given(each: str, written: str, given: object) -> None:
     reader = ChatReader(template_of(each), ControlledBytes(), 4096)

@@ -250,8 +250,18 @@ def test_a_template_made_for_tools_alone_needs_none() -> None:
     for tools, start in ((None, ""), ([], ""), ([tool], "f")):
         prompt = reader.prompt(messages, tools=tools, params=ChatParams(), max_tokens=8)
         assert prompt.text.startswith(f"{start}<|im_start|>")
-        # Beside tools the system has its place. The template fails without, which says nothing of a place.
-        assert ("system\nBe brief.<|im_end|>" in prompt.text) == bool(tools)
+        assert "system\nBe brief.<|im_end|>" in prompt.text
+
+
+def test_what_the_system_says_is_merged_where_it_has_no_place_in_this_conversation() -> None:
+    source = (
+        "{% if messages[0].role == 'system' and messages[-1].role == 'user' %}({{ messages[0].content }}){% endif %}"
+        "{% for message in messages if message.role != 'system' %}[{{ message.role }}]{{ message.content }}{% endfor %}"
+    )
+    asked = said(("system", "Be brief."), ("user", "a"), ("assistant", "b"), ("user", "c"))
+    assert prompt_of(source, asked).text == "(Be brief.)[user]a[assistant]b[user]c"
+    asked = [*asked[:3], *said(("tool", "c"))]
+    assert prompt_of(source, asked).text == "[user]Be brief.\na[assistant]b[tool]c"
 
 
 def test_tools_go_to_templates_that_know_them() -> None:

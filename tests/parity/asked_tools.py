@@ -19,9 +19,11 @@ CHAT = "/v1/chat/completions"
 # The families of llama.cpp's tests and the best known of the others.
 FAMILIES = sorted(
     {*NAMED_MODELS.values()}
-    | {"mistralai-Mistral-Nemo-Instruct-2407", "llama-cpp-deepseek-r1", "meta-llama-Llama-3.3-70B-Instruct"}
-    | {"Qwen-Qwen3-0.6B", "Qwen3-Coder", "GLM-4.6", "Kimi-K2-Instruct", "deepseek-ai-DeepSeek-V3.1", "LFM2-8B-A1B"}
-    | {"ibm-granite-granite-4.0", "MiniMax-M2", "Mistral-Small-3.2-24B-Instruct-2506", "openai-gpt-oss-120b"}
+    | {"mistralai-Mistral-Nemo-Instruct-2407", "meta-llama-Llama-3.3-70B-Instruct", "meetkai-functionary-medium-v3.1"}
+    | {"CohereForAI-c4ai-command-r7b-12-2024-tool_use", "fireworks-ai-llama-3-firefunction-v2"}
+    | {"Qwen-Qwen3-0.6B", "Qwen3-Coder", "GLM-4.6", "deepseek-ai-DeepSeek-V3.1", "LFM2-8B-A1B", "Qwen3.5-4B"}
+    | {"ibm-granite-granite-3.3-2B-Instruct", "ibm-granite-granite-4.0", "MiniMax-M2", "HuggingFaceTB-SmolLM3-3B"}
+    | {"Mistral-Small-3.2-24B-Instruct-2506", "openai-gpt-oss-120b", "google-gemma-4-31B-it"}
 )
 
 WEATHER: dict[str, Any] = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, Final
 
 from paceline.chat.messages import Message
@@ -36,10 +35,20 @@ class CallForm:
     content: str | None = _ABSENT
 
 
+# A content that is ``None`` some templates write as a word.
+_CALLS_LEFT_OUT: Final = (CallForm(), CallForm(content=""), CallForm(content=None))
+
+
 def find_call_form(template: ChatTemplate) -> CallForm:
-    """Return the form in which a template writes calls; JSON texts where it writes none in any."""
-    forms = (CallForm(objects, content) for content, objects in product((_ABSENT, None, ""), (False, True)))
-    return next((form for form in forms if _is_written(template, form)), CallForm())
+    """Return the form in which a template writes calls; where it writes none, one in which it does not fail on them."""
+    for content in (_ABSENT, None, ""):
+        as_text, as_object = (_rendered(template, CallForm(objects, content)) for objects in (False, True))
+        # Where both come to the same, the text is what the client had: another spelling would be read anew.
+        if _shows_call(as_object):
+            return CallForm(as_object != as_text, content)
+        if _shows_call(as_text):
+            return CallForm(False, content)
+    return next((form for form in _CALLS_LEFT_OUT if _rendered(template, form) is not None), CallForm())
 
 
 def with_calls(message: Message, form: CallForm) -> dict[str, Any]:
@@ -70,15 +79,22 @@ def _with_arguments(call: Any, *, objects: bool) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _is_written(template: ChatTemplate, form: CallForm) -> bool:
-    """Return whether a template writes a call in this form: its name, and its argument as one and not as a text."""
+def _rendered(template: ChatTemplate, form: CallForm) -> str | None:
+    """Return what a template writes of a call in this form; ``None`` where it fails."""
     parameters = {"type": "object", "properties": {}}
     tool = {"type": "function", "function": {"name": "other", "description": "", "parameters": parameters}}
     try:
-        text = str(template.render([with_calls(message, form) for message in _probe()], tools=[tool]))
+        return str(template.render([with_calls(message, form) for message in _probe()], tools=[tool]))
     except (InputError, ModelFileError):
+        return None
+
+
+def _shows_call(text: str | None) -> bool:
+    """Return whether a call stands in a text: its name, and its argument as one and not as a text."""
+    if text is None:
         return False
-    return _FUNCTION in text and _ARGUMENT in text and f'\\"{_ARGUMENT}' not in text
+    # An object that is written out as it is, is written in Python's notation.
+    return f"'{_ARGUMENT}'" not in text and _FUNCTION in text and _ARGUMENT in text and f'\\"{_ARGUMENT}' not in text
 
 
 def _probe() -> Iterator[Message]:

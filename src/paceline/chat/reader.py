@@ -25,12 +25,7 @@ _SWITCHES: Final = ("enable_thinking", "thinking")
 """Variables by which templates have reasoning switched."""
 _EFFORT: Final = "reasoning_effort"
 
-_PROBE: Final = "probed"
 _HELLO: Final[Sequence[Message]] = ({"role": "user", "content": "Hello"},)
-_TOOL: Final[Mapping[str, Any]] = {
-    "type": "function",
-    "function": {"name": "a", "description": "b", "parameters": {"type": "object", "properties": {}}},
-}
 
 _ROOM_FOR_ANSWERS: Final = 4
 """A conversation leaves this part of the context to its answer, if that may be so long."""
@@ -91,13 +86,14 @@ class ChatReader:
         continues = goes_on(read, params)
         is_open = continues or params.add_generation_prompt is not False
 
+        def write_out(conversation: Sequence[Message]) -> MarkedText:
+            some = self._no_tools if tools is None else tools
+            return self.template.render(conversation, tools=some, add_generation_prompt=is_open, **variables)
+
+        merges = _loses_system(read[:-1] if continues else read, write_out)
+
         def render(conversation: Sequence[Message]) -> MarkedText:
-            return self.template.render(
-                self._with_system(conversation, with_tools=bool(tools)),
-                tools=self._no_tools if tools is None else tools,
-                add_generation_prompt=is_open,
-                **variables,
-            )
+            return write_out(_with_system_merged(conversation) if merges else conversation)
 
         def begin(conversation: Sequence[Message]) -> tuple[MarkedText, bool]:
             if not continues:
@@ -168,37 +164,15 @@ class ChatReader:
             return []
         return None
 
-    @functools.cached_property
-    def _reads_system_with_tools(self) -> bool:
-        """Whether the template has a place for what the system says beside tools, and perhaps not without."""
-        try:
-            return _PROBE in self.template.render([{"role": "system", "content": _PROBE}, *_HELLO], tools=[_TOOL])
-        except InputError:
-            return False
-
-    def _with_system(self, messages: Sequence[Message], *, with_tools: bool) -> Sequence[Message]:
-        """Return messages with what the system says at the beginning of the first turn, if it has no place of its own.
-
-        So does llama.cpp.
-        """
-        first = num_leading(messages)
-        if not 0 < first < len(messages) or self.template.reads_system:
-            return messages
-        if with_tools and self._reads_system_with_tools:
-            return messages
-        parts = [part for message in messages[: first + 1] for part in _parts_of(message)]
-        content: Any = parts
-        if isinstance(messages[first].get("content", ""), str):
-            content = "\n".join(part["text"] for part in parts)
-        return [{**messages[first], "content": content}, *messages[first + 1 :]]
-
     def _check_roles(self, messages: Sequence[Message], render: Callable[[Sequence[Message]], MarkedText]) -> None:
         """Refuse messages that the template leaves out without a word, as many do with roles they do not know."""
-        said = [number for number, message in enumerate(messages) if _says_something(message)]
+        # Of one message of the system at the beginning it is known that it has a place, or was merged.
+        start = 1 if num_leading(messages) == 1 < len(messages) else 0
+        said = [number for number, message in enumerate(messages) if number >= start and _says_something(message)]
         for role in {messages[number]["role"] for number in said} - {"user", "assistant"}:
             of_role = [number for number in said if messages[number]["role"] == role]
             # Many read what the system says at the beginning, and there alone.
-            for group in [of_role[:1], of_role[1:]] if role == "system" else [of_role]:
+            for group in [of_role[:1], of_role[1:]] if role == "system" and not start else [of_role]:
                 if group and self._leaves_out(messages, group, render):
                     raise InputError(
                         f"the chat template of {self.template.origin} leaves out message {group[0] + 1}: it does not "
@@ -250,6 +224,39 @@ class ChatReader:
 
     def _refuse_unknown(self, what: str, option: str) -> None:
         raise InputError(f"the chat template of {self.template.origin} knows nothing of {what}: leave out {option}")
+
+
+def _loses_system(messages: Sequence[Message], render: Callable[[Sequence[Message]], MarkedText]) -> bool:
+    """Return whether a template has no place for what the system says at the beginning of a conversation.
+
+    Of some it depends on the conversation: they write it beside tools alone, or before the last message if that is a
+    user's.
+    """
+    first = num_leading(messages)
+    if not 0 < first < len(messages):
+        return False
+    try:
+        text = render(messages)
+    except InputError:
+        return True
+    if not any(map(_says_something, messages[:first])):
+        return False
+    try:
+        return text == render(messages[first:])
+    except InputError:
+        return False
+
+
+def _with_system_merged(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages with what the system says at the beginning of the first turn, as llama.cpp does."""
+    first = num_leading(messages)
+    if not 0 < first < len(messages):
+        return messages
+    parts = [part for message in messages[: first + 1] for part in _parts_of(message)]
+    content: Any = parts
+    if isinstance(messages[first].get("content", ""), str):
+        content = "\n".join(part["text"] for part in parts)
+    return [{**messages[first], "content": content}, *messages[first + 1 :]]
 
 
 def _parts_of(message: Message) -> list[dict[str, Any]]:
