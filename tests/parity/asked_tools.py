@@ -12,18 +12,41 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.parity.launcher import NAMED_MODELS, TEMPLATES, TEXT_MODELS
+from tests.parity.launcher import TEMPLATES, TEXT_MODELS
 from tests.parity.pairs import Start, post
 
 CHAT = "/v1/chat/completions"
-# The families of llama.cpp's tests and the best known of the others.
-FAMILIES = sorted(
-    {*NAMED_MODELS.values()}
-    | {"mistralai-Mistral-Nemo-Instruct-2407", "meta-llama-Llama-3.3-70B-Instruct", "meetkai-functionary-medium-v3.1"}
-    | {"CohereForAI-c4ai-command-r7b-12-2024-tool_use", "fireworks-ai-llama-3-firefunction-v2"}
-    | {"Qwen-Qwen3-0.6B", "Qwen3-Coder", "GLM-4.6", "deepseek-ai-DeepSeek-V3.1", "LFM2-8B-A1B", "Qwen3.5-4B"}
-    | {"ibm-granite-granite-3.3-2B-Instruct", "ibm-granite-granite-4.0", "MiniMax-M2", "HuggingFaceTB-SmolLM3-3B"}
-    | {"Mistral-Small-3.2-24B-Instruct-2506", "openai-gpt-oss-120b", "google-gemma-4-31B-it"}
+# Templates of the families that llama.cpp's tests name, and of the best known of the others.
+FAMILIES = (
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+    "GLM-4.6",
+    "HuggingFaceTB-SmolLM3-3B",
+    "LFM2-8B-A1B",
+    "MiniMax-M2",
+    "Mistral-Small-3.2-24B-Instruct-2506",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "Qwen-Qwen2.5-7B-Instruct",
+    "Qwen-Qwen3-0.6B",
+    "Qwen3-Coder",
+    "Qwen3.5-4B",
+    "deepseek-ai-DeepSeek-V3.1",
+    "google-gemma-2-2b-it",
+    "google-gemma-4-31B-it",
+    "ibm-granite-granite-3.3-2B-Instruct",
+    "ibm-granite-granite-4.0",
+    "meetkai-functionary-medium-v3.2",
+    "meta-llama-Llama-3.1-8B-Instruct",
+    "meta-llama-Llama-3.2-3B-Instruct",
+    "meta-llama-Llama-3.3-70B-Instruct",
+    "openai-gpt-oss-120b",
+)
+# Of these the first prompt alone: with DeepSeek's, llama-server opens an answer behind a call that it has not; Phi's
+# leaves the results of tools out without a word, and Mistral's what the system says, which paceline does not.
+TOLD_ALONE = (
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "microsoft-Phi-3.5-mini-instruct",
+    "mistralai-Mistral-Nemo-Instruct-2407",
 )
 
 WEATHER: dict[str, Any] = {
@@ -50,9 +73,10 @@ ASKED = {"role": "user", "content": "What is the weather in Paris?"}
 def starts() -> list[Start]:
     """Return the servers to start and what to ask of each."""
     return [
-        Start("asked: tools", [*_flags("Qwen-Qwen2.5-7B-Instruct")], [*_shapes(), *_calls(), *_prompts(), *_refused()]),
+        Start("asked: tools", [*_flags("Qwen-Qwen2.5-7B-Instruct")], [*_shapes(), *_calls(), *_refused()]),
         Start("asked: tools, no jinja", [*_flags(None), "--no-jinja"], [post(CHAT, **_request(), tools=TOOLS)]),
         *(Start(f"asked: tools of {name}", _flags(name), _prompts()) for name in FAMILIES),
+        *(Start(f"asked: tools of {name}", _flags(name), _prompts()[:1]) for name in TOLD_ALONE),
     ]
 
 
@@ -85,11 +109,13 @@ def _shapes() -> list[dict[str, Any]]:
         {"tool_choice": "none"},
         {"parallel_tool_calls": True},
         {"tools": TOOLS, "stream_options": {"include_usage": True}},
-        {"tools": TOOLS, "response_format": {"type": "json_object"}},
-        {"tools": TOOLS, "json_schema": {"type": "object"}},
         {"tools": TOOLS, "parse_tool_calls": False},
     ]
-    return [post(CHAT, **_request(stream=stream, **more)) for more in fields for stream in (False, True)]
+    kept_to: list[dict[str, Any]] = [{"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}]
+    return [
+        *(post(CHAT, **_request(stream=stream, **more)) for more in fields for stream in (False, True)),
+        *(post(CHAT, **_request(tools=TOOLS, **more)) for more in kept_to),
+    ]
 
 
 def _calls() -> list[dict[str, Any]]:
