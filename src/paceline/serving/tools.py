@@ -120,18 +120,7 @@ def calls_to_keep_to(
     """
     if call_format is None or not (asked.is_strict or content is not None):
         return content
-    if content is not None and not isinstance(content.source, JsonSchema | JsonObject):
-        raise FieldError(
-            content.field,
-            f"{content.field} beside tools would need a schema, as in response_format: leave one out, or send "
-            "tool_choice none",
-        )
-    if content is not None and call_format.bare and not asked.required:
-        raise FieldError(
-            content.field,
-            f"{content.field} beside tools: this model writes calls as JSON too, and no mark tells them apart: leave "
-            "one out, or send tool_choice required or none",
-        )
+    schema = _schema_of(content, call_format, required=asked.required)
     field = "tool_choice" if asked.required else "tools"
     tools = [tool for tool in asked.tools if asked.only in ("", tool["function"]["name"])]
     try:
@@ -141,11 +130,31 @@ def calls_to_keep_to(
             required=asked.required,
             parallel=asked.parallel and not asked.only,
             control_ids=control_marks(call_format, vocabulary),
-            content=None if content is None else content.source,
+            content=schema,
         )
         return Named(field, source)
     except ConstraintError as error:
         raise FieldError(field, str(error)) from None
+
+
+def _schema_of(content: Named | None, call_format: ToolCallFormat, *, required: bool) -> JsonSchema | JsonObject | None:
+    """Return what content keeps to, as a part of a grammar that has calls too."""
+    if content is None:
+        return None
+    source = content.source
+    if not isinstance(source, JsonSchema | JsonObject):
+        raise FieldError(
+            content.field,
+            f"{content.field} beside tools would need a schema, as in response_format: leave one out, or send "
+            "tool_choice none",
+        )
+    if call_format.bare and not required:
+        raise FieldError(
+            content.field,
+            f"{content.field} beside tools: this model writes calls as JSON too, and no mark tells them apart: leave "
+            "one out, or send tool_choice required or none",
+        )
+    return source
 
 
 def _check_all(tools: Sequence[Any]) -> None:

@@ -110,7 +110,8 @@ def allows(grammar: str, text: str, *, has_marks: bool) -> bool:
 
 def grammar_of(family: str, tools: Sequence[Mapping[str, Any]] = TOOLS, *, has_marks: bool, **given: bool) -> str:
     ids = CONTROL_IDS if has_marks else {}
-    return calls_grammar(BY_NAME[family], tools, **{"required": True, "parallel": True, **given}, control_ids=ids)
+    required, parallel = given.get("required", True), given.get("parallel", True)
+    return calls_grammar(BY_NAME[family], tools, required=required, parallel=parallel, control_ids=ids)
 
 
 MARKS = pytest.mark.parametrize("has_marks", [True, False], ids=["tokens", "text"])
