@@ -285,13 +285,14 @@ class Model:
 
         Args:
             messages: of the conversation, in the form of OpenAI's API; a text is what a user says.
-            tools: functions that the model may call, likewise, for templates that know them.
+            tools: functions that the model may call, likewise, for templates that know them. Calls of them are
+                ``reply.tool_calls``, where it is known how the model writes them.
             chat: how the conversation is written, and whether the model reasons.
             **options: as for :meth:`generate`.
 
         Raises:
             InputError: the messages, an option or the model's template cannot be used.
-            CapabilityError: the model has no chat template.
+            CapabilityError: the model has no chat template, or what reads calls of tools is not installed.
             PacelineError: as :meth:`generate`.
         """
         with self.chat_stream(messages, tools=tools, chat=chat, **options) as stream:
@@ -309,7 +310,7 @@ class Model:
         from paceline.chat.replies import ReplyStream
 
         params, asked = chat or ChatParams(), _of_any_length(options)
-        prompt = self.chat_prompt(messages, tools=tools, chat=params, max_tokens=asked["max_tokens"])
+        prompt = self._reading_calls(messages, tools=tools, params=params, max_tokens=asked["max_tokens"])
         return ReplyStream(prompt, self._start(prompt.token_ids, _beside(prompt.options, asked)), params)
 
     def chat_prompt(
@@ -363,11 +364,14 @@ class Model:
 
         It returns once the prompt is made, in a thread of its own.
         """
+        import asyncio
+
         from paceline.async_streams import AsyncStream
         from paceline.chat.async_replies import AsyncReplyStream
 
         params, asked = chat or ChatParams(), _of_any_length(options)
-        prompt = await self.achat_prompt(messages, tools=tools, chat=params, max_tokens=asked["max_tokens"])
+        most = asked["max_tokens"]
+        prompt = await asyncio.to_thread(self._reading_calls, messages, tools=tools, params=params, max_tokens=most)
         needed = _beside(prompt.options, asked)
         return AsyncReplyStream(prompt, AsyncStream(*self._ask(lambda: [*prompt.token_ids], needed)), params)
 
@@ -383,6 +387,18 @@ class Model:
         import asyncio
 
         return await asyncio.to_thread(self.chat_prompt, messages, tools=tools, chat=chat, max_tokens=max_tokens)
+
+    def _reading_calls(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        params: ChatParams,
+        max_tokens: int | None,
+    ) -> ChatPrompt:
+        """Return what a conversation comes to, whose answer has calls of its tools read."""
+        prompt = self.chat_prompt(messages, tools=tools, chat=params, max_tokens=max_tokens)
+        return self._chat_reader(params.replaced_by).reading_calls(prompt, tools)
 
     def _chat_reader(self, replaced_by: str | Path | None) -> ChatReader:
         """Return what makes prompts of conversations, by the model's own template or another."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 
 import paceline
 from paceline.chat.params import ChatParams
+from paceline.constraints import Choice
 from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError
 from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
@@ -21,6 +23,7 @@ from tests.chat.conversing import CHATML, CONTROLS, THINKING, ControlledBytes, c
 from tests.models.helpers import with_last_tokens
 from tests.tiers import some_long
 
+NOW = {"type": "function", "function": {"name": "now"}}
 QUESTION = "Write a function that adds two numbers, and then one that adds three numbers."
 
 
@@ -277,3 +280,32 @@ def test_options_are_checked_before_anything_is_generated(model: paceline.Model,
         model.chat("a", chat=chatml, temperature=-1)
     with pytest.raises(InputError, match="unknown option"):
         model.chat("a", chat=chatml, temprature=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("tools", [[NOW], None])
+def test_calls_are_read_out_of_an_answer(files: Path, model: paceline.Model, tools: list[Any] | None) -> None:
+    (files / "calling.jinja").write_text('{# <tool_call>\n{"name": ..., "arguments": ...} #}' + CHATML)
+    chat = ChatParams(template_file=files / "calling.jinja")
+    answer = 'It is <tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    options = paceline.GenerateOptions(constraint=Choice([answer]), max_tokens=200, seed=1)
+    replies = [
+        model.chat(QUESTION, tools=tools, chat=chat, **options),
+        asyncio.run(model.achat(QUESTION, tools=tools, chat=chat, **options)),
+    ]
+    with model.chat_stream(QUESTION, tools=tools, chat=chat, **options) as stream:
+        # While it is written, a call is text.
+        assert "".join(part.segment.text for part in stream) == answer
+        replies += [stream.result(), stream.so_far()]
+    assert [call["id"] for call in replies[2].tool_calls] == [call["id"] for call in replies[3].tool_calls]
+    for reply in replies:
+        if tools is None:
+            assert (reply.text, reply.tool_calls) == (answer, ())
+            continue
+        (call,) = reply.tool_calls
+        assert call == {"id": call["id"], "type": "function", "function": {"name": "now", "arguments": "{}"}}
+        assert reply.text == reply.message["content"] == "It is"
+        # The message is one for the conversation to go on with.
+        told = model.chat_prompt(
+            [{"role": "user", "content": "a"}, reply.message, {"role": "tool", "content": "b"}], tools=tools, chat=chat
+        )
+        assert told.text.endswith("tool\nb<|im_end|>\n<|im_start|>assistant\n")

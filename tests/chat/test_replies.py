@@ -23,7 +23,13 @@ VOCABULARY = ControlledBytes()
 
 @contextmanager
 def answering(
-    answer: str, source: str, *, fails_after: int | None = None, messages: Any = "2 + 2?", **params: Any
+    answer: str,
+    source: str,
+    *,
+    fails_after: int | None = None,
+    messages: Any = "2 + 2?",
+    tools: Any = None,
+    **params: Any,
 ) -> Iterator[ReplyStream]:
     """Yield the stream of a model that says one thing, a byte or control token each round, and then ends.
 
@@ -32,10 +38,12 @@ def answering(
         source: its chat template.
         fails_after: tokens of the answer after which the model breaks; ``None`` for never.
         messages: that it answers.
+        tools: that it may call.
         **params: of the conversation.
     """
     chat = ChatParams(**params)
-    prompt = reader_of(source).prompt(messages, tools=None, params=chat, max_tokens=1000)
+    reader = reader_of(source)
+    prompt = reader.reading_calls(reader.prompt(messages, tools=tools, params=chat, max_tokens=1000), tools)
     script = [*VOCABULARY.tokenize(answer, parse_special=True), 257]
 
     def logits(tokens: Sequence[int]) -> Float64Array:
@@ -150,3 +158,23 @@ def test_an_error_ends_the_iteration_and_leaves_what_was_said() -> None:
         with pytest.raises(paceline.PacelineError):
             stream.result()
         assert text_of(parts, "content") == stream.so_far().text == "It is"
+
+
+def test_calls_are_apart_from_reasoning_and_content() -> None:
+    source = '{# <tool_call>\n{"name": ..., "arguments": ...} #}' + THINKING
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    calls = [f'<tool_call>\n{{"name": "f", "arguments": {{"a": {number}}}}}\n</tool_call>' for number in range(2)]
+    said = f"<think>\nHm. {calls[0]}\n</think>\n\n{calls[1]}\n{calls[1][:-14]}"
+    with answering(said, source, tools=tools) as stream:
+        reply = stream.result()
+    assert [call["function"] for call in reply.tool_calls] == [{"name": "f", "arguments": '{"a": 1}'}]
+    assert reply.reasoning == f"Hm. {calls[0]}"
+    # One that is cut off is content.
+    assert reply.text.strip() == calls[1][:-14].strip()
+    with answering(calls[0], source, tools=tools) as stream:
+        reply = stream.result()
+    assert (reply.message["content"], reply.text, len(reply.tool_calls)) == (None, "", 1)
+    with answering(calls[0], THINKING, tools=tools) as stream:
+        # How this model writes calls is not known.
+        reply = stream.result()
+    assert (reply.text, reply.tool_calls) == (calls[0], ())

@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
+from paceline.chat.call_reading import CallReading
 from paceline.chat.marked import MarkedText, marks_of
 from paceline.chat.messages import Message
 from paceline.chat.reasoning import ReasoningMarkers
@@ -48,6 +49,7 @@ class ChatPrompt:
         begun: whether the prompt has opened the reasoning, so that an answer begins within it.
         continued: whether the prompt ends with the beginning of a message, which an answer goes on with.
         options: what the request needs besides: which control tokens to keep in its text, and how long it may reason.
+        calls: reads calls of tools out of the answer; ``None`` where nobody looks for any.
     """
 
     text: str
@@ -58,6 +60,7 @@ class ChatPrompt:
     begun: bool
     continued: bool
     options: GenerateOptions
+    calls: CallReading | None = None
 
 
 def token_ids_of(text: MarkedText, vocabulary: Vocabulary, *, adds_opening: bool) -> list[int]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from paceline.chat.call_history import CallForm, find_call_form, with_calls
+from paceline.chat.call_reading import CallReading, with_marks_kept
 from paceline.chat.continuing import goes_on, with_beginning
 from paceline.chat.fitting import num_leading, oldest_left_out
 from paceline.chat.marked import MarkedText, ending_of_template
-from paceline.chat.messages import Message, read_messages
+from paceline.chat.messages import Message, plain_data, read_messages
 from paceline.chat.params import UNLIMITED, ChatParams
 from paceline.chat.prompts import ChatPrompt, token_ids_of
 from paceline.chat.reasoning import ReasoningMarkers, budget_of, find_markers, opens_reasoning, preserved_ids
 from paceline.chat.template import ChatTemplate
+from paceline.chat.tool_calls.formats import find_format
+from paceline.chat.tool_calls.response_parser import load_template
 from paceline.core.errors import ContextLengthError, InputError
 from paceline.engines.base import Vocabulary
 
@@ -128,6 +132,24 @@ class ChatReader:
             continued=continues and any(kept[-1].get(name) for name in ("content", "reasoning_content")),
             options=self._options(params, begun),
         )
+
+    def reading_calls(self, prompt: ChatPrompt, tools: Sequence[Mapping[str, Any]] | None) -> ChatPrompt:
+        """Return a prompt of whose answer calls are read, if there are tools and it is known how the model calls them.
+
+        Args:
+            prompt: as :meth:`prompt` returned it.
+            tools: that it tells of.
+
+        Raises:
+            CapabilityError: the library that reads calls is not installed.
+        """
+        call_format = find_format(self.template.source) if tools else None
+        if call_format is None:
+            return prompt
+        load_template(call_format.template, call_format.name)
+        calls = CallReading(call_format, plain_data(tools, "'tools'"))
+        options = with_marks_kept(prompt.options, call_format, self._vocabulary)
+        return replace(prompt, options=options, calls=calls)
 
     def _as_rendered(self, text: MarkedText) -> tuple[MarkedText, bool]:
         """Return a rendered conversation, and whether it ends within reasoning."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -32,8 +32,14 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """What the answer says, without its reasoning."""
-        return str(self.message["content"])
+        """What the answer says, without its reasoning and calls of tools."""
+        return self.message["content"] or ""
+
+    @property
+    def tool_calls(self) -> Sequence[Mapping[str, Any]]:
+        """Calls of tools, in the form of OpenAI's API; none where it is not known how the model writes them."""
+        calls: Sequence[Mapping[str, Any]] = self.message.get("tool_calls", ())
+        return calls
 
     @property
     def reasoning(self) -> str | None:
@@ -78,11 +84,14 @@ class ReplyParts:
             continued=prompt.continued,
             reasoning_format=self._format,
         )
-        return Reply({"role": "assistant", **message}, prompt, generation)
+        calls = {} if prompt.calls is None else prompt.calls.read(message["content"])
+        return Reply({"role": "assistant", **message, **calls}, prompt, generation)
 
 
 class ReplyStream:
     """An answer to a conversation while it is written: iterate for its parts. Else as :class:`~paceline.Stream`.
+
+    Calls of tools are text in the parts, as the model writes them, and read in :meth:`result`.
 
     Args:
         prompt: what the conversation came to.

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from paceline.api import GenerateOptions
+from paceline.chat.call_reading import with_marks_kept
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
-from paceline.chat.tool_calls.formats import control_marks
 from paceline.chat.tool_calls.response_parser import load_template
 from paceline.constraints import JsonSchema
 from paceline.core.constraint import Constraint
@@ -116,9 +115,7 @@ async def prepare_chat(
         return prompt
     # The library that reads calls takes a second to import.
     await asyncio.to_thread(load_template, call_format.template, call_format.name)
-    marks = control_marks(call_format, served.model.target.vocabulary).values()
-    preserved = (*(chat.options.get("preserved_ids") or ()), *marks)
-    options: GenerateOptions = {**chat.options, "preserved_ids": tuple(dict.fromkeys(preserved))}
+    options = with_marks_kept(chat.options, call_format, served.model.target.vocabulary)
     return replace(prompt, options=options, call_format=call_format, tools=asked.tools)
 
 

@@ -72,7 +72,7 @@ class ToolCallParser:
         self._format = call_format
         self._tools = [dict(tool) for tool in tools]
         self._names = {tool.get("function", tool).get("name") for tool in self._tools}
-        self._new_id = new_id or (lambda: _random_id(call_format.id_length))
+        self._new_id = new_id or (lambda: random_id(call_format.id_length))
         self._template = load_template(call_format.template, call_format.name)
         self._first = re.compile(f"[{re.escape(call_format.firsts)}]") if call_format.firsts else None
         self._reader: Any = None
@@ -354,7 +354,8 @@ def _as_json(value: Mapping[str, Any]) -> str:
     return text
 
 
-def _random_id(length: int) -> str:
+def random_id(length: int) -> str:
+    """Return an id for a call that has none: of letters and digits, or in OpenAI's form for a length of 0."""
     if length == 0:
         return f"call_{secrets.token_hex(12)}"
     return "".join(secrets.choice(_LETTERS) for _ in range(length))
