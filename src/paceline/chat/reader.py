@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -180,10 +181,11 @@ class ChatReader:
     @functools.cached_property
     def _no_tools(self) -> list[Mapping[str, Any]] | None:
         """What stands for no tools: a template that is made for conversations with tools may need a list."""
-        try:
-            self.template.render(_HELLO)
-        except InputError:
-            return []
+        choices: tuple[list[Mapping[str, Any]] | None, ...] = (None, [])
+        for tools in choices:
+            with contextlib.suppress(InputError):
+                self.template.render(_HELLO, tools=tools)
+                return tools
         return None
 
     def _check_roles(self, messages: Sequence[Message], render: Callable[[Sequence[Message]], MarkedText]) -> None:
