@@ -226,3 +226,13 @@ def test_the_template_tells_of_tools_that_may_not_be_called(calling: Hosted) -> 
         return int(calling.answer(CHAT, body(max_tokens=1, **fields))["usage"]["prompt_tokens"])
 
     assert num_prompt(tool_choice="none") == num_prompt() > num_prompt(tools=[]) == num_prompt(tools=None)
+
+
+def test_the_template_is_told_of_tools_as_templates_know_them(calling: Hosted) -> None:
+    messages = [{"role": "user", "content": "abc"}]
+    function = {"strict": True, "return": {"type": "string"}, "name": "f"}
+    prompt = calling.answer("/apply-template", {"messages": messages, "tools": [{"function": function}]})["prompt"]
+    told = {"name": "f", "description": "", "parameters": {}, "return": {"type": "string"}}
+    assert json.dumps([{"type": "function", "function": told}]) in prompt
+    error = calling.refusal("/apply-template", {"messages": messages, "tools": [{"type": "web"}]})
+    assert (error["param"], "tools[0] is no function" in error["message"]) == ("tools", True)
