@@ -10,7 +10,8 @@ same schema, where one is given. Sides take turns, schema by schema, and begin i
 * Valid: answers that ended by themselves, judged by jsonschema, which shares no code with the grammars. An answer that
   ran out of its tokens is no document, and is counted.
 * Equal: token by token, with drafts and without. As a wider pass rounds otherwise, near-ties turn unless ``--exact``.
-* Forced: tokens that the grammar drafted and the walks came to, and how many of them were kept.
+* Forced: tokens that the grammar drafted as forced and the walks came to, and how many of them were kept. A model that
+  would say something else spells what it has to say by other tokens, at times one letter at a time.
 * Speed: tokens over the seconds from the first token to the last.
 
 What limits the speed is the machine's memory, and what a wider pass costs: a forced token is nearly always right, but
@@ -44,10 +45,13 @@ from paceline.constraints import JsonSchema
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError, InputError
 from paceline.core.params import MAX_TOKENS
+from paceline.core.tree import ROOT
+from paceline.drafters.grammar import NAME
 from paceline.engines.loading import ModelOptions
 from paceline.engines.threads import PERIOD_S
 from paceline.machine import machine
 from paceline.models.cache import resolve
+from paceline.planning.base import RoundRecord
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -97,6 +101,8 @@ class _Found:
         by_source: draft tokens verified, by drafter.
         kept: those of them that were kept.
         rounds: of the answers with drafts.
+        forced: tokens that the grammar drafted as forced, and that the walks came to.
+        forced_kept: those of them that were kept.
         rejected: by llama-server.
     """
 
@@ -107,7 +113,18 @@ class _Found:
     by_source: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
+    forced: int = 0
+    forced_kept: int = 0
     rejected: int = 0
+
+    def observe(self, record: RoundRecord) -> None:
+        """Count what was forced in a round."""
+        for tree, path in zip(record.trees, record.paths, strict=True):
+            for node in range(1, len(tree)):
+                if tree.sources[node] != NAME or tree.evidence[node].probability is not None:
+                    continue
+                self.forced += tree.parents[node] == ROOT or tree.parents[node] in path
+                self.forced_kept += node in path
 
 
 def structured(
@@ -136,6 +153,7 @@ def structured(
         options = ModelOptions(path, model_defaults=False, exact=exact)
         drafting = None if draft is None else ModelOptions(resolve(draft), model_defaults=False)
         ours = stack.enter_context(paceline.load(options, draft=drafting, remember=False))
+        ours.add_observer(found)
         theirs = None if server is None else ServerProcess(stack, server, path)
         asking = _Asking(ours, theirs, path, temp, tokens, shown)
         with progress_bar() as bar:
@@ -284,6 +302,9 @@ def _print(path: Path, temp: float, found: _Found) -> None:
         print(f"  {line}")
     print(f"equal with and without drafts: {equal} of {len(answers)}")
     print(f"drafts kept: {_shares(found)}; {found.rounds} rounds")
+    if found.forced:
+        share = found.forced_kept / found.forced
+        print(f"forced, of those that the walks came to: {found.forced_kept} of {found.forced} kept ({share:.1%})")
     print("tokens a second, all tokens over all seconds; ratios by answer, median and quartiles")
     for side in (PLAIN, DRAFTED, SERVER):
         given = [one[side] for one in answers if side in one]
@@ -326,6 +347,7 @@ def _facts(path: Path, temp: float, found: _Found) -> dict[str, Any]:
         "invalid": found.invalid,
         "drafted": dict(found.by_source),
         "accepted": dict(found.kept),
+        "forced": [found.forced, found.forced_kept],
         "answers": [
             {side: {"tokens": one.tokens, "seconds": one.seconds, "ended": one.ended} for side, one in answers.items()}
             for answers in found.answers

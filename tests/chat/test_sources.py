@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.chat.messages import read_messages
-from paceline.chat.sources import find_response_template, find_template, has_template
+from paceline.chat.sources import find_template, has_template
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.scripted import ScriptedVocabulary
@@ -281,13 +281,11 @@ def test_a_file_without_end_is_not_read_to_its_end(model: Path) -> None:
         find_template(model, VOCABULARY, replaced_by=endless)
 
 
-def test_how_answers_are_read_is_said_by_folders_alone(tmp_path: Path) -> None:
+def test_how_answers_are_read_is_said_by_folders_for_their_own_template(tmp_path: Path) -> None:
     said = {"fields": {"content": {"content": "text"}}}
-    assert (
-        find_response_template(write_folder(tmp_path / "a", tokenizer_config__json={"response_template": said})) == said
-    )
-    assert find_response_template(write_folder(tmp_path / "b", tokenizer_config__json={})) is None
-    assert find_response_template(write_folder(tmp_path / "c")) is None
-    file = tmp_path / "model.gguf"
-    write_gguf(file, **{KEY: "template"})
-    assert find_response_template(file) is None
+    folder = write_folder(tmp_path, tokenizer_config__json={"chat_template": "config", "response_template": said})
+    own = find_template(folder, VOCABULARY)
+    other = find_template(folder, VOCABULARY, replaced_by="other")
+    assert own is not None
+    assert other is not None
+    assert (own.response_template, other.response_template) == (said, None)

@@ -209,7 +209,7 @@ REASONS: dict[str, tuple[dict[str, Any] | str, str]] = {
     "format": ({"items": {"type": "string", "format": "nonsense"}}, "#/items/format: Unknown format: nonsense"),
     "keyword": (
         {"properties": {"a": {"uniqueItems": True}}},
-        '#/properties/a/uniqueItems: "uniqueItems" is not supported: leave it out, or say strict false and check',
+        '#/properties/a/uniqueItems: "uniqueItems" is not supported: leave it out, or say strict false (--no-strict)',
     ),
     "pattern": (
         {"type": "array", "prefixItems": [{}, {"type": "string", "pattern": "^(?!x)"}]},

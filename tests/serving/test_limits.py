@@ -74,7 +74,8 @@ def test_all_answers_of_a_request_wait_or_none() -> None:
     with hosted(lambda: scripted(max_sequences=1, max_waiting=2)) as running:
         body = {"prompt": "abc", "max_tokens": 20, "seed": 1}
         assert len(running.answer("/v1/completions", {**body, "n": 3})["choices"]) == 3
-        response = running.post("/v1/completions", {**body, "n": 4})
+        # The first is not over before the fourth comes.
+        response = running.post("/v1/completions", {**body, "n": 4, "max_tokens": 3000, "ignore_eos": True})
         assert response.status_code == 429
         assert response.headers["retry-after"] == "1"
         running.wait_for_nothing()

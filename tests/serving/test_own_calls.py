@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.chat.tool_calls.own_format import own_format
+from paceline.chat.template import ChatTemplate
+from tests.chat.conversing import CHATML
 from tests.serving.hosted import hosted, scripted
 from tests.serving.test_tools import body, saying, streamed, whole
 
@@ -32,7 +33,7 @@ FIELDS: dict[str, Any] = {
     ],
 )
 def test_calls_are_read_as_the_folder_says_and_are_text_without_it(template: Any, expected: Any) -> None:
-    own_calls = None if template is None else own_format(template, "a/model")
-    with hosted(lambda: replace(scripted(target=saying(SAID)), own_calls=own_calls)) as server:
+    written = ChatTemplate(CHATML, origin="a/model", response_template=template)
+    with hosted(lambda: replace(scripted(target=saying(SAID)), template=written)) as server:
         assert whole(server, body()) == expected
         assert streamed(server, body()) == expected

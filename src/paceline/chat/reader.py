@@ -18,7 +18,7 @@ from paceline.chat.params import UNLIMITED, ChatParams
 from paceline.chat.prompts import ChatPrompt, token_ids_of
 from paceline.chat.reasoning import ReasoningMarkers, budget_of, find_markers, opens_reasoning, preserved_ids
 from paceline.chat.template import ChatTemplate
-from paceline.chat.tool_calls.formats import find_format
+from paceline.chat.tool_calls.own_format import format_of
 from paceline.chat.tool_calls.response_parser import load_template
 from paceline.core.errors import ContextLengthError, InputError
 from paceline.engines.base import Vocabulary
@@ -144,7 +144,7 @@ class ChatReader:
         Raises:
             CapabilityError: the library that reads calls is not installed.
         """
-        call_format = find_format(self.template.source) if tools else None
+        call_format = format_of(self.template) if tools else None
         if call_format is None:
             return prompt
         load_template(call_format.template, call_format.name)

@@ -58,16 +58,8 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: str | Path
         special_tokens=_folder_tokens(path) if is_folder else _gguf_tokens(metadata, vocabulary),
         with_tools=sources.get(_WITH_TOOLS),
         adds_opening=not is_folder,
+        response_template=_response_template(path) if is_folder and replaced_by is None else None,
     )
-
-
-def find_response_template(path: Path) -> Any:
-    """Return what a folder says of how its answers are read, in Hugging Face's form; ``None`` where it says nothing.
-
-    Raises:
-        ModelFileError: a file cannot be read.
-    """
-    return read_json_if_present(path / "tokenizer_config.json").get("response_template") if path.is_dir() else None
 
 
 def has_template(path: Path) -> bool:
@@ -140,6 +132,10 @@ def _of_folder(folder: Path) -> dict[str, str]:
     for file in sorted(folder.glob("additional_chat_templates/*.jinja")):
         found[file.stem] = _read_template(file)
     return {name: source for name, source in found.items() if isinstance(source, str) and source.strip()}
+
+
+def _response_template(folder: Path) -> Any:
+    return read_json_if_present(folder / "tokenizer_config.json").get("response_template")
 
 
 def _folder_tokens(folder: Path) -> dict[str, str]:

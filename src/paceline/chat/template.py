@@ -40,6 +40,7 @@ class ChatTemplate:
         with_tools: the template for conversations with tools, where the model has one for these.
         adds_opening: whether the tokens that the tokenizer puts before a text go before a rendered one as well, if
             the template did not write them: llama.cpp does so with GGUF files, and transformers does not with folders.
+        response_template: what the model says of how its answers are read, in Hugging Face's form; nobody looked at it.
 
     Raises:
         ModelFileError: the source is no template, or too long.
@@ -53,10 +54,12 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         with_tools: str | None = None,
         adds_opening: bool = False,
+        response_template: Any = None,
     ) -> None:
         self.source = source
         self.origin = origin
         self.adds_opening = adds_opening
+        self.response_template = response_template
         self.special_tokens = dict(special_tokens or {})
         self._template = self._compiled(source)
         self._with_tools = None if with_tools is None else self._compiled(with_tools)

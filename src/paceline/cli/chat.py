@@ -19,6 +19,7 @@ from paceline.cli.constraint_options import (
     GrammarText,
     JsonSchemaFile,
     JsonSchemaText,
+    Strict,
     asked_source,
 )
 from paceline.cli.interrupts import interrupts_heeded
@@ -59,6 +60,7 @@ def chat(
     conversation: ChatParams,
     json_schema: JsonSchemaText = None,
     json_schema_file: JsonSchemaFile = None,
+    strict: Strict = True,
     grammar: GrammarText = None,
     grammar_file: GrammarFile = None,
     first: Annotated[
@@ -87,7 +89,7 @@ def chat(
             "-hf ggml-org/gemma-3-1b-it-GGUF"
         )
     setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
-    source = asked_source(json_schema, json_schema_file, grammar, grammar_file)
+    source = asked_source(json_schema, json_schema_file, grammar, grammar_file, strict=strict)
     says = system_prompt(system, system_file)
     rules = replace(rules, stop=tuple(typed_text(text, "--stop", escape=True) for text in rules.stop))
     if "max_tokens" not in given.names:

@@ -7,8 +7,10 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
+from paceline.cli.display import error_console
 from paceline.cli.prompt import read_text_file
 from paceline.constraints import Gbnf, JsonSchema, Source
+from paceline.constraints.unsupported_keywords import named_places
 from paceline.core.errors import InputError
 
 _PANEL: Final = "What answers keep to"
@@ -27,6 +29,14 @@ JsonSchemaFile: TypeAlias = Annotated[
     Path | None,
     typer.Option("-jf", "--json-schema-file", help="A file with the schema.", metavar="FILE", rich_help_panel=_PANEL),
 ]
+Strict: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--strict/--no-strict",
+        help="Refuse a schema with what nothing can keep answers to, or warn of that and keep to the rest.",
+        rich_help_panel=_PANEL,
+    ),
+]
 GrammarText: TypeAlias = Annotated[
     str | None,
     typer.Option("--grammar", help="Answer in texts of a grammar, in GBNF.", metavar="GRAMMAR", rich_help_panel=_PANEL),
@@ -38,7 +48,12 @@ GrammarFile: TypeAlias = Annotated[
 
 
 def asked_source(
-    json_schema: str | None, json_schema_file: Path | None, grammar: str | None, grammar_file: Path | None
+    json_schema: str | None,
+    json_schema_file: Path | None,
+    grammar: str | None,
+    grammar_file: Path | None,
+    *,
+    strict: bool = True,
 ) -> Source | None:
     """Return what answers are to keep to; ``None`` for nothing.
 
@@ -47,6 +62,7 @@ def asked_source(
         json_schema_file: with one.
         grammar: as it was typed.
         grammar_file: with one.
+        strict: refuse a schema with what nothing can keep answers to; else a warning says what that is.
 
     Raises:
         InputError: several are given, a file cannot be read, or a schema is no JSON.
@@ -65,5 +81,11 @@ def asked_source(
         raise InputError(f"{' and '.join(given)} both say what answers keep to: leave one of them out")
     for flag, value in given.items():
         text = read_text_file(value, flag) if isinstance(value, Path) else value
-        return JsonSchema(text) if flag in ("-j", "-jf") else Gbnf(text)
+        if flag not in ("-j", "-jf"):
+            return Gbnf(text)
+        schema = JsonSchema(text, strict=strict)
+        if schema.unenforced:
+            what = f"nothing keeps answers to {named_places(schema.unenforced)} of the schema: check them"
+            error_console().print(f"warning: {what}", style="yellow", markup=False)
+        return schema
     return None

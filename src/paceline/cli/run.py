@@ -29,6 +29,7 @@ from paceline.cli.constraint_options import (
     GrammarText,
     JsonSchemaFile,
     JsonSchemaText,
+    Strict,
     asked_source,
 )
 from paceline.cli.display import AnswerWriter, error_console, print_json
@@ -102,6 +103,7 @@ def run(
     conversation: ChatParams,
     json_schema: JsonSchemaText = None,
     json_schema_file: JsonSchemaFile = None,
+    strict: Strict = True,
     grammar: GrammarText = None,
     grammar_file: GrammarFile = None,
     sample: Annotated[
@@ -156,7 +158,7 @@ def run(
     without_effect = {} if compare else {"repeats": "has no effect without --compare"}
     if not as_chat:
         without_effect |= dict.fromkeys(OF_CHATS, "has no effect without --chat: add that, or use paceline chat")
-    source = asked_source(json_schema, json_schema_file, grammar, grammar_file)
+    source = asked_source(json_schema, json_schema_file, grammar, grammar_file, strict=strict)
     setup = choose_setup(
         context, models, speculation, fixed, policy=policy, remember=remember, without_effect=without_effect
     )

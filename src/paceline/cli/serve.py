@@ -169,8 +169,7 @@ def _served(
     chat: ChatParams,
     defaults: GenerateOptions,
 ) -> ServedModel:
-    from paceline.chat.sources import find_response_template, find_template
-    from paceline.chat.tool_calls.own_format import own_format
+    from paceline.chat.sources import find_template
     from paceline.serving.hosting import ServedModel
 
     path = Path(found.target.path)
@@ -179,19 +178,12 @@ def _served(
     except (ModelFileError, InputError) as error:
         error_console().print(f"warning: no chats: {error}", style="yellow", markup=False)
         template = None
-    try:
-        response = find_response_template(path)
-        own_calls = None if response is None else own_format(response, path.name)
-    except ModelFileError as error:
-        error_console().print(f"warning: {error}", style="yellow", markup=False)
-        own_calls = None
     return ServedModel(
         model,
         describe(path),
         names=tuple(sorted(set(options.alias))) or (path.stem,),
         policy=setup.policy if isinstance(setup.policy, str) else _name_of(setup),
         template=template,
-        own_calls=own_calls,
         tags=options.tags,
         options=defaults,
         chat=chat,

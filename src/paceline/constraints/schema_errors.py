@@ -29,9 +29,11 @@ def schema_reason(reason: str) -> str:
 def _unsupported(found: re.Match[str]) -> str:
     keywords = found[1].split(", ")
     if len(keywords) == 1:
-        return f"{keywords[0]} is not supported: leave it out, or say strict false and check answers for it"
+        return (
+            f"{keywords[0]} is not supported: leave it out, or say strict false (--no-strict) and check answers for it"
+        )
     named = f"{', '.join(keywords[:-1])} and {keywords[-1]}"
-    return f"{named} are not supported: leave them out, or say strict false and check answers for them"
+    return f"{named} are not supported: leave them out, or say strict false (--no-strict) and check answers for them"
 
 
 def place_of(reason: str, schema: Any) -> str:

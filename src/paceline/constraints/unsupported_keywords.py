@@ -6,10 +6,12 @@ Else they are errors, unless a schema is to be kept to as far as possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from paceline.constraints.schema_parts import in_its_places, listed, mapping, reachable, said
+
+_MOST_NAMED: Final = 8
 
 
 def _is_open(value: Any) -> bool:
@@ -94,3 +96,9 @@ def _may_be(kind: str, part: dict[str, Any]) -> bool:
 
 def _at_most(value: Any, most: int) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value <= most
+
+
+def named_places(places: Sequence[str]) -> str:
+    """Return places of a schema in words, for messages: the first of many."""
+    more = f" and {len(places) - _MOST_NAMED} more places" if len(places) > _MOST_NAMED else ""
+    return ", ".join(places[:_MOST_NAMED]) + more

@@ -12,7 +12,7 @@ from paceline.api import GenerateOptions, Model
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ToolCallFormat
-from paceline.chat.tool_calls.formats import find_format
+from paceline.chat.tool_calls.own_format import format_of
 from paceline.core.errors import ClosedError, PacelineError
 from paceline.models.description import ModelDescription
 from paceline.options import read_options
@@ -35,7 +35,6 @@ class ServedModel:
         names: under which clients know it, in alphabetical order; the first is its id.
         policy: the name of what decides how much is drafted.
         template: of conversations; ``None`` of a model that cannot chat.
-        own_calls: how it writes calls of tools by its own account, which counts where its family is not known.
         tags: words about it.
         options: of a request that says nothing else.
         chat: how conversations are written where a request says nothing else.
@@ -47,7 +46,6 @@ class ServedModel:
     names: tuple[str, ...]
     policy: str = "auto"
     template: ChatTemplate | None = None
-    own_calls: ToolCallFormat | None = None
     tags: tuple[str, ...] = ()
     options: GenerateOptions = field(default_factory=lambda: GenerateOptions())
     chat: ChatParams = field(default_factory=lambda: ChatParams(forget=False))
@@ -61,7 +59,7 @@ class ServedModel:
     @property
     def call_format(self) -> ToolCallFormat | None:
         """How the model writes calls of tools; ``None`` where that is not known."""
-        return None if self.template is None else find_format(self.template.source) or self.own_calls
+        return None if self.template is None else format_of(self.template)
 
     @property
     def context_length(self) -> int:

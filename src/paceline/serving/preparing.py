@@ -7,13 +7,14 @@ import datetime
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from paceline.chat.call_reading import with_marks_kept
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.response_parser import load_template
 from paceline.constraints import JsonSchema
+from paceline.constraints.unsupported_keywords import named_places
 from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.serving.answering import PreparedPrompt
@@ -26,9 +27,6 @@ from paceline.serving.in_turn import in_turn
 from paceline.serving.prompts import encode, read_prompts
 from paceline.serving.token_texts import check_ids, text_of
 from paceline.serving.tools import AskedTools, call_format_of, calls_to_keep_to, told_tools
-
-_MOST_PLACES: Final = 8
-"""Places in a schema that a warning names."""
 
 
 async def prepare_completions(host: ModelHost, prompt: Any, *, num_choices: int, most: int) -> list[PreparedPrompt]:
@@ -196,13 +194,8 @@ async def _warned(asked: Asked, named: Named) -> Asked:
     source = named.source
     if not isinstance(source, JsonSchema) or not (places := await asyncio.to_thread(lambda: source.unenforced)):
         return asked
-    warning = f"{named.field} is not strict, and nothing keeps the answer to {_listed(places)}: check it"
+    warning = f"{named.field} is not strict, and nothing keeps the answer to {named_places(places)}: check it"
     return replace(asked, warnings=(*asked.warnings, warning))
-
-
-def _listed(places: Sequence[str]) -> str:
-    more = f" and {len(places) - _MOST_PLACES} more places" if len(places) > _MOST_PLACES else ""
-    return ", ".join(places[:_MOST_PLACES]) + more
 
 
 def check_length(num_tokens: int, context_length: int) -> None:

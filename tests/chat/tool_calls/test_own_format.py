@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ContentDelta
-from paceline.chat.tool_calls.own_format import MOST_REPEATED, own_format
+from paceline.chat.tool_calls.own_format import MOST_REPEATED, format_of, own_format
 from paceline.chat.tool_calls.parser import ToolCallParser
-from paceline.core.errors import ModelFileError
+from paceline.core.errors import ModelFileError, ModelWarning
 from tests.chat.tool_calls.answers import TOOLS
 
 CALL = {"type": "function", "function": "{content}"}
@@ -112,3 +113,15 @@ def test_patterns_end_soon_or_are_refused(pattern: str, bounded: str | None) -> 
     assert found.template["fields"]["tool_calls"]["open_pattern"] == bounded
     re.compile(bounded)
     assert MOST_REPEATED == 256
+
+
+def test_a_known_family_goes_before_what_a_model_says_and_what_cannot_be_used_is_warned_of() -> None:
+    def found(source: str, response: Any) -> str | None:
+        call_format = format_of(ChatTemplate(source, origin="a/model", response_template=response))
+        return None if call_format is None else call_format.name
+
+    assert found("{{ messages }}", None) is None
+    assert found("{{ messages }}", JSON) == "a/model"
+    assert found('<tool_call>\n{"name": <function-name>, "arguments": <args>}\n</tool_call>', JSON) == "hermes"
+    with pytest.warns(ModelWarning, match="could take long"):
+        assert found("{{ messages }}", with_opening("(a+)+")) is None

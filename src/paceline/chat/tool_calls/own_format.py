@@ -11,11 +11,14 @@ refused.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
+from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ToolCallFormat
-from paceline.core.errors import ModelFileError
+from paceline.chat.tool_calls.formats import find_format
+from paceline.core.errors import ModelFileError, ModelWarning
 
 FIELD: Final = "tool_calls"
 
@@ -28,6 +31,21 @@ _MOST_REPEATS: Final = 3
 
 _OF_ONE_CHARACTER: Final = r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|."
 _PARTS: Final = re.compile(rf"(?P<one>{_OF_ONE_CHARACTER})(?P<repeat>[*+]|\{{\d+(?:,\d*)?\}})?", re.DOTALL)
+
+
+def format_of(template: ChatTemplate) -> ToolCallFormat | None:
+    """Return how a model with a chat template writes calls; ``None`` where that is not known.
+
+    A response template that cannot be used is warned of.
+    """
+    known = find_format(template.source)
+    if known is not None or template.response_template is None:
+        return known
+    try:
+        return own_format(template.response_template, template.origin)
+    except ModelFileError as error:
+        warnings.warn(str(error), ModelWarning, stacklevel=2)
+        return None
 
 
 def own_format(template: Any, origin: str) -> ToolCallFormat | None:

@@ -1,0 +1,74 @@
+"""What ``paceline run`` and ``chat`` are asked to keep answers to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.constraints import Gbnf, JsonSchema
+from tests.cli.test_run import FAST, Invoke, invoke
+
+__all__ = ["invoke"]
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"kind": {"enum": ["cat", "dog"]}},
+        "required": ["kind"],
+        "additionalProperties": False,
+    }
+)
+RUN = ("run", *FAST, "-p", "A pet: ")
+
+
+def test_answers_keep_to_a_schema_or_a_grammar_typed_or_in_a_file(invoke: Invoke, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.gbnf"
+    schema.write_text(SCHEMA)
+    grammar.write_text('root ::= "a" "b"+ "c"')
+    for flags in (("-j", SCHEMA), ("-jf", str(schema)), ("--json-schema", SCHEMA, "--no-strict")):
+        outcome = invoke(*RUN, *flags)
+        assert outcome.status == 0, outcome.err
+        assert json.loads(outcome.out)["kind"] in ("cat", "dog")
+        assert "warning" not in outcome.err
+    for flags in (("--grammar", 'root ::= "abc"'), ("--grammar-file", str(grammar))):
+        outcome = invoke(*RUN, *flags)
+        assert outcome.out.startswith("ab")
+
+
+def test_what_nothing_can_keep_to_is_refused_or_warned_of(invoke: Invoke) -> None:
+    schema = json.dumps({"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2, "uniqueItems": True})
+    refused = invoke(*RUN, "-j", schema)
+    assert (refused.status, refused.out) == (2, "")
+    assert '#/uniqueItems: "uniqueItems" is not supported' in refused.err
+    assert "--no-strict" in refused.err
+    taken = invoke(*RUN, "-j", schema, "--no-strict")
+    assert taken.status == 0
+    assert set(json.loads(taken.out)) <= {1, 2}
+    assert "warning: nothing keeps answers to #/uniqueItems of the schema: check them" in taken.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("-j", "{}", "--grammar", 'root ::= "a"'), "-j and --grammar both say what answers keep to"),
+        (("-j", "{"), "the JSON schema is not JSON"),
+        (("-jf", "/nowhere/schema.json"), "/nowhere/schema.json"),
+        (("--grammar", "root ::= other"), "other"),
+    ],
+)
+def test_bad_ones_are_refused_in_a_line(invoke: Invoke, flags: tuple[str, ...], said: str) -> None:
+    outcome = invoke(*RUN, *flags)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert said in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+
+
+def test_the_sources_are_those_of_the_library() -> None:
+    from paceline.cli.constraint_options import asked_source
+
+    assert asked_source(None, None, None, None) is None
+    assert asked_source(SCHEMA, None, None, None) == JsonSchema(SCHEMA)
+    assert asked_source(SCHEMA, None, None, None, strict=False) == JsonSchema(SCHEMA, strict=False)
+    assert asked_source(None, None, "root ::= [a]", None) == Gbnf("root ::= [a]")
