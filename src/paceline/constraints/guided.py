@@ -27,6 +27,9 @@ _MOST_FORCED = 128
 _SLOW_S = 0.05
 """Seconds; a grammar where it takes longer to find what has to follow is not asked again."""
 
+_STRAYED: Final = 8
+"""Tokens for which nothing is told of what has to follow, after a model began to spell it by others: it goes on so."""
+
 _Path: TypeAlias = "tuple[_Path, int] | None"
 """The tokens that led to a state, the last one first: states that were one share what came before."""
 
@@ -90,7 +93,7 @@ class GuidedConstraint:
         generation: of the matcher's automata.
     """
 
-    __slots__ = ("_forced", "_generation", "_guide", "_mask", "_matcher", "_path")
+    __slots__ = ("_forced", "_generation", "_guide", "_mask", "_matcher", "_path", "_silent")
 
     def __init__(self, guide: Guide, matcher: LLMatcher, generation: int) -> None:
         self._guide = guide
@@ -99,11 +102,14 @@ class GuidedConstraint:
         self._path: _Path = None
         self._mask: BoolArray | None = None
         self._forced: tuple[int, ...] | None = None
+        # Tokens for which nothing is told yet.
+        self._silent = 0
 
     def fork(self) -> GuidedConstraint:
         """Return the same state, to be moved on by itself."""
         other = GuidedConstraint(self._guide, self._matcher.deep_copy(), self._generation)
         other._path, other._mask, other._forced = self._path, self._mask, self._forced
+        other._silent = self._silent
         return other
 
     def allows(self, token_ids: Sequence[int]) -> int:
@@ -130,6 +136,9 @@ class GuidedConstraint:
             raise self._failure() or self._refusal(token_id)
         self._path = self._path, token_id
         self._mask = None
+        self._silent = max(self._silent - 1, 0)
+        if self._forced and self._forced[0] != token_id:
+            self._silent = _STRAYED
         # What was forced is so still, one token less, and finding out again would take as long as it is.
         self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token_id else None
 
@@ -153,7 +162,9 @@ class GuidedConstraint:
         return self._mask
 
     def forced(self) -> Sequence[int]:
-        """Return tokens that spell what has to follow; empty where there is a choice."""
+        """Return tokens that spell what has to follow; empty where there is a choice, or the model spells otherwise."""
+        if self._silent:
+            return ()
         if self._forced is None:
             self._forced = () if self._guide.is_slow else self._find_forced()
         return self._forced

@@ -97,11 +97,13 @@ def call_format_of(asked: AskedTools | None, known: ToolCallFormat | None) -> To
     Args:
         asked: of the request.
         known: how the model writes calls; ``None`` where that is not known. Then a model that has to call writes plain
-            objects, and one that need not makes no calls that anybody could tell from content.
+            objects, as one whose format is described for reading alone, and one that need not makes no calls that
+            anybody could tell from content.
     """
     if asked is None:
         return None
-    return PLAIN_CALLS if known is None and asked.required else known
+    has_grammar = known is not None and known.written is not None
+    return PLAIN_CALLS if asked.required and not has_grammar else known
 
 
 def calls_to_keep_to(

@@ -285,3 +285,12 @@ def test_an_answer_is_calls_or_what_keeps_to_a_schema(family: str, has_marks: bo
     assert not allows(required, content, has_marks=has_marks)
     for text in (f"{plain}Hm.", f"{plain}{{}}", f"Hm. {call}", written(family, [("unknown", {})]), content[:-1]):
         assert not allows(grammar, text, has_marks=has_marks), text
+
+
+@pytest.mark.parametrize("family", ["hermes", "kimi"])
+@pytest.mark.parametrize("name", ["{id}", "of{index}", "<tool_call>", "a.b/c"])
+def test_a_name_is_a_text_whatever_it_spells(family: str, name: str) -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}}]
+    for required in (True, False):
+        grammar = grammar_of(family, tools, has_marks=False, required=required)
+        assert allows(grammar, written(family, [(name, {})]), has_marks=False)

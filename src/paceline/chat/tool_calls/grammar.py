@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from paceline.chat.tool_calls.arguments import ArgumentRules
 from paceline.chat.tool_calls.base import ToolCallFormat, WrittenCalls
-from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema
+from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string
 from paceline.constraints import Calls, JsonObject, JsonSchema
 from paceline.core.errors import ConstraintError
 
@@ -125,9 +125,10 @@ def _add_calls(
 ) -> None:
     """Add the rule of a call of any tool, without the text ``skipped`` that it begins with."""
     for number, tool in enumerate(tools):
-        name = _function(tool)["name"]
+        # A name is a text, whatever placeholders or marks it spells.
+        name = as_string(_function(tool)["name"])
         heads = [
-            _filled(rules, f"{before}{name}{behind}".removeprefix(skipped))
+            f"{_filled(rules, before.removeprefix(skipped))} {name} {_filled(rules, behind)}"
             for before, behind in ((written.before, written.middle), *written.others)
         ]
         head = heads[0] if len(heads) == 1 else f"({' | '.join(heads)})"
