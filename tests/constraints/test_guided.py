@@ -101,6 +101,7 @@ def test_what_has_to_follow_is_told_and_is_not_all_that_may() -> None:
     assert b"".join(map(vocabulary.token_bytes, forced)) == b"ababab"
     assert state.allows(forced) == len(forced)
     assert allowed_texts(state, vocabulary) == {b"a", b"ab", b"abab"}
+    state = start_of(Regex("ababab(c|d)"), vocabulary)
     state.advance(0)
     assert b"".join(map(vocabulary.token_bytes, state.forced())) == b"babab"
     for token_id in list(state.forced()):
@@ -108,6 +109,17 @@ def test_what_has_to_follow_is_told_and_is_not_all_that_may() -> None:
         state.advance(token_id)
     assert list(state.forced()) == []
     assert allowed_texts(state, vocabulary) == {b"c", b"d"}
+
+
+def test_a_model_that_spells_what_is_forced_by_other_tokens_is_not_told_for_a_while() -> None:
+    vocabulary = ScriptedVocabulary([b"a", b"b", b"ab", b"<end>"], end_ids=[3])
+    state = start_of(Regex("(ab){20}"), vocabulary)
+    assert list(state.forced())[:3] == [2, 2, 2]
+    state.advance(0)
+    for token_id in (1, 0, 1, 0, 1, 0, 1, 2):
+        assert list(state.fork().forced()) == []
+        state.advance(token_id)
+    assert list(state.forced())[:3] == [2, 2, 2]
 
 
 def test_no_more_is_forced_than_may_be_drafted() -> None:

@@ -27,7 +27,7 @@ _MOST_FORCED = 128
 _SLOW_S = 0.05
 """Seconds; a grammar where it takes longer to find what has to follow is not asked again."""
 
-_STRAYED: Final = 8
+_STRAYED = 8
 """Tokens for which nothing is told of what has to follow, after a model began to spell it by others: it goes on so."""
 
 _Path: TypeAlias = "tuple[_Path, int] | None"
