@@ -32,7 +32,7 @@ from tests.runtime import test_lossless
 from tests.runtime.test_lossless import Asked, Scene, Tally, scenes
 from tests.tiers import by_tier
 
-NUM_SCENES = by_tier(400, quick=80)
+NUM_SCENES = by_tier(250, quick=80)
 LEAST = {
     "forced accepted": by_tier(2000, quick=400),
     "said to be forced, and turned down": by_tier(200, quick=40),
