@@ -294,3 +294,23 @@ def test_a_name_is_a_text_whatever_it_spells(family: str, name: str) -> None:
     for required in (True, False):
         grammar = grammar_of(family, tools, has_marks=False, required=required)
         assert allows(grammar, written(family, [(name, {})]), has_marks=False)
+
+
+@EACH
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": -1e-308, "type": "hiccup", "required": -2},
+        {"properties": [1]},
+        {"properties": {"a": {"type": 5, "enum": 7}}},
+        {"properties": {"a": {"anyOf": 4}}},
+        {"properties": {"a": {"oneOf": [{"enum": {}}]}}},
+        {"required": 5, "properties": {"a": {}}},
+        {"required": [[]]},
+        {"type": {}},
+    ],
+)
+def test_what_is_no_schema_is_an_error_with_its_place(family: str, schema: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    with pytest.raises(ConstraintError, match=r"the parameters of function f: #/[a-zA-Z/0-9]+: .+ is no .+: give one"):
+        calls_grammar(BY_NAME[family], tools, required=True, parallel=True)

@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from paceline.chat.tool_calls.base import ArgumentStyle
 from paceline.chat.tool_calls.lark import LarkRules, as_schema, as_string
+from paceline.core.errors import ConstraintError
+from paceline.core.numbers import shown
 
 _GEMMA_QUOTE: Final = '<|"|>'
 # The library that reads Gemma's strings refuses these two.
@@ -67,7 +69,11 @@ class ArgumentRules:
             style: in which they are written.
             schema: of the tool's parameters.
             strict: refuse a schema that says what nothing can keep arguments to, instead of leaving that out.
+
+        Raises:
+            ConstraintError: it is no schema.
         """
+        _check(schema, "#")
         self._strict = strict
         if style == "json":
             self._rules.add(name, as_schema({"type": "object", **_closed(schema), **schema}, strict=strict))
@@ -178,6 +184,34 @@ class ArgumentRules:
             "array": "python_array",
         }
         return _value(schema, kinds, "python_value", lambda value: as_string(as_string(value)), repr)
+
+
+def _check(schema: Mapping[str, Any], place: str) -> None:
+    """Refuse what is no schema, as far as schemas are read here; llguidance looks at the rest."""
+    for keyword, (fits, what) in _FORMS.items():
+        value = schema.get(keyword)
+        if value is not None and not fits(value):
+            raise ConstraintError(f"{place}/{keyword}: {shown(value)} is no {what}: give one, or leave the keyword out")
+    parts = [(f"properties/{name}", part) for name, part in (schema.get("properties") or {}).items()]
+    for union in ("anyOf", "oneOf"):
+        parts += [(f"{union}/{number}", part) for number, part in enumerate(schema.get(union) or ())]
+    for name, part in parts:
+        if isinstance(part, Mapping):
+            _check(part, f"{place}/{name}")
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+_FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "properties": (lambda value: isinstance(value, Mapping), "object of schemas"),
+    "required": (_is_texts, "list of names"),
+    "type": (lambda value: isinstance(value, str) or _is_texts(value), "type or list of types"),
+    "enum": (lambda value: isinstance(value, list), "list of values"),
+    "anyOf": (lambda value: isinstance(value, list), "list of schemas"),
+    "oneOf": (lambda value: isinstance(value, list), "list of schemas"),
+}
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
