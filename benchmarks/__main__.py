@@ -23,6 +23,12 @@ from benchmarks.inflation import inflation
 from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
 from benchmarks.llama_bench import llama_bench
 from benchmarks.pair.command import EPILOG, pair
+from benchmarks.planner_ab.building import EPILOG as PLANNER_CORPUS_EPILOG
+from benchmarks.planner_ab.building import planner_corpus
+from benchmarks.planner_ab.command import EPILOG as PLANNER_AB_EPILOG
+from benchmarks.planner_ab.command import planner_ab
+from benchmarks.planner_ab.statics import EPILOG as PLANNER_STATICS_EPILOG
+from benchmarks.planner_ab.statics import planner_statics
 from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
 from benchmarks.server_soak.command import EPILOG as SERVER_SOAK_EPILOG
 from benchmarks.server_soak.command import server_soak
@@ -91,6 +97,9 @@ app.command("cores", epilog=CORES_EPILOG)(cores)
 app.command("record", epilog=RECORD_EPILOG)(record_command)
 app.command("replay", epilog=REPLAY_EPILOG)(replay_command)
 app.command("sweep", epilog=SWEEP_EPILOG)(sweep)
+app.command("planner-ab", epilog=PLANNER_AB_EPILOG)(planner_ab)
+app.command("planner-statics", epilog=PLANNER_STATICS_EPILOG)(planner_statics)
+app.command("planner-corpus", epilog=PLANNER_CORPUS_EPILOG)(planner_corpus)
 
 
 @app.callback()

@@ -130,7 +130,7 @@ def record_command(
         settings = BenchSettings(
             chosen, (AUTO,), names, temperature=temperature, tokens=tokens, prompts=prompts, laps=prompts
         )
-        recordings = _record_workloads(settings, options["target"], options["draft"])
+        recordings = record_workloads(settings, options["target"], options["draft"])
     else:
         texts = [(kind, n, text) for kind in split(kinds) for n, text in enumerate(heldout(kind)[:prompts], 1)]
         loaded = load(
@@ -162,7 +162,7 @@ def record_command(
     print(f"{len(recordings)} recordings of {num_tokens} tokens, {output.stat().st_size / 1e6:.1f} MB: {output}")
 
 
-def _record_workloads(settings: BenchSettings, target: ModelOptions, draft: ModelOptions) -> list[Recording]:
+def record_workloads(settings: BenchSettings, target: ModelOptions, draft: ModelOptions) -> list[Recording]:
     recordings = []
     with Worker() as worker, ExitStack() as opened, progress_bar() as progress:
 

@@ -1,0 +1,156 @@
+"""What the gate replays: recorded texts, of which half are never tuned on, and what passes cost on many machines.
+
+All of it is in the checkout and stays as it is, or figures of today could not be held against those of tomorrow.
+``building.py`` says where it comes from.
+
+A workload has twelve texts, and a lap is a text of each workload::
+
+                 lap 1  lap 2  ...  lap 6 | lap 7  ...  lap 12
+    new-code       1      2           6   |   7           12
+    editing        1      2           6   |   7           12
+    ...          `-------- tuning -------´ `----- held-out ----´
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.cost_tables import COMPUTED
+from paceline.core.errors import InputError
+from paceline.planning.costs.profile import CostProfile
+from paceline.planning.replaying.recording import Recording, load_recordings
+
+FOLDER: Final = Path(__file__).parent / "corpus"
+COSTS_FOLDER: Final = Path(__file__).parent.parent / "costs"
+
+HALVES: Final = ("tuning", "held-out")
+LAPS: Final = 6
+"""Of each half."""
+QUICK_LAPS: Final = 3
+
+TEXTS: Final = LAPS * len(HALVES)
+"""Of each workload."""
+
+SHA256: Final[Mapping[str, str]] = {
+    "pair-greedy.npz": "da292173d945d4b98f14de0593656527736e0679078f016faa77b42a2364694f",
+    "pair-sampled.npz": "d9d375b5d5a70ef47eb7055313ab10e7a4517eb42fcc77813afde44451bd8d9c",
+    "smollm2-greedy.npz": "9a940639fb2222625eebe99121b4348f639209e2533ed0afd8c6db0c0386c200",
+    "smollm2-sampled.npz": "8d6487c02c3d83597da12858e03b7946c6fc3e78ae694f0119d3a439ed3a2b7f",
+}
+"""By name of the file in :data:`FOLDER`: frozen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Texts of one pair of models, sampled in one way.
+
+    Attributes:
+        name: of its file.
+        models: whose texts they are; what a policy learns of them holds for both temperatures.
+        sampled: whether they were sampled, at 0.8 if nothing else is said; else they are greedy, or followed.
+    """
+
+    name: str
+    models: str
+    sampled: bool
+
+    @property
+    def temperature(self) -> str:
+        """As tables say it."""
+        return "0.8" if self.sampled else "greedy"
+
+    def halves(self, laps: int = LAPS, folder: Path = FOLDER) -> dict[str, list[list[Recording]]]:
+        """Read the recordings; return the first ``laps`` laps of each half.
+
+        Raises:
+            InputError: the file is missing, or not the one that was frozen.
+        """
+        path = folder / f"{self.name}.npz"
+        if folder == FOLDER:
+            _check_frozen(path)
+        workloads: dict[str, list[Recording]] = {}
+        for recording in load_recordings(path):
+            workloads.setdefault(workload_of(recording.name), []).append(recording)
+        all_laps = [list(lap) for lap in zip(*workloads.values(), strict=True)]
+        each = len(all_laps) // len(HALVES)
+        return {half: all_laps[index * each : (index + 1) * each][:laps] for index, half in enumerate(HALVES)}
+
+
+CORPORA: Final[Sequence[Corpus]] = (
+    Corpus("pair-greedy", "pair", sampled=False),
+    Corpus("pair-sampled", "pair", sampled=True),
+    Corpus("smollm2-greedy", "smollm2", sampled=False),
+    Corpus("smollm2-sampled", "smollm2", sampled=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What passes cost somewhere.
+
+    Attributes:
+        costs: the profile.
+        own_factor: how many times as long deciding takes beside such passes as in a replay, where nothing else runs.
+    """
+
+    costs: CostProfile
+    own_factor: float
+
+
+BESIDE_CPU_PASSES: Final = 3.0
+"""A pass on the CPU empties its caches: two to four times as long was measured (docs/measurements.md, Deciding)."""
+BESIDE_GPU_PASSES: Final = 1.0
+
+MEASURED: Final[Mapping[str, float]] = {
+    "q4_0-quiet": BESIDE_CPU_PASSES,
+    "q4_0-busy": BESIDE_CPU_PASSES,
+    "q8_0-quiet": BESIDE_CPU_PASSES,
+    "q8_0-busy": BESIDE_CPU_PASSES,
+    "f16-quiet": BESIDE_CPU_PASSES,
+    "f16-busy": BESIDE_CPU_PASSES,
+    "smollm2-q4_1": BESIDE_CPU_PASSES,
+    # Its weights fit the caches beside everything else.
+    "embedded-pair": BESIDE_GPU_PASSES,
+    "h100-llama-8b-q4_0": BESIDE_GPU_PASSES,
+    "h100-torch-1b-bf16": BESIDE_GPU_PASSES,
+}
+"""Profiles in :data:`COSTS_FOLDER`, by name, and their :attr:`Priced.own_factor`."""
+
+PROFILES: Final = (*MEASURED, *COMPUTED)
+
+
+def priced(name: str) -> Priced:
+    """Return the costs of a name among :data:`PROFILES`.
+
+    Raises:
+        InputError: there is none such, or its file is missing or damaged.
+    """
+    if name in COMPUTED:
+        return Priced(COMPUTED[name], BESIDE_CPU_PASSES)
+    if name not in MEASURED:
+        raise InputError(f"unknown costs {name!r}: choose from {', '.join(PROFILES)}")
+    path = COSTS_FOLDER / f"{name}.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the costs {path}: {error}") from None
+    return Priced(CostProfile.from_json(data["profile"]), MEASURED[name])
+
+
+def workload_of(text_name: str) -> str:
+    """Return the workload that a recording's name says."""
+    return text_name.partition(" ")[0]
+
+
+def _check_frozen(path: Path) -> None:
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"cannot read the corpus {path}: {error.strerror}") from None
+    if digest != SHA256.get(path.name):
+        raise InputError(f"{path} is not the corpus that was frozen: bring it back with git checkout -- {path}")

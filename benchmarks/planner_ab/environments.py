@@ -1,0 +1,189 @@
+"""Revisions as they are installed: the planner compiled, each in a folder of its own, kept for the next time.
+
+::
+
+    build/planner_ab/package-KEY/site         paceline, as a wheel has it
+    build/planner_ab/package-KEY/own_times    what its policies take to decide
+    build/planner_ab/replays-KEY              the checkout's benchmarks, the worker and the corpus among them
+
+Keys are made of the content, so the working tree and the commit that is made of it are one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.planner_ab.charging import OwnTimes, own_times_of
+from paceline.core.errors import EngineError, InputError
+from paceline.output import whole_file, whole_folder
+
+CHECKOUT: Final = Path(__file__).parents[2]
+KEPT: Final = CHECKOUT / "build" / "planner_ab"
+
+WORKING_TREE: Final = "the working tree"
+
+# What a wheel is made of, and what replays.
+_PACKAGE: Final = ("src", "pyproject.toml", "README.md", "LICENSE")
+_REPLAYS: Final = ("benchmarks",)
+_WORKER: Final = "benchmarks/planner_ab/worker.py"
+_OWN_TIME: Final = "benchmarks/planner_ab/own_time.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A revision that can be run.
+
+    Attributes:
+        name: as it was given.
+        commit: its commit, or the working tree's tree.
+        package: the folder in which it is installed.
+        replays: the folder of its benchmarks.
+    """
+
+    name: str
+    commit: str
+    package: Path
+    replays: Path
+
+    def own_times(self, policy: str) -> dict[str, OwnTimes] | None:
+        """Return what was found that a policy takes to decide here; ``None`` before it was measured."""
+        with contextlib.suppress(OSError, ValueError):
+            return own_times_of(json.loads(self._own_times_path(policy).read_text(encoding="utf-8")))
+        return None
+
+    def keep_own_times(self, policy: str, own_times: Mapping[str, OwnTimes]) -> None:
+        """Keep what a policy takes."""
+        path = self._own_times_path(policy)
+        path.parent.mkdir(exist_ok=True)
+        with whole_file(path) as partial:
+            partial.write_text(json.dumps(own_times), encoding="utf-8")
+
+    def _own_times_path(self, policy: str) -> Path:
+        file, _, _ = policy.rpartition(":")
+        # A policy of somebody's own is what its file says, not what the file is called.
+        content = Path(file).read_bytes() if file else b""
+        content += (self.replays / _OWN_TIME).read_bytes()
+        return self.package / "own_times" / f"{hashlib.sha256(policy.encode() + content).hexdigest()[:16]}.json"
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Run the revision's worker; yield its results as they come.
+
+        Raises:
+            EngineError: it failed.
+        """
+        paths = os.pathsep.join([str(self.package / "site"), str(self.replays)])
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "benchmarks.planner_ab.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "PYTHONPATH": paths},
+            )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(json.dumps(job))
+                    process.stdin.close()
+                for line in process.stdout:
+                    yield json.loads(line)
+                if process.wait() != 0:
+                    errors.seek(0)
+                    said = errors.read().strip().splitlines() or [f"exit status {process.returncode}"]
+                    raise EngineError(f"{self.name}: {said[-1]}")
+            finally:
+                process.kill()
+                process.wait()
+                process.stdout.close()
+
+
+def environment(revision: str | None) -> Environment:
+    """Return the environment of a revision, built if it was not yet; of the working tree, if none is named.
+
+    Raises:
+        InputError: there is no such revision, or it has no gate.
+        EngineError: it cannot be built.
+    """
+    name = WORKING_TREE if revision is None else revision
+    tree = _working_tree() if revision is None else _commit(revision)
+    if not _git("ls-tree", tree, "--", _WORKER):
+        raise InputError(f"revision {name!r} is of before the gate: it has no {_WORKER}; name a later one")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    package = KEPT / f"package-{_key(tree, _PACKAGE)}"
+    if not package.is_dir():
+        with whole_folder(package) as partial:
+            _install(name, tree, partial)
+    replays = KEPT / f"replays-{_key(tree, _REPLAYS)}"
+    if not replays.is_dir():
+        with whole_folder(replays) as partial:
+            _unpack(tree, _REPLAYS, partial)
+    return Environment(name, tree, package, replays)
+
+
+def _key(tree: str, paths: Sequence[str]) -> str:
+    facts = [_git("ls-tree", tree, "--", *paths), sys.version, platform.machine()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _install(name: str, tree: str, folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as sources:
+        _unpack(tree, _PACKAGE, Path(sources))
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        built = subprocess.run(
+            [*command, "--target", str(folder / "site"), sources],
+            env={**os.environ, "HATCH_BUILD_HOOK_ENABLE_MYPYC": "true"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if built.returncode:
+        said = built.stderr.strip().splitlines() or ["no reason given"]
+        raise EngineError(f"{name} cannot be built: {said[-1]}")
+
+
+def _unpack(tree: str, paths: Sequence[str], folder: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(_git_bytes("archive", tree, *paths))) as packed:
+        packed.extractall(folder, filter="data")
+
+
+def _commit(revision: str) -> str:
+    try:
+        return _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    except subprocess.CalledProcessError:
+        raise InputError(f"there is no revision {revision!r}: name a commit, a branch or a tag") from None
+
+
+def _working_tree() -> str:
+    """Return the tree that a commit of everything here would have; the index stays as it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = Path(folder) / "index"
+        index_path = Path(_git("rev-parse", "--git-path", "index"))
+        shutil.copyfile(CHECKOUT / index_path, index)
+        with_index = {**os.environ, "GIT_INDEX_FILE": str(index)}
+        _git("add", "--all", env=with_index)
+        return _git("write-tree", env=with_index)
+
+
+def _git(*arguments: str, env: Mapping[str, str] | None = None) -> str:
+    return _git_bytes(*arguments, env=env).decode().strip()
+
+
+def _git_bytes(*arguments: str, env: Mapping[str, str] | None = None) -> bytes:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, check=True).stdout

@@ -1,0 +1,135 @@
+"""Sides of a comparison: a revision and a policy, with what its decisions take; and their workers, run at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from benchmarks.planner_ab.charging import OwnTimes
+from benchmarks.planner_ab.corpus import CORPORA
+from benchmarks.planner_ab.environments import Environment, environment
+from benchmarks.planner_ab.own_time import SLICES
+from benchmarks.progress import progress_bar
+from paceline.core.errors import InputError
+
+Job: TypeAlias = Mapping[str, Any]
+"""As ``worker.py`` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of those that are compared.
+
+    Attributes:
+        environment: its revision, installed.
+        policy: as the command line names it.
+        own_times: what it takes to decide, by models.
+        cells: the profiles and corpora it has, that go together.
+        scenes: how it can meet texts.
+    """
+
+    environment: Environment
+    policy: str
+    own_times: Mapping[str, OwnTimes]
+    cells: Sequence[tuple[str, str]]
+    scenes: Sequence[str]
+
+    @property
+    def replaying(self) -> Job:
+        """Return what of a job says who decides."""
+        return {"policy": self.policy, "own_times": self.own_times}
+
+    def steps(self, job: Job) -> int:
+        """Return how many results a job has."""
+        cells = sum(profile in job["profiles"] for profile, _ in self.cells)
+        return cells * len(job["halves"]) * len(self.scenes)
+
+
+def side_of(revision: str | None, policy: str) -> Side:
+    """Install a revision, and measure what a policy of it takes to decide, each unless it was done before.
+
+    Args:
+        revision: ``None`` for the working tree.
+        policy: as the command line names it.
+
+    Raises:
+        InputError: there is no such revision, or it cannot be used.
+        EngineError: it cannot be built or run.
+    """
+    with progress_bar() as bar:
+        bar.add_task(f"{revision or 'working tree'}: compiling the planner, unless it was before", total=None)
+        made = environment(revision)
+    (found,) = made.run({"task": "list"})
+    if not found["compiled"]:
+        raise InputError(f"{made.name} was built without compiling the planner: remove {made.package} and try again")
+    own_times = made.own_times(policy)
+    if own_times is None:
+        models = len({corpus.models for corpus in CORPORA})
+        with progress_bar() as bar:
+            measured = made.run({"task": "own time", "policy": policy})
+            total = models * SLICES
+            *_, own_times = bar.track(measured, total=total, description=f"{made.name}: what deciding takes")
+        made.keep_own_times(policy, own_times)
+    return Side(made, policy, own_times, [(profile, corpus) for profile, corpus in found["cells"]], found["scenes"])
+
+
+def chosen_profiles(sides: Sequence[Side], chosen: Sequence[str] | None) -> list[str]:
+    """Return the profiles that all sides have, or those chosen of them.
+
+    Raises:
+        InputError: one is chosen that a side has not.
+    """
+    each = [dict.fromkeys(profile for profile, _ in side.cells) for side in sides]
+    common = [profile for profile in each[-1] if all(profile in one for one in each)]
+    for name in chosen or ():
+        if name not in common:
+            raise InputError(f"--costs {name!r}: choose from those that every side has, {', '.join(common)}")
+    return common if chosen is None else list(chosen)
+
+
+def results_of(
+    tasks: Sequence[tuple[Side, Job]], processes: int, description: str
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Do jobs, some at once, under a bar; yield each result as it comes, with the number of its task.
+
+    Raises:
+        EngineError: a worker failed; the others are ended.
+    """
+    total = sum(side.steps(job) for side, job in tasks)
+    arrived: queue.SimpleQueue[tuple[int, dict[str, Any]] | BaseException | None] = queue.SimpleQueue()
+    given_up = threading.Event()
+
+    def run(number: int) -> None:
+        side, job = tasks[number]
+        try:
+            if not given_up.is_set():
+                for result in side.environment.run(job):
+                    arrived.put((number, result))
+                    if given_up.is_set():
+                        break
+        except BaseException as error:
+            arrived.put(error)
+        arrived.put(None)
+
+    with ThreadPoolExecutor(processes) as pool, progress_bar() as bar:
+        step = bar.add_task(description, total=total)
+        for number in range(len(tasks)):
+            pool.submit(run, number)
+        running = len(tasks)
+        try:
+            while running:
+                result = arrived.get()
+                if isinstance(result, BaseException):
+                    raise result
+                if result is None:
+                    running -= 1
+                else:
+                    bar.advance(step)
+                    yield result
+        finally:
+            # Within the pool, whose threads are waited for.
+            given_up.set()
