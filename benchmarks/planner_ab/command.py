@@ -52,7 +52,7 @@ def planner_ab(
     new_policy: Annotated[
         str, typer.Option("--new-policy", help="The policy to judge, likewise.", metavar="POLICY")
     ] = AUTO,
-    quick: Annotated[bool, typer.Option("--quick", help="Half of the texts.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A third of the texts.")] = False,
     half: Annotated[str | None, typer.Option("--half", help=f"{' or '.join(HALVES)}. \\[both]", metavar="HALF")] = None,
     profiles: Annotated[
         str | None, typer.Option("--costs", help="Profiles of benchmarks/costs. \\[all]", metavar="NAME[,...]")

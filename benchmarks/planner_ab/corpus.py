@@ -31,7 +31,7 @@ COSTS_FOLDER: Final = Path(__file__).parent.parent / "costs"
 HALVES: Final = ("tuning", "held-out")
 LAPS: Final = 6
 """Of each half."""
-QUICK_LAPS: Final = 3
+QUICK_LAPS: Final = 2
 
 TEXTS: Final = LAPS * len(HALVES)
 """Of each workload."""
@@ -103,25 +103,27 @@ class Priced:
 
 
 BESIDE_CPU_PASSES: Final = 3.0
-"""A pass on the CPU empties its caches: two to four times as long was measured (docs/measurements.md, Deciding)."""
-BESIDE_GPU_PASSES: Final = 1.0
+"""A pass over large weights empties the caches of the CPU: two to four times as long was measured (docs/measurements.md,
+Deciding)."""
 
-MEASURED: Final[Mapping[str, float]] = {
-    "q4_0-quiet": BESIDE_CPU_PASSES,
-    "q4_0-busy": BESIDE_CPU_PASSES,
-    "q8_0-quiet": BESIDE_CPU_PASSES,
-    "q8_0-busy": BESIDE_CPU_PASSES,
-    "f16-quiet": BESIDE_CPU_PASSES,
-    "f16-busy": BESIDE_CPU_PASSES,
-    "smollm2-q4_1": BESIDE_CPU_PASSES,
-    # Its weights fit the caches beside everything else.
-    "embedded-pair": BESIDE_GPU_PASSES,
-    "h100-llama-8b-q4_0": BESIDE_GPU_PASSES,
-    "h100-torch-1b-bf16": BESIDE_GPU_PASSES,
-}
-"""Profiles in :data:`COSTS_FOLDER`, by name, and their :attr:`Priced.own_factor`."""
+MEASURED: Final = (
+    "q4_0-quiet",
+    "q4_0-busy",
+    "q8_0-quiet",
+    "q8_0-busy",
+    "f16-quiet",
+    "f16-busy",
+    "smollm2-q4_1",
+    "embedded-pair",
+    "h100-llama-8b-q4_0",
+    "h100-torch-1b-bf16",
+)
+"""Profiles in :data:`COSTS_FOLDER`."""
 
 PROFILES: Final = (*MEASURED, *COMPUTED)
+
+_CACHES_STAY_WARM: Final = ("embedded-pair", "h100-llama-8b-q4_0", "h100-torch-1b-bf16", "graph-steps")
+"""Profiles of a GPU, and of weights that fit the caches beside all else."""
 
 
 def priced(name: str) -> Priced:
@@ -130,8 +132,9 @@ def priced(name: str) -> Priced:
     Raises:
         InputError: there is none such, or its file is missing or damaged.
     """
+    own_factor = 1.0 if name in _CACHES_STAY_WARM else BESIDE_CPU_PASSES
     if name in COMPUTED:
-        return Priced(COMPUTED[name], BESIDE_CPU_PASSES)
+        return Priced(COMPUTED[name], own_factor)
     if name not in MEASURED:
         raise InputError(f"unknown costs {name!r}: choose from {', '.join(PROFILES)}")
     path = COSTS_FOLDER / f"{name}.json"
@@ -139,7 +142,7 @@ def priced(name: str) -> Priced:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the costs {path}: {error}") from None
-    return Priced(CostProfile.from_json(data["profile"]), MEASURED[name])
+    return Priced(CostProfile.from_json(data["profile"]), own_factor)
 
 
 def workload_of(text_name: str) -> str:

@@ -79,7 +79,7 @@ def planner_statics(
     revision: Annotated[
         str | None, typer.Option("--rev", help="Revision to look at. \\[the working tree]", metavar="REV")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Half of the texts.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A third of the texts.")] = False,
     profiles: Annotated[
         str | None, typer.Option("--costs", help="Profiles of benchmarks/costs. \\[all]", metavar="NAME[,...]")
     ] = None,
