@@ -103,7 +103,7 @@ class Priced:
 
 
 BESIDE_CPU_PASSES: Final = 3.0
-"""A pass over large weights empties the caches of the CPU: two to four times as long was measured (docs/measurements.md,
+"""A pass over large weights empties the CPU's caches: two to four times as long was measured (docs/measurements.md,
 Deciding)."""
 
 MEASURED: Final = (
