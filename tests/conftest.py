@@ -88,7 +88,8 @@ def _is_long(item: pytest.Item) -> bool:
 
 def _goes_further(item: pytest.Item) -> bool:
     module = item.getparent(pytest.Module)
-    return module is not None and tiers.goes_further(module.obj)
+    is_complete = item.get_closest_marker("complete") is not None
+    return module is not None and not is_complete and tiers.goes_further(module.obj)
 
 
 def _keep(items: list[pytest.Item], wanted: Callable[[pytest.Item], bool], config: pytest.Config) -> None:

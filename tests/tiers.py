@@ -27,8 +27,11 @@ def by_tier(number: int, *, quick: int) -> int:
 
 
 def goes_further(module: ModuleType) -> bool:
-    """Return whether some of a module's tests are others without ``--quick``, by what it imports from here."""
-    of_tiers = (by_tier, some_long, sys.modules[__name__])
+    """Return whether some of a module's tests are others without ``--quick``, by what it imports from here.
+
+    Those that differ in their parameters alone are marked long.
+    """
+    of_tiers = (by_tier, sys.modules[__name__])
     return any(value is one for value in vars(module).values() for one in of_tiers)
 
 
