@@ -22,10 +22,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from benchmarks.planner_ab.charging import OwnTimes, own_times_of
 from paceline.core.errors import EngineError, InputError
@@ -79,38 +80,66 @@ class Environment:
         content += (self.replays / _OWN_TIME).read_bytes()
         return self.package / "own_times" / f"{hashlib.sha256(policy.encode() + content).hexdigest()[:16]}.json"
 
-    def run(self, job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Run the revision's worker; yield its results as they come.
+    def run(self, job: Mapping[str, Any]) -> Run:
+        """Return a run of the revision's worker."""
+        return Run(self, job)
 
-        Raises:
-            EngineError: it failed.
-        """
-        paths = os.pathsep.join([str(self.package / "site"), str(self.replays)])
+
+class Run:
+    """A job of a worker: its results as they come. It may be stopped from another thread, which ends them.
+
+    Raises:
+        EngineError: from the iteration; it failed.
+    """
+
+    def __init__(self, environment: Environment, job: Mapping[str, Any]) -> None:
+        self._environment = environment
+        self._job = job
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """End the worker, or see to it that none is begun."""
+        with self._lock:
+            self._is_stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "benchmarks.planner_ab.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={**os.environ, "PYTHONPATH": paths},
-            )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(json.dumps(job))
-                    process.stdin.close()
-                for line in process.stdout:
-                    yield json.loads(line)
-                if process.wait() != 0:
-                    errors.seek(0)
-                    said = errors.read().strip().splitlines() or [f"exit status {process.returncode}"]
-                    raise EngineError(f"{self.name}: {said[-1]}")
-            finally:
-                process.kill()
-                process.wait()
-                process.stdout.close()
+            with self._lock:
+                if self._is_stopped:
+                    return
+                process = self._process = self._start(errors)
+            with process:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                try:
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.write(json.dumps(self._job))
+                        process.stdin.close()
+                    for line in process.stdout:
+                        yield json.loads(line)
+                    process.wait()
+                finally:
+                    process.kill()
+            if process.returncode != 0 and not self._is_stopped:
+                errors.seek(0)
+                said = errors.read().strip().splitlines() or [f"exit status {process.returncode}"]
+                raise EngineError(f"{self._environment.name}: {said[-1]}")
+
+    def _start(self, errors: IO[str]) -> subprocess.Popen[str]:
+        paths = os.pathsep.join([str(self._environment.package / "site"), str(self._environment.replays)])
+        return subprocess.Popen(
+            # Nothing of the folder it is called in.
+            [sys.executable, "-P", "-m", "benchmarks.planner_ab.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
 
 
 def environment(revision: str | None) -> Environment:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -100,26 +99,22 @@ def results_of(
         EngineError: a worker failed; the others are ended.
     """
     total = sum(side.steps(job) for side, job in tasks)
+    runs = [side.environment.run(job) for side, job in tasks]
     arrived: queue.SimpleQueue[tuple[int, dict[str, Any]] | BaseException | None] = queue.SimpleQueue()
-    given_up = threading.Event()
 
-    def run(number: int) -> None:
-        side, job = tasks[number]
+    def follow(number: int) -> None:
         try:
-            if not given_up.is_set():
-                for result in side.environment.run(job):
-                    arrived.put((number, result))
-                    if given_up.is_set():
-                        break
+            for result in runs[number]:
+                arrived.put((number, result))
         except BaseException as error:
             arrived.put(error)
         arrived.put(None)
 
     with ThreadPoolExecutor(processes) as pool, progress_bar() as bar:
         step = bar.add_task(description, total=total)
-        for number in range(len(tasks)):
-            pool.submit(run, number)
-        running = len(tasks)
+        for number in range(len(runs)):
+            pool.submit(follow, number)
+        running = len(runs)
         try:
             while running:
                 result = arrived.get()
@@ -131,5 +126,6 @@ def results_of(
                     bar.advance(step)
                     yield result
         finally:
-            # Within the pool, whose threads are waited for.
-            given_up.set()
+            # Within the pool, which waits for those that follow them.
+            for run in runs:
+                run.stop()

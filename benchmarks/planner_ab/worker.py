@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.planner_ab import own_time, scenes
 from benchmarks.planner_ab.charging import NO_TIME, own_times_of
@@ -68,48 +68,61 @@ def _own_times(spec: str) -> Iterator[dict[str, Any]]:
 def _replays(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     build = builder(job["policy"])
     own_times = own_times_of(job["own_times"])
-    for key, laps, costs, models, scene in _meetings(job):
+    for meeting in _meetings(job):
         yield {
-            "key": key,
-            "texts": [recording.name for lap in laps for recording in lap],
-            "plain_s": scenes.plain(scene, laps, costs),
-            "seconds": scenes.seconds(scene, laps, costs, build, own_times[models]),
+            "key": meeting.key,
+            "texts": [recording.name for lap in meeting.laps for recording in lap],
+            "plain_s": scenes.plain(meeting.scene, meeting.laps, meeting.costs),
+            "seconds": scenes.seconds(
+                meeting.scene, meeting.laps, meeting.costs, build, own_times[meeting.corpus.models]
+            ),
         }
 
 
 def _statics(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    found: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for key, laps, costs, _, scene in _meetings(job):
+    found: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    for meeting in _meetings(job):
         # What knows nothing of the text before does the same in every scene of single answers.
-        profile, corpus_name, half, _ = key
-        alike = (profile, corpus_name, half, str(scene.requests), str(scene.drifts))
+        scene = meeting.scene
+        alike = (meeting.profile, meeting.corpus, meeting.half, scene.requests, scene.drifts)
         if alike not in found:
-            names = [tape.name for tape in laps[0][0].tapes]
+            names = [tape.name for tape in meeting.laps[0][0].tapes]
             found[alike] = {
                 variant.name: scenes.seconds(
-                    scene, laps, costs, _unchanging(variant), NO_TIME, drafters=variant.drafters
+                    scene, meeting.laps, meeting.costs, _unchanging(variant), NO_TIME, drafters=variant.drafters
                 )
                 for variant in static_variants(names, coarse=True)
             }
-        yield {"key": key, "statics": found[alike]}
+        yield {"key": meeting.key, "statics": found[alike]}
 
 
 def _unchanging(variant: Variant) -> scenes.Build:
     return lambda costs, learned: variant.build(costs)
 
 
-_Meeting = tuple[list[str], list[list[Recording]], Priced, str, scenes.Scene]
+class _Meeting(NamedTuple):
+    """What is replayed at once: a half of a corpus, in one scene, with one profile of costs."""
+
+    profile: str
+    costs: Priced
+    corpus: Corpus
+    half: str
+    laps: list[list[Recording]]
+    scene: scenes.Scene
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.profile, self.corpus.name, self.half, self.scene.name
 
 
 def _meetings(job: Mapping[str, Any]) -> Iterator[_Meeting]:
-    """Yield what is replayed: its key, the laps, what passes cost, whose texts they are, and how they are met."""
-    read: dict[str, dict[str, list[list[Recording]]]] = {}
-    for name, costs, corpus in pairings(job["profiles"]):
-        if corpus.name not in read:
-            read[corpus.name] = corpus.halves(job["laps"])
+    read: dict[Corpus, dict[str, list[list[Recording]]]] = {}
+    for profile, costs, corpus in pairings(job["profiles"]):
+        if corpus not in read:
+            read[corpus] = corpus.halves(job["laps"])
         for half in job["halves"]:
             for scene in scenes.SCENES:
-                yield [name, corpus.name, half, scene.name], read[corpus.name][half], costs, corpus.models, scene
+                yield _Meeting(profile, costs, corpus, half, read[corpus][half], scene)
 
 
 def main() -> None:
