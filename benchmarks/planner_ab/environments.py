@@ -37,8 +37,9 @@ KEPT: Final = CHECKOUT / "build" / "planner_ab"
 
 WORKING_TREE: Final = "the working tree"
 
-# What a wheel is made of, and what replays.
-_PACKAGE: Final = ("src", "pyproject.toml", "README.md", "LICENSE")
+# What code is made of; what a wheel needs besides; and what replays.
+_PACKAGE: Final = ("src", "pyproject.toml")
+_BESIDES: Final = ("README.md", "LICENSE")
 _REPLAYS: Final = ("benchmarks",)
 _WORKER: Final = "benchmarks/planner_ab/worker.py"
 _OWN_TIME: Final = "benchmarks/planner_ab/own_time.py"
@@ -172,7 +173,7 @@ def _key(tree: str, paths: Sequence[str]) -> str:
 
 def _install(name: str, tree: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as sources:
-        _unpack(tree, _PACKAGE, Path(sources))
+        _unpack(tree, (*_PACKAGE, *_BESIDES), Path(sources))
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         built = subprocess.run(
             [*command, "--target", str(folder / "site"), sources],
