@@ -31,6 +31,9 @@ def test_it_reads_what_the_gguf_package_reads(path: Path) -> None:
     assert header.array_lengths == lengths
     assert len(header.metadata) + len(lengths) == len(reference.fields) - 3
     assert header.num_parameters == sum(tensor.n_elements for tensor in reference.tensors)
+    assert header.spans == {
+        tensor.name: (tensor.data_offset, tensor.data_offset + tensor.n_bytes) for tensor in reference.tensors
+    }
 
 
 def test_every_kind_of_value_comes_through(tmp_path: Path) -> None:

@@ -62,11 +62,14 @@ class GgufHeader:
         metadata: every key but the long arrays.
         array_lengths: items of each array that is not in ``metadata``.
         weights_by_type: number of weights in all tensors of this file, by ggml's number for their type.
+        spans: where each tensor lies in the file, its first byte and the one after its last, by its name; without those
+            of a type that nobody here knows.
     """
 
     metadata: Mapping[str, Value]
     array_lengths: Mapping[str, int]
     weights_by_type: Mapping[int, int]
+    spans: Mapping[str, tuple[int, int]]
 
     @property
     def num_parameters(self) -> int:
@@ -155,8 +158,8 @@ class _Reader:
                     metadata[key] = items
             else:
                 metadata[key] = self._value(kind, key)
-        weights_by_type = self._tensors(num_tensors, metadata.get("general.alignment", 32))
-        return GgufHeader(metadata, array_lengths, weights_by_type)
+        weights_by_type, spans = self._tensors(num_tensors, metadata.get("general.alignment", 32))
+        return GgufHeader(metadata, array_lengths, weights_by_type, spans)
 
     def _check_version(self, version: int) -> None:
         """Refuse versions of which the rest cannot be read, or not by llama.cpp."""
@@ -178,14 +181,14 @@ class _Reader:
         if version < _OLDEST_VERSION:
             raise _DamagedError(f"there is no version {version}")
 
-    def _tensors(self, num_tensors: int, alignment: Value) -> Counter[int]:
-        """Return the number of weights by type, and check that all tensors end within the file."""
+    def _tensors(self, num_tensors: int, alignment: Value) -> tuple[Counter[int], dict[str, tuple[int, int]]]:
+        """Return the number of weights by type and where tensors lie, and check that all end within the file."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         weights_by_type: Counter[int] = Counter()
-        end = 0
+        spans: dict[str, tuple[int, int]] = {}
         for _ in range(num_tensors):
-            self._text()
+            name = self._text()
             num_dimensions = int(self._scalar(_UINT32))
             if num_dimensions > _MOST_DIMENSIONS:
                 raise _DamagedError(f"a tensor of {num_dimensions} dimensions")
@@ -194,15 +197,16 @@ class _Reader:
             weights_by_type[kind] += prod(shape)
             if kind in GGML_QUANT_SIZES:  # a newer type than the package knows is llama.cpp's to judge
                 block, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-                end = max(end, offset + prod(shape) // block * num_bytes)
+                spans[name] = offset, offset + prod(shape) // block * num_bytes
         if not weights_by_type:  # such a file need not be padded either
-            return weights_by_type
+            return weights_by_type, {}
         if not isinstance(alignment, int) or alignment < 1:
             raise _DamagedError(f"an alignment of {alignment!r}")
-        end += -(-self._offset // alignment) * alignment
+        data = -(-self._offset // alignment) * alignment
+        end = data + max((end for _, end in spans.values()), default=0)
         if end > len(self._data):
             raise _DamagedError(f"its tensors end at byte {end}, the file at {len(self._data)}")
-        return weights_by_type
+        return weights_by_type, {name: (data + start, data + end) for name, (start, end) in spans.items()}
 
     def _array(self, key: str) -> tuple[list[Scalar] | None, int]:
         kind = int(self._scalar(_UINT32))

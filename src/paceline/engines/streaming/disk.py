@@ -1,0 +1,184 @@
+"""Reading weights past the page cache, which would push out what is needed next for what was needed last.
+
+``O_DIRECT`` reads straight into the memory of a slot. Where a file system has none, reads go through the page cache and
+what was read is dropped from it again.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Final
+
+from paceline.core.errors import EngineError, InputError
+from paceline.engines.streaming.layout import BLOCK, Extent
+
+CHUNK: Final = 8 << 20
+"""Bytes of a single read."""
+
+READERS: Final = 4
+"""Reads at once: one keeps a disk of 1 GB/s busy, faster ones want several. [A disk here: one 1.1 to 1.5 GB/s, eight
+1.97.]"""
+
+_DIRECT: Final = getattr(os, "O_DIRECT", 0)
+# What open and read say where there is no O_DIRECT, or not with these sizes.
+_REFUSALS: Final = frozenset((errno.EINVAL, errno.EOPNOTSUPP))
+
+
+class Pace:
+    """A disk that is slower than the one there is, for tests: no more than so many bytes a second.
+
+    Args:
+        bytes_per_s: over any stretch of reads.
+        now_s: a clock.
+        sleep: waits.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: float,
+        now_s: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._now_s = now_s
+        self._sleep = sleep
+        self._free_s = 0.0
+
+    def take(self, num_bytes: int) -> None:
+        """Wait until the slower disk would have read so much more. For one thread."""
+        now_s = self._now_s()
+        self._free_s = max(self._free_s, now_s) + num_bytes / self._bytes_per_s
+        if self._free_s > now_s:
+            self._sleep(self._free_s - now_s)
+
+
+class WeightFiles:
+    """The files of a model, opened for reading into slots.
+
+    Args:
+        paths: the files, in the order in which :class:`~paceline.engines.streaming.layout.Extent` numbers them.
+        pace: makes it slower.
+
+    Attributes:
+        is_direct: whether reads go past the page cache.
+        bytes_read: by now.
+
+    Raises:
+        InputError: a file cannot be opened.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, pace: Pace | None = None) -> None:
+        self._paths = paths
+        self._pace = pace
+        self._files: list[int] = []
+        self.is_direct = bool(_DIRECT)
+        self.bytes_read = 0
+        try:
+            for path in paths:
+                self._files.append(self._open(path))
+            self._as_opened = [self._state(number) for number in range(len(paths))]
+        except OSError as error:
+            self._close_files()
+            raise InputError(f"the weights in {path} cannot be read: {error.strerror or error}") from error
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="paceline-weights")
+
+    def read(self, extents: Sequence[Extent], slot: memoryview) -> None:
+        """Read extents to their places in a slot.
+
+        Raises:
+            EngineError: a file was changed or cut while it is in use, or the disk failed.
+        """
+        futures: list[Future[None]] = []
+        for extent in extents:
+            for start in range(extent.start, extent.end, CHUNK):
+                end = min(start + CHUNK, extent.end)
+                offset = extent.offset + start - extent.start
+                futures.append(
+                    self._pool.submit(self._read_chunk, extent.file, start, slot[offset : offset + end - start])
+                )
+        wait(futures)
+        for future in futures:
+            future.result()
+        num_bytes = sum(extent.num_bytes for extent in extents)
+        if self._pace is not None:
+            self._pace.take(num_bytes)
+        self.bytes_read += num_bytes
+
+    def check(self) -> None:
+        """Check that the files are those that were opened.
+
+        Raises:
+            EngineError: one was written to, or replaced by one that was cut.
+        """
+        for number, path in enumerate(self._paths):
+            if self._state(number) != self._as_opened[number]:
+                raise EngineError(f"{path} was changed while its weights are streamed: load the model again")
+
+    def close(self) -> None:
+        """Close the files, when the reads that run are done."""
+        self._pool.shutdown()
+        self._close_files()
+
+    def _open(self, path: Path) -> int:
+        if self.is_direct:
+            try:
+                return _open_direct(path)
+            except OSError as error:
+                if error.errno not in _REFUSALS:
+                    raise
+                self.is_direct = False
+        return os.open(path, os.O_RDONLY)
+
+    def _state(self, number: int) -> tuple[int, int]:
+        found = os.fstat(self._files[number])
+        return found.st_size, found.st_mtime_ns
+
+    def _read_chunk(self, number: int, start: int, into: memoryview) -> None:
+        """Fill ``into``; a file may end within its last block, and what lies behind its end is nobody's."""
+        path, file = self._paths[number], self._files[number]
+        wanted = min(len(into), self._as_opened[number][0] - start)
+        done = 0
+        while done < wanted:
+            try:
+                got = os.preadv(file, [into[done:]], start + done)
+            except OSError as error:
+                raise EngineError(
+                    f"the weights in {path} cannot be read at byte {start + done}: {error.strerror or error}"
+                ) from error
+            # A direct read begins on a block: of one that was not read to its end, all is read again.
+            further = done + got if not self.is_direct or done + got == wanted else (done + got) // BLOCK * BLOCK
+            if further <= done:
+                raise EngineError(
+                    f"{path} ends at byte {start + done + got}: it was cut while its weights are streamed"
+                )
+            done = further
+        if not self.is_direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file, start, wanted, os.POSIX_FADV_DONTNEED)
+
+    def _close_files(self) -> None:
+        for file in self._files:
+            os.close(file)
+        self._files.clear()
+
+
+def _open_direct(path: Path) -> int:
+    """Open a file for reads past the page cache.
+
+    Raises:
+        OSError: it cannot be opened, or not for those.
+    """
+    file = os.open(path, os.O_RDONLY | _DIRECT)
+    try:
+        with mmap.mmap(-1, BLOCK) as block:
+            # Some file systems say only now that they have none.
+            os.preadv(file, [block], 0)
+    except BaseException:
+        os.close(file)
+        raise
+    return file

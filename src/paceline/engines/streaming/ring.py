@@ -1,0 +1,207 @@
+"""The ring: slots that layers take turns in, filled by a thread just ahead of the pass that uses them.
+
+::
+
+    pass      ── use(3) ── compute ── done(3) ── use(4) ── ...        waits where a layer is not there yet
+                  ^                      │          ^
+    slots         │ ready                v free     │ ready
+    reader    ── reads 3 ── reads 4 ── reads 6 ────────── ...         waits where no slot is free
+
+The reader reads only what was asked for: by a pass that is about to use it, or by one that is done with a slot and will
+need another layer. So a pass that fails leaves nothing that goes on: :meth:`Ring.restart` says what comes next, and
+what the reader brings for the pass before is left aside.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from paceline.core.errors import ClosedError
+from paceline.engines.streaming.layout import Extent, Layer
+
+_CLOSING_S: Final = 60.0
+"""A read that takes longer than this is one of a disk that is gone."""
+
+
+class Source(Protocol):
+    """Where weights come from; :class:`~paceline.engines.streaming.disk.WeightFiles` is one."""
+
+    def read(self, extents: Sequence[Extent], slot: memoryview) -> None:
+        """Read extents to their places in a slot."""
+        ...
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Memory for one layer.
+
+    Attributes:
+        memory: what is read into.
+        layer: that is in it, or being read; ``None`` if it is free.
+        is_ready: the layer is there.
+    """
+
+    memory: mmap.mmap
+    layer: int | None = None
+    is_ready: bool = False
+
+
+class Ring:
+    """Slots for the layers of a model that do not stay in memory.
+
+    :meth:`use` and :meth:`done` are for the thread of the pass, one layer after the other in the order of ``order``,
+    round and round.
+
+    Args:
+        source: where layers are read from.
+        layers: all of the model's.
+        order: numbers of those that are streamed, as a pass needs them.
+        slots: how many of them there is room for.
+        slot_bytes: what the largest one takes.
+
+    Attributes:
+        waited_s: seconds that passes have waited for layers by now.
+    """
+
+    def __init__(
+        self, source: Source, layers: Sequence[Layer], order: Sequence[int], *, slots: int, slot_bytes: int
+    ) -> None:
+        assert 1 <= slots <= len(order)
+        self._source = source
+        self._layers = layers
+        self._order = list(order)
+        self._next_of = {number: order[(index + 1) % len(order)] for index, number in enumerate(order)}
+        self._slots = [_Slot(mmap.mmap(-1, slot_bytes)) for _ in range(slots)]
+        self._views = [memoryview(slot.memory) for slot in self._slots]
+        self._changed = threading.Condition()
+        # What is to be read, in this order; the last of it is what the next layer to ask for follows.
+        self._wanted: deque[int] = deque()
+        self._last_wanted = self._order[-1]
+        self._generation = 0
+        self._error: BaseException | None = None
+        self._is_dry = self._is_closed = False
+        self.waited_s = 0.0
+        self._reader = threading.Thread(target=self._read_on, name="paceline-ring", daemon=True)
+        self._reader.start()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what a pass had before it was cut short, errors included; the next one begins with the first layer."""
+        with self._changed:
+            self._check_open()
+            self._generation += 1
+            self._error = None
+            self._wanted.clear()
+            kept = self._order[: len(self._slots)]
+            for slot in self._slots:
+                # What is there already of what comes first is not read again.
+                if slot.layer not in kept or not slot.is_ready:
+                    slot.layer, slot.is_ready = None, False
+            there = {slot.layer for slot in self._slots}
+            self._wanted.extend(number for number in kept if number not in there)
+            self._last_wanted = kept[-1]
+            self._changed.notify_all()
+
+    def use(self, number: int) -> int:
+        """Wait until a layer is there; return its slot's number.
+
+        Raises:
+            EngineError: it cannot be read.
+            ClosedError: the ring was closed meanwhile.
+        """
+        started_s = time.perf_counter()
+        with self._changed:
+            while True:
+                self._check_open()
+                for index, slot in enumerate(self._slots):
+                    if slot.layer == number and (slot.is_ready or self._is_dry):
+                        self.waited_s += time.perf_counter() - started_s
+                        return index
+                if self._error is not None:
+                    raise self._error
+                if self._is_dry:
+                    # Whatever lies in a slot will do.
+                    free = next(slot for slot in self._slots if slot.layer is None)
+                    free.layer = number
+                    continue
+                self._changed.wait()
+
+    def done(self, number: int) -> None:
+        """Give back the slot of a layer that was used; the next layer that has no slot is read into it."""
+        with self._changed:
+            for slot in self._slots:
+                if slot.layer == number:
+                    slot.layer, slot.is_ready = None, False
+                    break
+            if not self._is_dry:
+                self._last_wanted = self._next_of[self._last_wanted]
+                self._wanted.append(self._last_wanted)
+                self._changed.notify_all()
+
+    def slot_memory(self, index: int) -> mmap.mmap:
+        """Return the memory of a slot; its address stays the same."""
+        return self._slots[index].memory
+
+    def set_dry(self, is_dry: bool) -> None:
+        """Let passes go on without their weights, or with them again: what they compute is nothing then.
+
+        It is how passes are timed apart from the disk. Only between passes.
+        """
+        with self._changed:
+            self._is_dry = is_dry
+            for slot in self._slots:
+                slot.layer, slot.is_ready = None, False
+            self._wanted.clear()
+            self._generation += 1
+        if not is_dry:
+            self.restart()
+
+    def close(self) -> None:
+        """End the reader; whoever waits for a layer is told."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._changed.notify_all()
+        self._reader.join(_CLOSING_S)
+        if not self._reader.is_alive():
+            for view in self._views:
+                view.release()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the model whose weights were streamed is closed")
+
+    def _read_on(self) -> None:
+        while True:
+            with self._changed:
+                while not self._is_closed and (not self._wanted or not self._has_free()):
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                generation, number = self._generation, self._wanted.popleft()
+                index = next(index for index, slot in enumerate(self._slots) if slot.layer is None)
+                slot = self._slots[index]
+                slot.layer = number
+            error: BaseException | None = None
+            try:
+                self._source.read(self._layers[number].extents, self._views[index])
+            except BaseException as caught:
+                error = caught
+            with self._changed:
+                if generation == self._generation:
+                    if error is None:
+                        slot.is_ready = True
+                    else:
+                        slot.layer, self._error = None, error
+                        self._wanted.clear()
+                    self._changed.notify_all()
+
+    def _has_free(self) -> bool:
+        return any(slot.layer is None for slot in self._slots)

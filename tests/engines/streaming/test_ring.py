@@ -1,0 +1,162 @@
+"""Layers take turns in the ring: each is there when it is used, whatever the reader and the pass do when."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from paceline.core.errors import ClosedError, EngineError
+from paceline.engines.streaming.layout import BLOCK, Extent, Layer
+from paceline.engines.streaming.ring import Ring
+
+
+class Numbers:
+    """A source whose layers are full of their own number.
+
+    Attributes:
+        reads: numbers of the layers that were read.
+        failing: number of a layer that cannot be read.
+        gate: reads wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+        self.failing: int | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read(self, extents: Sequence[Extent], slot: memoryview) -> None:
+        """Fill the slot."""
+        self.gate.wait()
+        (extent,) = extents
+        number = extent.start // BLOCK
+        if number == self.failing:
+            raise EngineError(f"layer {number} cannot be read")
+        self.reads.append(number)
+        slot[:] = bytes([number]) * len(slot)
+
+
+def layers(count: int) -> list[Layer]:
+    return [Layer((Extent(0, number * BLOCK, (number + 1) * BLOCK, 0),), {}) for number in range(count)]
+
+
+@pytest.fixture
+def source() -> Numbers:
+    return Numbers()
+
+
+@pytest.fixture
+def ring(source: Numbers) -> Iterator[Ring]:
+    made = Ring(source, layers(7), [1, 2, 4, 5, 6], slots=2, slot_bytes=BLOCK)
+    yield made
+    source.gate.set()
+    made.close()
+
+
+def run(ring: Ring, order: Sequence[int]) -> None:
+    for number in order:
+        assert ring.slot_memory(ring.use(number))[0] == number
+        ring.done(number)
+
+
+ORDER = [1, 2, 4, 5, 6]
+
+
+def test_every_layer_is_there_when_it_is_used_and_is_read_once_a_pass(ring: Ring, source: Numbers) -> None:
+    for _ in range(20):
+        run(ring, ORDER)
+    # Up to two are read for the pass that would come next.
+    assert source.reads[:100] == ORDER * 20
+    assert len(source.reads) <= 102
+
+
+def test_the_first_layers_of_the_next_pass_are_read_before_it_begins(ring: Ring, source: Numbers) -> None:
+    run(ring, ORDER)
+    give_up_s = time.perf_counter() + 10
+    while len(source.reads) < 7 and time.perf_counter() < give_up_s:
+        threading.Event().wait(0.001)
+    source.gate.clear()
+    assert source.reads == [*ORDER, 1, 2]
+    assert ring.slot_memory(ring.use(1))[0] == 1
+
+
+def test_an_error_is_raised_where_the_layer_is_used_and_the_next_pass_may_go_well(ring: Ring, source: Numbers) -> None:
+    source.failing = 4
+    ring.restart()
+    run(ring, [1, 2])
+    with pytest.raises(EngineError, match="layer 4 cannot be read"):
+        ring.use(4)
+    source.failing = None
+    for _ in range(3):
+        ring.restart()
+        run(ring, ORDER)
+
+
+def test_a_pass_that_was_cut_short_leaves_nothing_behind(ring: Ring) -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        length = rng.randrange(len(ORDER) + 1)
+        for number in ORDER[:length]:
+            assert ring.slot_memory(ring.use(number))[0] == number
+            if rng.random() < 0.9 or number != ORDER[length - 1]:
+                ring.done(number)
+        ring.restart()
+    run(ring, ORDER * 2)
+
+
+def test_what_a_cut_pass_had_read_of_the_first_layers_is_kept(ring: Ring, source: Numbers) -> None:
+    ring.use(1)
+    ring.use(2)
+    ring.restart()
+    run(ring, ORDER)
+    assert source.reads[:5] == ORDER
+
+
+def test_dry_passes_read_nothing_and_the_next_wet_one_has_its_weights(ring: Ring, source: Numbers) -> None:
+    run(ring, ORDER)
+    ring.set_dry(True)
+    source.gate.clear()
+    for number in ORDER * 3:
+        assert 0 <= ring.use(number) < 2
+        ring.done(number)
+    source.gate.set()
+    ring.set_dry(False)
+    run(ring, ORDER)
+
+
+def test_waiting_is_counted(ring: Ring, source: Numbers) -> None:
+    ring.use(1)
+    ring.use(2)
+    before_s = ring.waited_s
+    source.gate.clear()
+    ring.done(1)
+    threading.Timer(0.2, source.gate.set).start()
+    ring.use(4)
+    assert 0.1 < ring.waited_s - before_s < 5
+
+
+def test_whoever_waits_is_told_of_the_end(source: Numbers) -> None:
+    ring = Ring(source, layers(3), [0, 1, 2], slots=1, slot_bytes=BLOCK)
+    ring.use(0)
+    source.gate.clear()
+    ring.done(0)
+    told = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(ClosedError, match="the model whose weights were streamed is closed"):
+            ring.use(1)
+        told.set()
+
+    threads = [threading.Thread(target=wait), threading.Thread(target=ring.close)]
+    for thread in threads:
+        thread.start()
+    # Not even the read that runs is waited for.
+    assert told.wait(10)
+    source.gate.set()
+    for thread in threads:
+        thread.join()
+    ring.close()
