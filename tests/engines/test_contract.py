@@ -10,10 +10,12 @@ import atexit
 import functools
 import random
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, NoRoomError
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
-from paceline.models.embedded import embedded_draft
+from paceline.models.embedded import embedded_draft, embedded_target
 
 MAX_ROWS = 32
 PROMPT = [11, 42, 7, 99, 3, 3, 250, 17]
@@ -79,6 +81,41 @@ def llama_cpp(cells: int | None = None) -> Engine:
     )
 
 
+@functools.cache
+def exact_target() -> Path:
+    """The embedded target, which has more layers, with its weights in F32; written once."""
+    from paceline.engines.llama_cpp import quantize_gguf
+
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    quantize_gguf(embedded_target(), folder / "target-f32.gguf", "F32")
+    return folder / "target-f32.gguf"
+
+
+def streamed(cells: int | None = None) -> Engine:
+    """llama.cpp with most of its layers read for every pass."""
+    from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+    from paceline.engines.llama_cpp.streaming import LayerStream
+    from paceline.engines.streaming.layout import Residency
+
+    if sys.platform != "linux":
+        pytest.skip("weights are streamed on Linux alone")
+    with patch.object(LayerStream, "plan", lambda self, memory_bytes: Residency((1,), (0, 2, 3), 2)):
+        return LlamaCppEngine(
+            LlamaCppConfig(
+                exact_target(),
+                context_length=128,
+                batch_rows=MAX_ROWS,
+                max_sequences=4,
+                cache_cells=cells,
+                branches=12,
+                threads=1,
+                cache_type="f32",
+                memory_bytes=1,
+            )
+        )
+
+
 def torch_hf(cells: int | None = None) -> Engine:
     pytest.importorskip("torch", reason="needs paceline[torch]")
     from paceline.engines.torch_hf import TorchHFConfig, TorchHFEngine
@@ -88,7 +125,7 @@ def torch_hf(cells: int | None = None) -> Engine:
     )
 
 
-@pytest.fixture(params=[scripted, llama_cpp, torch_hf], ids=lambda make: make.__name__)
+@pytest.fixture(params=[scripted, llama_cpp, streamed, torch_hf], ids=lambda make: make.__name__)
 def make_engine(request: pytest.FixtureRequest) -> Callable[..., Engine]:
     make: Callable[..., Engine] = request.param
     return make

@@ -32,7 +32,11 @@ def test_every_tensor_lies_where_its_slot_says() -> None:
             assert bytes(slot[offset : offset + of_layers[name].n_bytes]) == of_layers[name].data.tobytes()
         seen |= set(layer.tensors)
     assert seen == set(of_layers)
-    assert layout.other_bytes == sum(t.n_bytes for t in reference.tensors if t.name not in of_layers)
+    rest = {tensor.name: tensor.n_bytes for tensor in reference.tensors if tensor.name not in of_layers}
+    # Of the embeddings only rows are read.
+    assert layout.looked_up_bytes == rest.pop("token_embd.weight")
+    assert set(layout.others.tensors) == set(rest)
+    assert sum(rest.values()) <= layout.others.num_bytes
     # A layer is read in one piece, and hardly more than it has.
     assert all(len(layer.extents) == 1 for layer in layout.layers)
     own = sum(tensor.n_bytes for tensor in of_layers.values())
@@ -63,11 +67,13 @@ def test_tensors_that_lie_apart_are_read_apart(tmp_path: Path) -> None:
 
 
 def test_a_model_of_several_files(tmp_path: Path) -> None:
-    first = _written(tmp_path / "m-00001-of-00002.gguf", {"blk.0.a": 100, "token_embd": 30})
-    _written(tmp_path / "m-00002-of-00002.gguf", {"blk.0.b": 100, "blk.1.a": 100})
+    first = _written(tmp_path / "m-00001-of-00002.gguf", {"blk.0.a": 100, "token_embd.weight": 30})
+    _written(tmp_path / "m-00002-of-00002.gguf", {"blk.0.b": 100, "output.weight": 30, "blk.1.a": 100})
     layout = gguf_layout(first)
     assert [extent.file for extent in layout.layers[0].extents] == [0, 1]
-    assert layout.other_bytes == 120
+    # Of the embeddings only rows are read.
+    assert list(layout.others.tensors) == ["output.weight"]
+    assert layout.looked_up_bytes == 120
     assert [path.name for path in layout.paths] == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
 
 
@@ -80,7 +86,7 @@ def test_a_model_without_layers_in_a_row_is_refused(names: list[str], tmp_path: 
 
 def layout_of(sizes: list[int]) -> Layout:
     layers = tuple(Layer((Extent(0, 0, size * BLOCK, 0),), {}) for size in sizes)
-    return Layout((Path("m.gguf"),), layers, 1000)
+    return Layout((Path("m.gguf"),), layers, Layer((), {}), 1000)
 
 
 def test_what_stays_lies_between_what_is_streamed() -> None:

@@ -27,7 +27,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import llama_cpp.llama_cpp as api
 import numpy as np
@@ -39,9 +39,16 @@ from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequen
 from paceline.engines.forks import native_threads
 from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, load
 from paceline.engines.llama_cpp.native import get_logits_address
+from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.pending import PendingTree, check_step
 from paceline.engines.warming import warm_up
+
+_TRIAL_ROWS: Final = 5
+"""Rows of the passes that show whether layers can be streamed; as many as a batch has at least."""
+
+_MARGIN_BYTES: Final = 32 << 20
+"""Of memory for what Python comes to hold, and for the pages of the file that are looked up."""
 
 
 @dataclass(slots=True)
@@ -219,8 +226,48 @@ class LlamaCppEngine:
         self._generation = 0
         self._logits_address = 0
         self._logits_view: npt.NDArray[np.float32] | None = None
+        self._stream = loaded.stream
         if loaded.on_devices:
             warm_up(self)
+        if loaded.stream is not None:
+            try:
+                self._stream_layers(loaded.stream)
+            except BaseException:
+                self.close()
+                raise
+
+    def _stream_layers(self, stream: LayerStream) -> None:
+        """Let layers that do not fit into memory be read while they are used; see that nothing else changes.
+
+        Raises:
+            CapabilityError: they cannot be streamed, or rows are not the same then.
+            InputError: there is too little memory for that.
+        """
+        config = self._loaded.config
+        assert config.memory_bytes is not None
+        stream.start_noting()
+        self._trial_rows(1)
+        stream.stop_noting(config.path)
+        stream.start_noting()
+        mapped = self._trial_rows(_TRIAL_ROWS)
+        stream.stop_noting(config.path)
+        stream.arm(stream.plan(config.memory_bytes - self._loaded.held_bytes - _MARGIN_BYTES))
+        for _ in range(2):
+            # Twice, as the ring goes round.
+            if not np.array_equal(self._trial_rows(_TRIAL_ROWS), mapped):
+                raise CapabilityError(
+                    f"the layers of {config.path} cannot be streamed: rows come out otherwise; run it with --stream off"
+                )
+
+    def _trial_rows(self, rows: int) -> FloatArray:
+        """Return the logits ``[rows, vocab]`` of a chain of some tokens."""
+        sequence = self.open()
+        try:
+            token_ids = [(17 * row + 5) % self._vocabulary_size for row in range(rows)]
+            output = self.forward([Step(sequence, token_ids, [COMMITTED_END, *range(rows - 1)], list(range(rows)))])
+            return np.stack([output.logits(0, row) for row in range(rows)])
+        finally:
+            self.close_sequence(sequence)
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -457,8 +504,12 @@ class LlamaCppEngine:
             if (threads := self._threads.look()) != self._threads_in_use:
                 api.llama_set_n_threads(self._context, *threads)
                 self._threads_in_use = threads
+            if self._stream is not None:
+                self._stream.begin()
             decoded = True
             status = api.llama_decode(self._context, self._batch.native)
+            if self._stream is not None:
+                self._stream.end()
             if status == 1:
                 decoded = False
                 raise NoRoomError(f"the cache has no free cells for {rows} more rows")

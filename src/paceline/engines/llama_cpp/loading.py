@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +21,10 @@ from paceline.engines.context import choose_context_length
 from paceline.engines.limits import check_range
 from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
+from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
+from paceline.engines.streaming.disk import WeightFiles
+from paceline.engines.streaming.layout import gguf_layout
 from paceline.engines.threads import PassThreads
 
 _INT32_MAX: Final = 2**31 - 1
@@ -41,6 +46,12 @@ CacheType: TypeAlias = Literal["f16", "f32"]
 _CACHE_TYPES: Final[dict[CacheType, int]] = {"f32": 0, "f16": 1}  # ggml's numbers for them
 _CACHE_TYPE_BYTES: Final[dict[CacheType, int]] = {"f32": 4, "f16": 2}
 _BF16: Final = 30
+
+_SURELY_FITS: Final = 1.5
+"""Weights fit where there is so many times as much memory as they and what the process holds already take."""
+
+_LOAD_MAPPED: Final = 1
+"""``LLAMA_LOAD_MODE_MMAP``"""
 
 # Largest logit difference between two ways to the same row, measured over random trees, forks and rejections. Quantised
 # weights multiply quantised activations, so a difference in the last bit that flips one rounding grows to some 0.05; an
@@ -93,6 +104,8 @@ class LlamaCppConfig:
             1.05, 1.15.]
         cache_type: type of the cached keys and values. With ``"f32"`` weights in F32 nothing is rounded on the way, and
             rows are the same to 1e-4 wherever their tokens lie in the cache.
+        memory_bytes: of all that the process holds; layers that do not fit are read while they are used. ``None``
+            leaves the whole file to the page cache.
         rollback: the caller needs to drop pending tokens. ``False`` allows recurrent models that cannot.
         verbose: let llama.cpp's log through to stderr, from then on and for the whole process.
     """
@@ -113,6 +126,7 @@ class LlamaCppConfig:
     flash_attention: bool | None = None
     exact: bool = False
     cache_type: CacheType = "f16"
+    memory_bytes: int | None = None
     rollback: bool = True
     verbose: bool = False
 
@@ -152,6 +166,8 @@ class LoadedModel:
         on_devices: some layers may be on a GPU.
         threads: how many threads passes run on.
         keep_alive: memory that the model points into.
+        stream: of its layers; ``None`` where all of the file is mapped.
+        held_bytes: that the process holds besides weights, cache and scratch memory included.
     """
 
     config: LlamaCppConfig
@@ -168,6 +184,8 @@ class LoadedModel:
     on_devices: bool
     threads: PassThreads
     keep_alive: list[Any]
+    stream: LayerStream | None
+    held_bytes: int
 
     @property
     def fused_attention(self) -> bool | None:
@@ -187,12 +205,14 @@ class LoadedModel:
         # Before the other is made, as there may be no memory for both.
         context, self.context = self.context, None
         api.llama_free(context)
-        self.context, _ = _create_context(self.model, self.config, self.settings)
+        self.context, _ = _create_context(self.model, self.config, self.settings, self.stream)
         tolerance = _tolerance(self.model, self.config, self.settings)
         self.capabilities = dataclasses.replace(self.capabilities, logit_tolerance=tolerance)
 
     def free(self) -> None:
         """Free the native memory. To be called once."""
+        if self.stream is not None:
+            self.stream.close()
         if self.context is not None:
             api.llama_free(self.context)
         api.llama_model_free(self.model)
@@ -212,12 +232,21 @@ def load(config: LlamaCppConfig) -> LoadedModel:
     native.check_model_file(config.path)
     native.log.verbose |= config.verbose
     native.initialize()
-    model, keep_alive, remarks = _load_model(config)
-    context = None
+    held_bytes, private_bytes = _held_memory()
+    stream = None
+    if config.memory_bytes is not None:
+        layout = gguf_layout(config.path)
+        if _SURELY_FITS * (layout.num_bytes + held_bytes) > config.memory_bytes:
+            _check_streamable(config)
+            stream = LayerStream(layout, WeightFiles(layout.paths))
+    context = model = None
     try:
+        model, keep_alive, remarks = _load_model(config, is_streamed=stream is not None)
         _check_kind(model)
         settings = _settings(model, config)
-        context, more = _create_context(model, config, settings)
+        context, more = _create_context(model, config, settings, stream)
+        # Scratch memory is not touched before a wide pass.
+        held_bytes += _held_memory()[1] - private_bytes
         warn(config.path, [*remarks, *more])  # in here, as a warning may be an error
         if not api.llama_get_memory(context) or not api.llama_get_causal_attn(context):
             raise CapabilityError(f"{config.path} is an embedding model; use a decoder-only language model")
@@ -229,9 +258,12 @@ def load(config: LlamaCppConfig) -> LoadedModel:
                 "decode it without speculation (--no-speculation)"
             )
     except BaseException:
+        if stream is not None:
+            stream.close()
         if context:
             api.llama_free(context)
-        api.llama_model_free(model)
+        if model:
+            api.llama_model_free(model)
         raise
     branches = 0 if recurrent else settings.branches
     return LoadedModel(
@@ -260,6 +292,8 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         on_devices=bool(settings.devices),
         threads=settings.threads,
         keep_alive=keep_alive,
+        stream=stream,
+        held_bytes=held_bytes,
     )
 
 
@@ -299,10 +333,14 @@ class _Settings:
     attention_is_open: bool
 
 
-def _load_model(config: LlamaCppConfig) -> tuple[Any, list[Any], list[str]]:
+def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list[Any], list[str]]:
     """Return ``llama_model *``, what must live as long as it, and what llama.cpp remarked on it."""
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers = config.n_gpu_layers
+    if is_streamed:
+        # Weights that were laid out anew for some kernels would be memory of their own, and all of it.
+        parameters.use_extra_bufts = False
+        parameters.load_mode = _LOAD_MAPPED
     keep_alive: list[Any] = []
     if config.devices:
         devices = native.device_array(config.devices)
@@ -321,6 +359,37 @@ def _load_model(config: LlamaCppConfig) -> tuple[Any, list[Any], list[str]]:
                 raise InputError(f"a tensor override among {patterns} (-ot) is no regular expression: {why}")
             raise native.model_file_error(config.path, lines)
         return model, keep_alive, of_model(lines)
+
+
+def _check_streamable(config: LlamaCppConfig) -> None:
+    """Refuse what was never tried with streamed layers.
+
+    Raises:
+        CapabilityError: with the way out.
+    """
+    if sys.platform != "linux":
+        raise CapabilityError(
+            f"weights are streamed on Linux alone, and this is {sys.platform}: leave out --memory, or give --stream off"
+        )
+    if _devices(config):
+        raise CapabilityError(
+            "layers on a GPU are not streamed: give -ngl 0 or -dev none with --memory, or --stream off"
+        )
+    if config.override_tensors:
+        raise CapabilityError(
+            "tensors that are placed by hand (-ot) are not streamed: give --stream off, or leave -ot out"
+        )
+
+
+def _held_memory() -> tuple[int, int]:
+    """Return the bytes that this process holds for itself, and those that it has reserved."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0, 0
+    held = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
+    reserved = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
+    return (int(held[1]) << 10 if held else 0), (int(reserved[1]) << 10 if reserved else 0)
 
 
 def _check_kind(model: Any) -> None:
@@ -432,7 +501,9 @@ def _tolerance(model: Any, config: LlamaCppConfig, settings: _Settings) -> float
     return _TIGHT
 
 
-def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> tuple[Any, list[str]]:
+def _create_context(
+    model: Any, config: LlamaCppConfig, settings: _Settings, stream: LayerStream | None
+) -> tuple[Any, list[str]]:
     """Return ``llama_context *``, and what llama.cpp remarked on it."""
     parameters = api.llama_context_default_params()
     parameters.n_ctx = settings.cells
@@ -448,6 +519,8 @@ def _create_context(model: Any, config: LlamaCppConfig, settings: _Settings) -> 
     parameters.kv_unified = True
     parameters.swa_full = True  # else cells that leave the window are gone, and rejected drafts have made them leave
     parameters.no_perf = False
+    if stream is not None:
+        parameters.cb_eval = stream.callback
     if config.rollback:
         # Ignored by models that keep all cells. The snapshots and the state before them must fit one batch.
         parameters.n_rs_seq = max(0, min(_RECURRENT_SNAPSHOTS, settings.batch_rows - 2))

@@ -198,6 +198,11 @@ quantize_chunk: Final = _function(
 row_bytes: Final = _function("ggml_row_size", [ctypes.c_int, ctypes.c_int64], ctypes.c_size_t)
 """Bytes that a row of so many weights takes in a tensor type."""
 
+tensor_data: Final = _function("ggml_get_data", [ctypes.c_void_p], ctypes.c_void_p)
+"""Address of a tensor's data."""
+
+_tensor_name: Final = _function("ggml_get_name", [ctypes.c_void_p], ctypes.c_char_p)
+
 _load_all_backends: Final = _function("ggml_backend_load_all", [], None)
 _device_count: Final = _function("ggml_backend_dev_count", [], ctypes.c_size_t)
 _device_get: Final = _function("ggml_backend_dev_get", [ctypes.c_size_t], ctypes.c_void_p)
@@ -208,6 +213,12 @@ _device_buffer_type: Final = _function("ggml_backend_dev_buffer_type", [ctypes.c
 _buffer_type_name: Final = _function("ggml_backend_buft_name", [ctypes.c_void_p], ctypes.c_char_p)
 
 _DEVICE_TYPE_CPU, _DEVICE_TYPE_GPU, _DEVICE_TYPE_INTEGRATED_GPU = 0, 1, 2
+
+
+def tensor_name(tensor: int) -> str:
+    """Return the name of a tensor, by its address."""
+    return str(_tensor_name(tensor).decode("utf-8", errors="replace"))
+
 
 # --- devices ----------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -110,6 +111,12 @@ class WeightFiles:
             self._pace.take(num_bytes)
         self.bytes_read += num_bytes
 
+    def drop_cached(self) -> None:
+        """Let the page cache forget the files."""
+        if hasattr(os, "posix_fadvise"):
+            for file in self._files:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def check(self) -> None:
         """Check that the files are those that were opened.
 
@@ -165,6 +172,13 @@ class WeightFiles:
         for file in self._files:
             os.close(file)
         self._files.clear()
+
+
+def own_memory(num_bytes: int) -> mmap.mmap:
+    """Return memory that begins on a block, as reads past the page cache need it, and that nobody else sees."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, num_bytes)
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _open_direct(path: Path) -> int:

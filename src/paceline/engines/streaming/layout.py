@@ -24,6 +24,7 @@ LEAST_SLOTS: Final = 2
 """So that one is read while the other is used."""
 
 _OF_LAYER: Final = re.compile(r"blk\.(\d+)\.")
+_EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +74,20 @@ class Layout:
     Attributes:
         paths: its files.
         layers: in the order in which a pass goes through them.
-        other_bytes: of all tensors that are of no layer: embeddings, the output's weights.
+        others: tensors of no layer that every pass reads in full, such as the output's weights.
+        looked_up_bytes: of embeddings, of which a pass reads a row for each token.
     """
 
     paths: tuple[Path, ...]
     layers: tuple[Layer, ...]
-    other_bytes: int
+    others: Layer
+    looked_up_bytes: int
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes of all weights."""
-        return sum(layer.num_bytes for layer in self.layers) + self.other_bytes
+        layers = sum(layer.num_bytes for layer in self.layers)
+        return layers + self.others.num_bytes + self.looked_up_bytes
 
     @property
     def slot_bytes(self) -> int:
@@ -115,21 +119,23 @@ def gguf_layout(path: Path) -> Layout:
     """
     paths = part_paths(path)
     of_layers: dict[int, list[tuple[int, int, int, str]]] = defaultdict(list)
-    other_bytes = 0
+    others: list[tuple[int, int, int, str]] = []
     for number, part in enumerate(paths):
-        header = read_gguf_header(part)
-        for name, (start, end) in header.spans.items():
+        for name, (start, end) in read_gguf_header(part).spans.items():
             found = _OF_LAYER.match(name)
-            if found is None:
-                other_bytes += end - start
-            else:
-                of_layers[int(found[1])].append((number, start, end, name))
+            place = others if found is None else of_layers[int(found[1])]
+            place.append((number, start, end, name))
+    looked_up_bytes = 0
+    if any(name == _OUTPUT for *_, name in others):
+        # Else the output's weights are those of the embeddings.
+        looked_up_bytes = sum(end - start for _, start, end, name in others if name == _EMBEDDINGS)
+        others = [tensor for tensor in others if tensor[-1] != _EMBEDDINGS]
     if not of_layers or sorted(of_layers) != list(range(len(of_layers))):
         raise CapabilityError(
             f"{path} has no layers blk.0, blk.1, ... that could be streamed: run it with --stream off"
         )
     layers = tuple(_layer(sorted(of_layers[number])) for number in range(len(of_layers)))
-    return Layout(paths, layers, other_bytes)
+    return Layout(paths, layers, _layer(sorted(others)), looked_up_bytes)
 
 
 def _layer(tensors: Sequence[tuple[int, int, int, str]]) -> Layer:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from paceline.core.errors import ClosedError
+from paceline.engines.streaming.disk import own_memory
 from paceline.engines.streaming.layout import Extent, Layer
 
 _CLOSING_S: Final = 60.0
@@ -77,7 +78,7 @@ class Ring:
         self._layers = layers
         self._order = list(order)
         self._next_of = {number: order[(index + 1) % len(order)] for index, number in enumerate(order)}
-        self._slots = [_Slot(mmap.mmap(-1, slot_bytes)) for _ in range(slots)]
+        self._slots = [_Slot(own_memory(slot_bytes)) for _ in range(slots)]
         self._views = [memoryview(slot.memory) for slot in self._slots]
         self._changed = threading.Condition()
         # What is to be read, in this order; the last of it is what the next layer to ask for follows.

@@ -1,0 +1,348 @@
+"""Streaming layers under llama.cpp: weights point into slots, and a callback says when a layer begins and ends.
+
+llama.cpp asks ``cb_eval`` of every node of a pass, before it is computed, whether the caller wants to see it; it then
+computes up to such a node and calls again. So a pass stops after the last node that reads a weight of a layer::
+
+    nodes      ... mul_mat(blk.3.ffn_down) ]  add  mul(blk.4.attn_norm) ... mul_mat(blk.4.ffn_down) ]  ...
+                                           ^ give back 3, wait for 4, point its tensors into its slot
+
+A weight's ``ggml_tensor`` stays where it is as long as the model does, and its ``data`` is read when a node that needs
+it is computed. Where tensors and their names lie is no promise of llama.cpp's, so all of it is checked against the
+library and the file before anything is pointed anywhere: offsets in the struct, addresses in the mapping, the order in
+which layers are read; and rows must come out the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import llama_cpp.llama_cpp as api
+
+from paceline.core.errors import CapabilityError
+from paceline.engines.llama_cpp import native
+from paceline.engines.streaming.disk import WeightFiles, own_memory
+from paceline.engines.streaming.layout import Layer, Layout, Residency, residency
+from paceline.engines.streaming.ring import Ring
+
+# struct ggml_tensor: type and padding, buffer, ne, nb, op, op_params, flags; src, view_src, view_offs, data.
+_SOURCES: Final = 152
+_MAX_SOURCES: Final = 10
+_VIEW_SOURCE: Final = _SOURCES + 8 * _MAX_SOURCES
+_DATA: Final = _VIEW_SOURCE + 16
+
+_MADV_DONTNEED: Final = 4
+
+
+@dataclass(slots=True)
+class _Weight:
+    """A tensor of a layer, as the model holds it.
+
+    Attributes:
+        address: of its ``ggml_tensor``.
+        mapped: of its data in the mapping of the file.
+    """
+
+    address: int
+    mapped: int
+
+
+class LayerStream:
+    """Streams the layers of one model through its passes.
+
+    Args:
+        layout: where its weights lie.
+        files: to read them from; closed with it.
+
+    Attributes:
+        callback: for ``llama_context_params.cb_eval``, of every context of the model.
+        residency: which layers stay; ``None`` until :meth:`arm`.
+    """
+
+    def __init__(self, layout: Layout, files: WeightFiles) -> None:
+        self.callback: Any = api.ggml_backend_sched_eval_callback(self._evaluate)
+        self.residency: Residency | None = None
+        self._layout = layout
+        self._files = files
+        self._layer_of = {name: number for number, layer in enumerate(layout.layers) for name in layer.tensors}
+        self._mode: Literal["idle", "noting", "streaming"] = "idle"
+        self._weights: dict[str, _Weight] = {}
+        # While noting: the layers' weights that were read, in their order.
+        self._read: list[str] = []
+        self._viewed: set[str] = set()
+        # Address of the weight that is read last in a layer, to the layer's number.
+        self._last_of: dict[int, int] = {}
+        self._fields: list[list[tuple[Any, int]]] = []
+        self._streamed: frozenset[int] = frozenset()
+        self._following: dict[int, int] = {}
+        self._first: int | None = None
+        self._ring: Ring | None = None
+        self._slots: list[int] = []
+        self._resident: list[mmap.mmap] = []
+        # Whether a pass was begun that has not ended, and the last layer it is done with.
+        self._is_running = False
+        self._ended: int | None = None
+        self._failure: BaseException | None = None
+
+    # --- noting -------------------------------------------------------------------------------------------------------
+
+    def start_noting(self) -> None:
+        """Note in the passes to come which weights they read, instead of streaming anything."""
+        self._mode = "noting"
+        self._read.clear()
+
+    def stop_noting(self, path: Path) -> None:
+        """Check what the latest pass read.
+
+        Raises:
+            CapabilityError: its layers cannot be streamed, and why.
+        """
+        self._mode = "idle"
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        order = [self._layer_of[name] for name in self._read]
+        used = sorted(set(order))
+        last_names = dict(zip(order, self._read, strict=True))
+        problem = None
+        if not order:
+            problem = "its passes read no weights by the names in the file"
+        elif self._viewed:
+            problem = f"{min(self._viewed)} is read by way of a view"
+        elif order != sorted(order):
+            problem = "its layers are not read one after the other"
+        elif any(self._read.count(name) > 1 for name in last_names.values()):
+            problem = "the last weights of a layer are read more than once"
+        elif used != list(range(used[0], used[-1] + 1)) or used[0] != 0:
+            problem = "some of its layers are not read"
+        if problem is None:
+            problem = self._misplaced()
+        if problem is not None:
+            raise CapabilityError(f"the layers of {path} cannot be streamed: {problem}; run it with --stream off")
+        self._last_of = {self._weights[name].address: number for number, name in last_names.items()}
+
+    def _misplaced(self) -> str | None:
+        """Return what speaks against the tensors being where they are taken to be."""
+        for name, weight in self._weights.items():
+            if native.tensor_data(weight.address) != weight.mapped:
+                return f"{name} is not laid out as this version of paceline knows it"
+        bases = set()
+        for name, weight in self._weights.items():
+            layer = self._layout.layers[self._layer_of[name]] if name in self._layer_of else self._layout.others
+            offset = layer.tensors[name]
+            (extent,) = (one for one in layer.extents if one.offset <= offset < one.offset + one.num_bytes)
+            # Where a file begins in memory, as this tensor has it; a model of several files has several.
+            bases.add((extent.file, weight.mapped - (extent.start + offset - extent.offset)))
+        if len(bases) != len({file for file, _ in bases}):
+            return "its weights are not mapped as they lie in the file"
+        if len(self._layout.paths) != len(bases):
+            return "some of its files hold none of what is read"
+        return None
+
+    # --- streaming ----------------------------------------------------------------------------------------------------
+
+    @property
+    def used_layers(self) -> list[int]:
+        """Numbers of the layers that passes read."""
+        return sorted(self._last_of.values())
+
+    def plan(self, memory_bytes: int) -> Residency:
+        """Return which layers stay in so much memory, that of the weights alone.
+
+        Raises:
+            InputError: it is too little.
+        """
+        return residency(self._layout, memory_bytes - self._layout.others.num_bytes)
+
+    def arm(self, planned: Residency) -> None:
+        """Move the layers that stay to memory of their own, and stream the others from now on.
+
+        Raises:
+            EngineError: they cannot be read.
+        """
+        layers = self._layout.layers
+        self._fields = [self._fields_of(layer) for layer in layers]
+        self._keep(self._layout.others, self._fields_of(self._layout.others))
+        for number in planned.resident:
+            self._keep(layers[number], self._fields[number])
+        self._give_mapping_back()
+        self.residency = planned
+        if not planned.streamed:
+            return
+        self._streamed = frozenset(planned.streamed)
+        order = planned.streamed
+        self._first = order[0] if order[0] == self.used_layers[0] else None
+        self._ring = Ring(self._files, layers, order, slots=planned.slots, slot_bytes=self._layout.slot_bytes)
+        self._slots = [_address(self._ring.slot_memory(index)) for index in range(planned.slots)]
+        self._mode = "streaming"
+
+    def begin(self) -> None:
+        """Make ready for a pass.
+
+        Raises:
+            EngineError: a file was changed, or the first layer cannot be read.
+        """
+        if self._mode != "streaming":
+            return
+        self._files.check()
+        if self._is_running:  # an interrupt came right after the native call
+            self._restart()
+        self._is_running = True
+        if self._first is not None:
+            try:
+                self._use(self._first)
+            except BaseException:
+                self._restart()
+                raise
+
+    def end(self) -> None:
+        """Take note that a pass is over, however it ended.
+
+        Raises:
+            EngineError: it went on without weights that could not be read.
+        """
+        if self._mode != "streaming":
+            return
+        failure = self._failure
+        if failure is not None or self._ended != self.used_layers[-1]:
+            self._restart()
+        self._is_running, self._ended = False, None
+        if failure is not None:
+            raise failure
+
+    def set_dry(self, is_dry: bool) -> None:
+        """Let passes go on without their weights, to time them apart from the disk, or with them again."""
+        if self._ring is not None:
+            self._ring.set_dry(is_dry)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that passes have waited for the disk by now."""
+        return 0.0 if self._ring is None else self._ring.waited_s
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read by now."""
+        return self._files.bytes_read
+
+    def close(self) -> None:
+        """Stop reading. The model must not be used any more."""
+        self._mode = "idle"
+        if self._ring is not None:
+            self._ring.close()
+        self._files.close()
+
+    def _restart(self) -> None:
+        assert self._ring is not None
+        self._is_running, self._ended, self._failure = False, None, None
+        self._ring.restart()
+
+    def _use(self, number: int) -> None:
+        assert self._ring is not None
+        _point(self._fields[number], self._slots[self._ring.use(number)])
+
+    def _fields_of(self, layer: Layer) -> list[tuple[Any, int]]:
+        """Return the ``data`` of a layer's tensors that are read, and where each begins in its slot."""
+        return [
+            (ctypes.c_void_p.from_address(self._weights[name].address + _DATA), offset)
+            for name, offset in layer.tensors.items()
+            if name in self._weights
+        ]
+
+    def _keep(self, layer: Layer, fields: Sequence[tuple[Any, int]]) -> None:
+        """Read a layer into memory of its own."""
+        if not layer.num_bytes:
+            return
+        memory = own_memory(layer.num_bytes)
+        with memoryview(memory) as view:
+            self._files.read(layer.extents, view)
+        self._resident.append(memory)
+        _point(fields, _address(memory))
+
+    def _give_mapping_back(self) -> None:
+        """Let go of the pages of the mapping; what of it is still read comes back by itself."""
+        for start, end in _mappings(self._layout.paths):
+            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+        self._files.drop_cached()
+
+    # --- the callback -------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, tensor: int, asked: bool, _user_data: int | None) -> bool:
+        """Answer llama.cpp; no exception may cross into it."""
+        try:
+            if self._mode == "noting":
+                if asked:
+                    self._note(tensor)
+                return not asked
+            if self._mode != "streaming":
+                return not asked
+            number = self._ending(tensor)
+            if asked:
+                return number is not None
+            if self._failure is None and number is not None:
+                self._move_on(number)
+            return self._failure is None
+        except BaseException as error:  # an interrupt may arrive in here
+            self._failure = error
+            return False
+
+    def _note(self, tensor: int) -> None:
+        for index in range(_MAX_SOURCES):
+            source = ctypes.c_void_p.from_address(tensor + _SOURCES + 8 * index).value
+            if not source:
+                continue
+            name = native.tensor_name(source)
+            if name in self._layer_of or name in self._layout.others.tensors:
+                data = ctypes.c_void_p.from_address(source + _DATA).value
+                self._weights[name] = _Weight(source, data or 0)
+                if name in self._layer_of:
+                    self._read.append(name)
+            elif viewed := ctypes.c_void_p.from_address(source + _VIEW_SOURCE).value:
+                viewed_name = native.tensor_name(viewed)
+                if viewed_name in self._layer_of:
+                    self._viewed.add(viewed_name)
+
+    def _ending(self, tensor: int) -> int | None:
+        """Return the layer of which a node reads the last weight; ``None`` of other nodes."""
+        for source in (ctypes.c_void_p * 2).from_address(tensor + _SOURCES):
+            if source in self._last_of:
+                return self._last_of[source]
+        return None
+
+    def _move_on(self, number: int) -> None:
+        """Give back a layer's slot, and wait for the layer after it."""
+        assert self._ring is not None
+        self._ended = number
+        if number in self._streamed:
+            self._ring.done(number)
+        if number + 1 in self._streamed:
+            self._use(number + 1)
+
+
+def _point(fields: Sequence[tuple[Any, int]], address: int) -> None:
+    """Point tensors into memory that begins at an address."""
+    for field, offset in fields:
+        field.value = address + offset
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+_libc: Final = ctypes.CDLL(None)
+
+
+def _mappings(paths: Sequence[Path]) -> list[tuple[int, int]]:
+    """Return the addresses at which files are mapped."""
+    resolved = {str(path.resolve()) for path in paths}
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5] in resolved:
+            start, _, end = fields[0].partition("-")
+            found.append((int(start, 16), int(end, 16)))
+    return found
