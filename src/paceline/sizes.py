@@ -1,16 +1,41 @@
-"""Counts and sizes as people read them: three digits that mean something, and a unit."""
+"""Counts and sizes as people read them, three digits that mean something and a unit; and as they write them."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+from paceline.core.errors import InputError
+
 _BYTES: Final = (" bytes", " kB", " MB", " GB")
+_WRITTEN: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _THOUSANDS: Final = ("", " k", " M", " B")
 
 
 def size_text(num_bytes: int) -> str:
     """Return a number of bytes, such as ``1.31 MB``."""
     return _scaled(num_bytes, _BYTES)
+
+
+def memory_text(num_bytes: int) -> str:
+    """Return bytes of memory as :func:`read_size` reads them, rounded up, such as ``760M`` or ``1.6G``."""
+    if num_bytes < 1 << 30:
+        return f"{max(-(-num_bytes // (1 << 20)), 0)}M"
+    return f"{-(-num_bytes * 10 // (1 << 30)) / 10:.1f}G"
+
+
+def read_size(text: str) -> int:
+    """Return the bytes that a size of memory stands for, such as ``12G``, ``800M`` or ``1.5 GiB``.
+
+    As memory is sold, a K is 1,024 bytes, an M 1,024 K and so on, whether or not an ``i`` says so.
+
+    Raises:
+        InputError: it stands for none.
+    """
+    found = _WRITTEN.fullmatch(text.strip())
+    if found is None:
+        raise InputError(f"{text!r} is no size: give a number and a unit, such as 12G or 800M")
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
 def count_text(count: int) -> str:

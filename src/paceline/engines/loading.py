@@ -21,6 +21,7 @@ from paceline.engines.exactness import check_exact
 from paceline.engines.limits import check_range
 from paceline.models.description import describe
 from paceline.models.weight_files import check_model_folder
+from paceline.sizes import read_size
 
 DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 EngineName: TypeAlias = Literal["llama_cpp", "torch_hf"]
@@ -83,6 +84,10 @@ class ModelOptions:
             request may lose its place for a while, and goes on with the same text.
         branches: tree branches it holds at once, over all requests; ``None`` for what the policy can ask for. Only
             ``llama_cpp``; ``torch_hf`` has no limit.
+        memory: bytes, or a size such as ``"12G"``, of all that the process holds: layers that do not fit are read while
+            they are used (:mod:`paceline.engines.streaming`); ``None`` for what is free, where the weights alone are
+            more than that. Only ``llama_cpp``, on a CPU under Linux.
+        stream: ``False`` leaves it to the system to read weights that do not fit.
         rollback: whether tokens must be taken back, as verifying drafts needs; without, recurrent models run too.
         dtype: weights' type, such as ``"float32"``; ``None`` takes the model's own. Only ``torch_hf``.
         model_defaults: whether what the model says about how it is to be sampled stands where a request does not say it
@@ -189,6 +194,27 @@ class ModelOptions:
             "are chains.",
         ),
     )
+    memory: int | str | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            optional=True,
+            flags=("--memory",),
+            help="All that the process may hold, such as 12G: layers that don't fit are read while they are used. "
+            "[dim]\\[what is free, for weights that are more than that][/dim]",
+            metavar="SIZE",
+        ),
+    )
+    stream: bool | None = setting(
+        None,
+        _OPTION(
+            kind="choice",
+            optional=True,
+            words={"auto": None, "off": False},
+            flags=("--stream",),
+            help="Whether weights that don't fit are read while they are used; off leaves that to the system.",
+        ),
+    )
     max_sequences: int = setting(
         1,
         _OPTION(
@@ -237,6 +263,10 @@ class ModelOptions:
         take_values(self)
         check_range("context_length", self.context_length, 1, 2**31 - 1)
         check_range("cells", self.cells, 1, 2**31 - 1)
+        if self.memory is not None:
+            check_range("memory", read_size(self.memory) if isinstance(self.memory, str) else self.memory, 1, 2**63 - 1)
+            if self.stream is False:
+                raise InputError("--memory is for weights that are streamed, and --stream off streams none: give one")
         if self.flash_attention not in (None, True, False):
             # "off", as the command line has it, would be taken for true.
             raise InputError(f"flash_attention is {self.flash_attention!r}: give True, False, or None for either")
@@ -360,6 +390,9 @@ class DraftOptions:
             branches=0,
             # A draft model that ran out of room would draft nothing.
             cells=None,
+            # It is made for memory: every level of a draft would read it again.
+            memory=None,
+            stream=False,
         )
 
 
@@ -519,6 +552,8 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
             exact=options.exact,
             max_sequences=options.max_sequences,
             cache_cells=options.cells,
+            memory_bytes=read_size(options.memory) if isinstance(options.memory, str) else options.memory,
+            stream=options.stream,
             rollback=options.rollback,
             branches=DEFAULT_BRANCHES if options.branches is None else options.branches,
             verbose=options.verbose,
@@ -535,6 +570,7 @@ def _open_torch_hf(options: ModelOptions) -> Engine:
         "exactness (--exact)": options.exact,
         "tensor overrides (-ot)": bool(options.override_tensors),
         "a number of GPU layers (-ngl)": options.gpu_layers != -1,
+        "streaming within so much memory (--memory)": options.memory is not None,
         "several devices": len(options.devices) > 1,
     }
     for option, given in unused.items():

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.errors import CapabilityError, InputError
-from paceline.engines.streaming.layout import BLOCK, NEAR, Extent, Layer, Layout, gguf_layout, residency
+from paceline.core.errors import CapabilityError
+from paceline.engines.streaming.layout import BLOCK, NEAR, Extent, Layer, Layout, gguf_layout, least_bytes, residency
 from paceline.models.embedded import embedded_target
 
 
@@ -99,9 +99,11 @@ def test_what_stays_lies_between_what_is_streamed() -> None:
     assert residency(layout, 20 * BLOCK).streamed == tuple(range(8))
 
 
-def test_less_than_the_slots_is_refused() -> None:
-    with pytest.raises(InputError, match=r"77\.8 kB are left for layers, and 2 slots .* take 81\.9 kB: give more"):
-        residency(layout_of([10] * 8), 19 * BLOCK)
+def test_the_least_is_what_every_pass_reads_and_the_slots() -> None:
+    layout = Layout((Path("m.gguf"),), layout_of([10, 12, 10]).layers, Layer((Extent(0, 0, 5 * BLOCK, 0),), {}), 1000)
+    assert least_bytes(layout) == (5 + 2 * 12) * BLOCK
+    assert residency(layout, least_bytes(layout)).streamed == (0, 1, 2)
+    assert least_bytes(layout_of([10])) == 10 * BLOCK
 
 
 @given(
@@ -111,12 +113,8 @@ def test_less_than_the_slots_is_refused() -> None:
 )
 def test_what_stays_fits_and_more_would_not(sizes: list[int], share: float, slots: int) -> None:
     layout = layout_of(sizes)
-    memory = int(share * sum(sizes) * BLOCK)
-    try:
-        found = residency(layout, memory, slots=slots)
-    except InputError:
-        assert memory < min(slots, len(sizes)) * layout.slot_bytes
-        return
+    memory = max(int(share * sum(sizes) * BLOCK), min(slots, len(sizes)) * layout.slot_bytes)
+    found = residency(layout, memory, slots=slots)
     assert sorted((*found.resident, *found.streamed)) == list(range(len(sizes)))
     resident_bytes = sum(layout.layers[number].num_bytes for number in found.resident)
     assert resident_bytes + found.slots * layout.slot_bytes <= memory

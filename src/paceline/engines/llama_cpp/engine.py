@@ -47,9 +47,6 @@ from paceline.engines.warming import warm_up
 _TRIAL_ROWS: Final = 5
 """Rows of the passes that show whether layers can be streamed; as many as a batch has at least."""
 
-_MARGIN_BYTES: Final = 32 << 20
-"""Of memory for what Python comes to hold, and for the pages of the file that are looked up."""
-
 
 @dataclass(slots=True)
 class _Sequence:
@@ -243,15 +240,18 @@ class LlamaCppEngine:
             CapabilityError: they cannot be streamed, or rows are not the same then.
             InputError: there is too little memory for that.
         """
-        config = self._loaded.config
-        assert config.memory_bytes is not None
+        config, weights_bytes = self._loaded.config, self._loaded.weights_bytes
+        assert weights_bytes is not None
         stream.start_noting()
         self._trial_rows(1)
         stream.stop_noting(config.path)
         stream.start_noting()
         mapped = self._trial_rows(_TRIAL_ROWS)
         stream.stop_noting(config.path)
-        stream.arm(stream.plan(config.memory_bytes - self._loaded.held_bytes - _MARGIN_BYTES))
+        planned = stream.plan(weights_bytes)
+        stream.arm(planned)
+        count = len(planned.streamed)
+        self._description += f", {count} of its {count + len(planned.resident)} layers read for every pass"
         for _ in range(2):
             # Twice, as the ring goes round.
             if not np.array_equal(self._trial_rows(_TRIAL_ROWS), mapped):

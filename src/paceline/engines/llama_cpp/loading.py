@@ -24,8 +24,9 @@ from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.streaming.disk import WeightFiles
-from paceline.engines.streaming.layout import gguf_layout
+from paceline.engines.streaming.layout import gguf_bytes, gguf_layout
 from paceline.engines.threads import PassThreads
+from paceline.sizes import memory_text
 
 _INT32_MAX: Final = 2**31 - 1
 _RECURRENT_SNAPSHOTS: Final = 16
@@ -47,8 +48,11 @@ _CACHE_TYPES: Final[dict[CacheType, int]] = {"f32": 0, "f16": 1}  # ggml's numbe
 _CACHE_TYPE_BYTES: Final[dict[CacheType, int]] = {"f32": 4, "f16": 2}
 _BF16: Final = 30
 
-_SURELY_FITS: Final = 1.5
-"""Weights fit where there is so many times as much memory as they and what the process holds already take."""
+_MARGIN_BYTES: Final = 32 << 20
+"""Of memory for what Python comes to hold, and for the pages of the file that are looked up."""
+
+_LEFT_FREE: Final = 0.05
+"""Share of what is free that is left so, where nobody says how much a process may hold."""
 
 _LOAD_MAPPED: Final = 1
 """``LLAMA_LOAD_MODE_MMAP``"""
@@ -104,8 +108,9 @@ class LlamaCppConfig:
             1.05, 1.15.]
         cache_type: type of the cached keys and values. With ``"f32"`` weights in F32 nothing is rounded on the way, and
             rows are the same to 1e-4 wherever their tokens lie in the cache.
-        memory_bytes: of all that the process holds; layers that do not fit are read while they are used. ``None``
-            leaves the whole file to the page cache.
+        memory_bytes: of all that the process holds; layers that do not fit are read while they are used. ``None`` means
+            what is free, where the weights alone are more than that.
+        stream: ``False`` leaves the whole file to the page cache.
         rollback: the caller needs to drop pending tokens. ``False`` allows recurrent models that cannot.
         verbose: let llama.cpp's log through to stderr, from then on and for the whole process.
     """
@@ -127,6 +132,7 @@ class LlamaCppConfig:
     exact: bool = False
     cache_type: CacheType = "f16"
     memory_bytes: int | None = None
+    stream: bool | None = None
     rollback: bool = True
     verbose: bool = False
 
@@ -167,7 +173,7 @@ class LoadedModel:
         threads: how many threads passes run on.
         keep_alive: memory that the model points into.
         stream: of its layers; ``None`` where all of the file is mapped.
-        held_bytes: that the process holds besides weights, cache and scratch memory included.
+        weights_bytes: memory for weights and slots, where layers are streamed.
     """
 
     config: LlamaCppConfig
@@ -185,7 +191,7 @@ class LoadedModel:
     threads: PassThreads
     keep_alive: list[Any]
     stream: LayerStream | None
-    held_bytes: int
+    weights_bytes: int | None
 
     @property
     def fused_attention(self) -> bool | None:
@@ -232,21 +238,34 @@ def load(config: LlamaCppConfig) -> LoadedModel:
     native.check_model_file(config.path)
     native.log.verbose |= config.verbose
     native.initialize()
-    held_bytes, private_bytes = _held_memory()
+    memory_bytes = _streaming_memory(config)
+    held_bytes, reserved_bytes = _held_memory()
     stream = None
-    if config.memory_bytes is not None:
+    if memory_bytes is not None:
         layout = gguf_layout(config.path)
-        if _SURELY_FITS * (layout.num_bytes + held_bytes) > config.memory_bytes:
-            _check_streamable(config)
-            stream = LayerStream(layout, WeightFiles(layout.paths))
+        stream = LayerStream(layout, WeightFiles(layout.paths))
     context = model = None
     try:
         model, keep_alive, remarks = _load_model(config, is_streamed=stream is not None)
         _check_kind(model)
         settings = _settings(model, config)
+        if stream is not None:
+            # Which is faster would take too many passes to find out.
+            settings = dataclasses.replace(settings, attention_is_open=False)
         context, more = _create_context(model, config, settings, stream)
         # Scratch memory is not touched before a wide pass.
-        held_bytes += _held_memory()[1] - private_bytes
+        held_bytes += _held_memory()[1] - reserved_bytes
+        weights_bytes = None
+        if stream is not None and memory_bytes is not None:
+            weights_bytes = memory_bytes - held_bytes - _MARGIN_BYTES
+            least_bytes = stream.least_bytes
+            if weights_bytes < least_bytes:
+                besides_bytes = memory_bytes - weights_bytes
+                raise InputError(
+                    f"{memory_text(memory_bytes)} of memory (--memory) are too little for {config.path.name}: it takes "
+                    f"{memory_text(besides_bytes)} besides its layers, and {memory_text(least_bytes)} are the least to "
+                    f"stream them through; give {memory_text(besides_bytes + least_bytes)}, or a shorter context (-c)"
+                )
         warn(config.path, [*remarks, *more])  # in here, as a warning may be an error
         if not api.llama_get_memory(context) or not api.llama_get_causal_attn(context):
             raise CapabilityError(f"{config.path} is an embedding model; use a decoder-only language model")
@@ -265,6 +284,12 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         if model:
             api.llama_model_free(model)
         raise
+    if stream is not None and weights_bytes is not None and stream.num_bytes <= weights_bytes:
+        # Where all of it fits it may be laid out for the fastest kernels, and cached by the system.
+        stream.close()
+        api.llama_free(context)
+        api.llama_model_free(model)
+        return load(dataclasses.replace(config, memory_bytes=None, stream=False))
     branches = 0 if recurrent else settings.branches
     return LoadedModel(
         config=config,
@@ -293,7 +318,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         threads=settings.threads,
         keep_alive=keep_alive,
         stream=stream,
-        held_bytes=held_bytes,
+        weights_bytes=weights_bytes,
     )
 
 
@@ -361,24 +386,34 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
         return model, keep_alive, of_model(lines)
 
 
-def _check_streamable(config: LlamaCppConfig) -> None:
-    """Refuse what was never tried with streamed layers.
+def _streaming_memory(config: LlamaCppConfig) -> int | None:
+    """Return how much memory the process may hold, where weights are to be streamed; else ``None``.
 
     Raises:
-        CapabilityError: with the way out.
+        CapabilityError: it was asked for what was never tried with streamed layers.
     """
+    if config.stream is False:
+        return None
+    refused = _why_not_streamed(config)
+    if config.memory_bytes is not None:
+        if refused is not None:
+            raise CapabilityError(f"{refused} (--memory)")
+        return config.memory_bytes
+    available = native.available_memory()
+    if refused is not None or available is None or gguf_bytes(config.path) <= available:
+        return None
+    return available - int(available * _LEFT_FREE)
+
+
+def _why_not_streamed(config: LlamaCppConfig) -> str | None:
+    """Return what speaks against streaming layers, in the terms of the command line."""
     if sys.platform != "linux":
-        raise CapabilityError(
-            f"weights are streamed on Linux alone, and this is {sys.platform}: leave out --memory, or give --stream off"
-        )
+        return f"weights are streamed on Linux alone, and this is {sys.platform}: leave out how much memory there is"
     if _devices(config):
-        raise CapabilityError(
-            "layers on a GPU are not streamed: give -ngl 0 or -dev none with --memory, or --stream off"
-        )
+        return "layers on a GPU are not streamed: give -ngl 0, or leave out how much memory there is"
     if config.override_tensors:
-        raise CapabilityError(
-            "tensors that are placed by hand (-ot) are not streamed: give --stream off, or leave -ot out"
-        )
+        return "tensors placed by hand (-ot) are not streamed: leave out -ot, or how much memory there is"
+    return None
 
 
 def _held_memory() -> tuple[int, int]:

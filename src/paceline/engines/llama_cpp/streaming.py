@@ -26,7 +26,7 @@ import llama_cpp.llama_cpp as api
 from paceline.core.errors import CapabilityError
 from paceline.engines.llama_cpp import native
 from paceline.engines.streaming.disk import WeightFiles, own_memory
-from paceline.engines.streaming.layout import Layer, Layout, Residency, residency
+from paceline.engines.streaming.layout import Layer, Layout, Residency, least_bytes, residency
 from paceline.engines.streaming.ring import Ring
 
 # struct ggml_tensor: type and padding, buffer, ne, nb, op, op_params, flags; src, view_src, view_offs, data.
@@ -146,17 +146,23 @@ class LayerStream:
     # --- streaming ----------------------------------------------------------------------------------------------------
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self._layout.num_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """Least memory that they can be streamed through."""
+        return least_bytes(self._layout)
+
+    @property
     def used_layers(self) -> list[int]:
         """Numbers of the layers that passes read."""
         return sorted(self._last_of.values())
 
     def plan(self, memory_bytes: int) -> Residency:
-        """Return which layers stay in so much memory, that of the weights alone.
-
-        Raises:
-            InputError: it is too little.
-        """
-        return residency(self._layout, memory_bytes - self._layout.others.num_bytes)
+        """Return which layers stay in so much memory, that of the weights alone; at least :attr:`least_bytes`."""
+        return residency(self._layout, memory_bytes)
 
     def arm(self, planned: Residency) -> None:
         """Move the layers that stay to memory of their own, and stream the others from now on.

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.core.errors import CapabilityError, InputError
+from paceline.core.errors import CapabilityError
 from paceline.models.gguf_header import read_gguf_header
 from paceline.models.gguf_model import part_paths
-from paceline.sizes import size_text
 
 BLOCK: Final = 4096
 """Bytes that reads past the page cache begin and end at, in the file and in memory."""
@@ -138,6 +137,11 @@ def gguf_layout(path: Path) -> Layout:
     return Layout(paths, layers, _layer(sorted(others)), looked_up_bytes)
 
 
+def gguf_bytes(path: Path) -> int:
+    """Return the bytes of all files of a GGUF model, of whose parts ``path`` is the first."""
+    return sum(part.stat().st_size for part in part_paths(path))
+
+
 def _layer(tensors: Sequence[tuple[int, int, int, str]]) -> Layer:
     """Put the tensors of a layer, in their order in the files, into as few extents as are worth it."""
     extents: list[Extent] = []
@@ -154,6 +158,11 @@ def _layer(tensors: Sequence[tuple[int, int, int, str]]) -> Layer:
     return Layer(tuple(extents), places)
 
 
+def least_bytes(layout: Layout) -> int:
+    """Return the least memory in which a model can be used: for what every pass reads, and the slots."""
+    return layout.others.num_bytes + min(LEAST_SLOTS, len(layout.layers)) * layout.slot_bytes
+
+
 def residency(layout: Layout, memory_bytes: int, *, slots: int = LEAST_SLOTS) -> Residency:
     """Return which layers stay in so much memory; as many as fit beside the slots, and those that do not, spread out.
 
@@ -161,27 +170,20 @@ def residency(layout: Layout, memory_bytes: int, *, slots: int = LEAST_SLOTS) ->
 
     Args:
         layout: the model's.
-        memory_bytes: for layers and slots alone.
+        memory_bytes: for weights and slots; not less than the slots and what is of no layer take.
         slots: of the ring.
-
-    Raises:
-        InputError: it is less than the slots take.
     """
     sizes = [layer.num_bytes for layer in layout.layers]
-    if sum(sizes) <= memory_bytes:
+    left_bytes = memory_bytes - layout.others.num_bytes
+    if sum(sizes) <= left_bytes:
         return Residency(tuple(range(len(sizes))), (), 0)
     slots = min(slots, len(sizes))
-    left_bytes = memory_bytes - slots * layout.slot_bytes
-    if left_bytes < 0:
-        raise InputError(
-            f"{size_text(memory_bytes)} are left for layers, and {slots} slots to stream them through take "
-            f"{size_text(slots * layout.slot_bytes)}: give more (--memory)"
-        )
+    left_bytes -= slots * layout.slot_bytes
+    assert left_bytes >= 0
     count = len(sizes)
     for num_streamed in range(1, count + 1):
         streamed = sorted({(2 * index + 1) * count // (2 * num_streamed) for index in range(num_streamed)})
         resident = [number for number in range(count) if number not in streamed]
         if sum(sizes[number] for number in resident) <= left_bytes:
             break
-    # As many as there are streamed keep each other's slots busy; more would stay empty.
-    return Residency(tuple(resident), tuple(streamed), min(slots, len(streamed)))
+    return Residency(tuple(resident), tuple(streamed), slots)

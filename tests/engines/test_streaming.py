@@ -1,0 +1,239 @@
+"""llama.cpp with streamed layers says what it says without, whatever happens to passes and files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+import paceline
+from paceline.core.arrays import FloatArray
+from paceline.core.errors import CapabilityError, EngineError, InputError
+from paceline.engines.base import COMMITTED_END, Step
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
+from paceline.engines.llama_cpp.streaming import LayerStream
+from paceline.engines.loading import ModelOptions
+from paceline.engines.streaming.disk import WeightFiles
+from paceline.engines.streaming.layout import Extent, Residency
+from paceline.models.embedded import embedded_draft, embedded_target, heldout
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
+
+TOKENS = [11, 42, 7, 99, 3, 3, 250, 17]
+MOSTLY_STREAMED = Residency((1,), (0, 2, 3), 2)
+
+
+@pytest.fixture(scope="module")
+def exact_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the embedded target in F32, whose kernels lay nothing out anew: rows are equal with and without."""
+    path = tmp_path_factory.mktemp("models") / "target-f32.gguf"
+    quantize_gguf(embedded_target(), path, "F32")
+    return path
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have three of the four layers streamed, however little memory is asked for."""
+    monkeypatch.setattr(LayerStream, "plan", lambda self, memory_bytes: MOSTLY_STREAMED)
+    monkeypatch.setattr(LayerStream, "least_bytes", -(1 << 40))
+
+
+def config(path: Path, **changes: object) -> LlamaCppConfig:
+    return LlamaCppConfig(path, context_length=64, threads=1, memory_bytes=1, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def engine(exact_target: Path, streamed: None) -> Iterator[LlamaCppEngine]:
+    engine = LlamaCppEngine(config(exact_target, max_sequences=2))
+    yield engine
+    engine.close()
+
+
+def rows(engine: LlamaCppEngine, token_ids: Sequence[int] = TOKENS) -> FloatArray:
+    sequence = engine.open()
+    count = len(token_ids)
+    try:
+        output = engine.forward([Step(sequence, token_ids, [COMMITTED_END, *range(count - 1)], list(range(count)))])
+        return np.stack([output.logits(0, row) for row in range(count)])
+    finally:
+        engine.close_sequence(sequence)
+
+
+def _ending_of(engine: LlamaCppEngine) -> str:
+    """Make a pass; return how it failed."""
+    try:
+        rows(engine)
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
+def test_rows_are_those_of_the_same_engine_without(engine: LlamaCppEngine, exact_target: Path) -> None:
+    mapped = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1))
+    assert engine.description.endswith(", 3 of its 4 layers read for every pass")
+    for count in (1, 2, 8):
+        np.testing.assert_array_equal(rows(engine, TOKENS[:count]), rows(mapped, TOKENS[:count]))
+    mapped.close()
+
+
+def test_a_pass_reads_what_is_streamed_and_no_more(engine: LlamaCppEngine) -> None:
+    stream = engine._stream
+    assert stream is not None
+    rows(engine)
+    before = stream.bytes_read
+    for _ in range(10):
+        rows(engine)
+    a_pass = sum(stream._layout.layers[number].num_bytes for number in MOSTLY_STREAMED.streamed)
+    # What is read ahead when one looks is not to be known.
+    assert abs(stream.bytes_read - before - 10 * a_pass) <= 2 * stream._layout.slot_bytes
+
+
+def test_a_read_that_fails_fails_its_pass_alone(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rows(engine)
+    read = WeightFiles.read
+
+    def failing(self: WeightFiles, extents: Sequence[Extent], slot: memoryview) -> None:
+        raise EngineError("the weights cannot be read at byte 4096: Input/output error")
+
+    sequence = engine.open()
+    engine.forward([Step(sequence, TOKENS[:3], [COMMITTED_END, 0, 1], [])])
+    engine.commit(sequence, range(3))
+    monkeypatch.setattr(WeightFiles, "read", failing)
+    # The ring may hold all that the first of these needs.
+    ends = [_ending_of(engine) for _ in range(3)]
+    assert "the weights cannot be read at byte 4096: Input/output error" in ends
+    assert set(ends[1:]) == {ends[-1]}
+    assert engine.length(sequence) == 3
+    monkeypatch.setattr(WeightFiles, "read", read)
+    np.testing.assert_array_equal(rows(engine), expected)
+    output = engine.forward([Step(sequence, TOKENS[3:4], [COMMITTED_END], [0])])
+    np.testing.assert_allclose(output.logits(0, 0), expected[3], atol=engine.capabilities.logit_tolerance)
+
+
+def test_an_interrupt_in_a_pass_leaves_a_usable_engine(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rows(engine)
+    stream = engine._stream
+    assert stream is not None
+    move_on = stream._move_on
+
+    def interrupted(number: int) -> None:
+        move_on(number)
+        if number == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream, "_move_on", interrupted)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            rows(engine)
+    monkeypatch.setattr(stream, "_move_on", move_on)
+    for _ in range(3):
+        np.testing.assert_array_equal(rows(engine), expected)
+
+
+def test_passes_without_their_weights_leave_the_next_ones_alone(engine: LlamaCppEngine) -> None:
+    expected = rows(engine)
+    stream = engine._stream
+    assert stream is not None
+    before = stream.bytes_read
+    stream.set_dry(True)
+    for _ in range(3):
+        rows(engine)
+    assert stream.bytes_read - before <= 2 * stream._layout.slot_bytes
+    stream.set_dry(False)
+    np.testing.assert_array_equal(rows(engine), expected)
+
+
+def test_a_file_that_changes_is_told(exact_target: Path, streamed: None, tmp_path: Path) -> None:
+    path = tmp_path / "copy.gguf"
+    shutil.copyfile(exact_target, path)
+    engine = LlamaCppEngine(config(path))
+    rows(engine)
+    os.utime(path, (1, 1))
+    with pytest.raises(
+        EngineError, match=r"copy\.gguf was changed while its weights are streamed: load the model again"
+    ):
+        rows(engine)
+    engine.close()
+
+
+def test_a_model_that_fits_is_not_streamed(exact_target: Path) -> None:
+    engine = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1, memory_bytes=1 << 34))
+    assert engine._stream is None
+    assert "layers read" not in engine.description
+    engine.close()
+
+
+def test_too_little_memory_is_refused_with_what_is_needed(exact_target: Path) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"^1M of memory \(--memory\) are too little for target-f32\.gguf: it takes \d+M besides its layers, and "
+        r"\d+M are the least to stream them through; give \d+M, or a shorter context \(-c\)$",
+    ):
+        LlamaCppEngine(config(exact_target))
+
+
+def test_weights_that_are_more_than_what_is_free_are_streamed_by_default(
+    exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "available_memory", lambda: exact_target.stat().st_size - 1)
+    engine = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1))
+    assert engine._stream is not None
+    engine.close()
+    engine = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1, stream=False))
+    assert engine._stream is None
+    engine.close()
+
+
+def test_what_was_never_tried_is_refused(exact_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CapabilityError, match=r"placed by hand \(-ot\) are not streamed"):
+        LlamaCppEngine(config(exact_target, override_tensors=(("blk", "CPU"),)))
+    monkeypatch.setattr(native, "default_device_names", lambda: ["CUDA0"])
+    with pytest.raises(CapabilityError, match="layers on a GPU are not streamed: give -ngl 0"):
+        LlamaCppEngine(config(exact_target))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(CapabilityError, match="streamed on Linux alone, and this is darwin"):
+        LlamaCppEngine(config(exact_target))
+
+
+def test_rows_that_come_out_otherwise_are_refused(
+    exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = WeightFiles.read
+
+    def bad(self: WeightFiles, extents: Sequence[Extent], slot: memoryview) -> None:
+        read(self, extents, slot)
+        slot[-5000:-4000] = bytes(1000)
+
+    monkeypatch.setattr(WeightFiles, "read", bad)
+    with pytest.raises(CapabilityError, match="cannot be streamed: rows come out otherwise; run it with --stream off"):
+        LlamaCppEngine(config(exact_target))
+
+
+@pytest.mark.parametrize("verify", ["coupled", "rejection"])
+def test_texts_are_those_of_plain_decoding_for_several_requests(
+    verify: Literal["coupled", "rejection"], exact_target: Path, streamed: None
+) -> None:
+    options = ModelOptions(exact_target, memory=1, max_sequences=2, context_length=256)
+    prompts = [text[:300] for text in heldout("logs")[:3]]
+    with paceline.load(options, draft=embedded_draft(), policy=paceline.FixedPolicy(4), verify=verify) as model:
+        streams = [model.stream(prompt, max_tokens=30, temperature=0.0, seed=1) for prompt in prompts]
+        answers = [stream.result() for stream in streams]
+        assert sum(answer.stats.num_accepted for answer in answers) > 0
+        for prompt, answer in zip(prompts, answers, strict=True):
+            plain = model.generate(prompt, max_tokens=30, temperature=0.0, seed=1, speculate=False)
+            assert plain.token_ids == answer.token_ids
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(InputError, match="--stream off streams none: give one"):
+        ModelOptions(embedded_target(), memory="12G", stream=False)
+    with pytest.raises(InputError, match="'12 bananas' is no size: give a number and a unit, such as 12G or 800M"):
+        ModelOptions(embedded_target(), memory="12 bananas")
+    with pytest.raises(InputError, match="memory is 0, but must be from 1"):
+        ModelOptions(embedded_target(), memory=0)

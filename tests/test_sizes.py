@@ -1,0 +1,38 @@
+"""Sizes as people read and write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.errors import InputError
+from paceline.sizes import memory_text, read_size
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("12G", 12 << 30),
+        ("800M", 800 << 20),
+        ("1.5 GiB", 3 << 29),
+        ("2gb", 2 << 30),
+        ("64k", 64 << 10),
+        ("1T", 1 << 40),
+        ("4096", 4096),
+        ("100B", 100),
+    ],
+)
+def test_memory_is_written_with_its_unit(text: str, num_bytes: int) -> None:
+    assert read_size(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "G", "12X", "-1G", "1e3M", "12 G B", "½G"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is no size: give a number and a unit, such as 12G or 800M"):
+        read_size(text)
+
+
+@given(st.integers(0, 1 << 45))
+def test_what_is_said_to_be_needed_is_enough(num_bytes: int) -> None:
+    assert num_bytes <= read_size(memory_text(num_bytes)) <= num_bytes + max(1 << 20, num_bytes // 5)
