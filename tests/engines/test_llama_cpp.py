@@ -1142,11 +1142,11 @@ def test_a_cache_that_does_not_fit_is_refused_before_the_system_ends_the_process
     # Two layers of two heads, 16 numbers each, twice, of four bytes; and what llama.cpp notes about a cell.
     cell_bytes = 2 * 2 * 16 * 2 * 4 + 52
     monkeypatch.setattr(native, "available_memory", lambda: 256 * cell_bytes)
-    load(path, context_length=256).close()
+    load(path, stream=False, context_length=256).close()
     monkeypatch.setattr(native, "available_memory", lambda: 100 * cell_bytes)
     with pytest.raises(InputError, match=r"take at most 100 tokens \(-c, or -cd for a draft model\)"):
-        load(path, context_length=256)
-    load(path, context_length=100).close()
+        load(path, stream=False, context_length=256)
+    load(path, stream=False, context_length=100).close()
 
 
 def test_the_default_context_is_the_trained_one_up_to_a_cap(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -18,7 +19,7 @@ from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
 from paceline.engines.llama_cpp.streaming import LayerStream
-from paceline.engines.loading import ModelOptions
+from paceline.engines.loading import ModelOptions, open_engine
 from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import Extent, Residency
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
@@ -188,6 +189,19 @@ def test_weights_that_are_more_than_what_is_free_are_streamed_by_default(
     engine = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1, stream=False))
     assert engine._stream is None
     engine.close()
+
+
+def test_what_cannot_be_streamed_is_run_as_before_where_nobody_asked_for_it(
+    exact_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "available_memory", lambda: exact_target.stat().st_size - 1)
+    monkeypatch.setattr(LayerStream, "least_bytes", 1 << 40)
+    options = ModelOptions(exact_target, context_length=64, threads=1)
+    engine = open_engine(options)
+    assert "layers read" not in engine.description
+    engine.close()
+    with pytest.raises(InputError, match="of memory \\(--memory\\) are too little"):
+        open_engine(dataclasses.replace(options, memory="40M"))
 
 
 def test_what_was_never_tried_is_refused(exact_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -532,33 +532,39 @@ def reader_of(options: ModelOptions) -> Callable[[int], Engine]:
 
 def _open_llama_cpp(options: ModelOptions) -> Engine:
     from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+    from paceline.engines.streaming.layout import UnstreamableError
 
     if options.dtype is not None:
         raise CapabilityError(
             f"dtype {options.dtype} (--dtype) means nothing to llama_cpp, which runs a GGUF file in the types it was "
             "written in: leave it out"
         )
-    return LlamaCppEngine(
-        LlamaCppConfig(
-            path=Path(options.path),
-            context_length=options.context_length,
-            context_may_shrink=options.context_may_shrink,
-            n_gpu_layers=options.gpu_layers,
-            devices=options.devices,
-            override_tensors=options.override_tensors,
-            threads=options.threads,
-            threads_batch=options.threads_batch,
-            flash_attention=options.flash_attention,
-            exact=options.exact,
-            max_sequences=options.max_sequences,
-            cache_cells=options.cells,
-            memory_bytes=read_size(options.memory) if isinstance(options.memory, str) else options.memory,
-            stream=options.stream,
-            rollback=options.rollback,
-            branches=DEFAULT_BRANCHES if options.branches is None else options.branches,
-            verbose=options.verbose,
-        )
+    config = LlamaCppConfig(
+        path=Path(options.path),
+        context_length=options.context_length,
+        context_may_shrink=options.context_may_shrink,
+        n_gpu_layers=options.gpu_layers,
+        devices=options.devices,
+        override_tensors=options.override_tensors,
+        threads=options.threads,
+        threads_batch=options.threads_batch,
+        flash_attention=options.flash_attention,
+        exact=options.exact,
+        max_sequences=options.max_sequences,
+        cache_cells=options.cells,
+        memory_bytes=read_size(options.memory) if isinstance(options.memory, str) else options.memory,
+        stream=options.stream,
+        rollback=options.rollback,
+        branches=DEFAULT_BRANCHES if options.branches is None else options.branches,
+        verbose=options.verbose,
     )
+    try:
+        return LlamaCppEngine(config)
+    except UnstreamableError:
+        if options.memory is not None:
+            raise
+        # Nobody asked for it.
+        return LlamaCppEngine(dataclasses.replace(config, stream=False))
 
 
 def _open_torch_hf(options: ModelOptions) -> Engine:

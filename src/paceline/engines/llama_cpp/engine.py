@@ -42,6 +42,7 @@ from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.pending import PendingTree, check_step
+from paceline.engines.streaming.layout import UnstreamableError
 from paceline.engines.warming import warm_up
 
 _TRIAL_ROWS: Final = 5
@@ -237,8 +238,7 @@ class LlamaCppEngine:
         """Let layers that do not fit into memory be read while they are used; see that nothing else changes.
 
         Raises:
-            CapabilityError: they cannot be streamed, or rows are not the same then.
-            InputError: there is too little memory for that.
+            UnstreamableError: they cannot be, or rows are not the same then.
         """
         config, weights_bytes = self._loaded.config, self._loaded.weights_bytes
         assert weights_bytes is not None
@@ -255,7 +255,7 @@ class LlamaCppEngine:
         for _ in range(2):
             # Twice, as the ring goes round.
             if not np.array_equal(self._trial_rows(_TRIAL_ROWS), mapped):
-                raise CapabilityError(
+                raise UnstreamableError(
                     f"the layers of {config.path} cannot be streamed: rows come out otherwise; run it with --stream off"
                 )
 

@@ -24,7 +24,7 @@ from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.streaming.disk import WeightFiles
-from paceline.engines.streaming.layout import gguf_bytes, gguf_layout
+from paceline.engines.streaming.layout import UnstreamableError, gguf_bytes, gguf_layout
 from paceline.engines.threads import PassThreads
 from paceline.sizes import memory_text
 
@@ -261,7 +261,8 @@ def load(config: LlamaCppConfig) -> LoadedModel:
             least_bytes = stream.least_bytes
             if weights_bytes < least_bytes:
                 besides_bytes = memory_bytes - weights_bytes
-                raise InputError(
+                kind = UnstreamableError if config.memory_bytes is None else InputError
+                raise kind(
                     f"{memory_text(memory_bytes)} of memory (--memory) are too little for {config.path.name}: it takes "
                     f"{memory_text(besides_bytes)} besides its layers, and {memory_text(least_bytes)} are the least to "
                     f"stream them through; give {memory_text(besides_bytes + least_bytes)}, or a shorter context (-c)"

@@ -23,10 +23,9 @@ from typing import Any, Final, Literal
 
 import llama_cpp.llama_cpp as api
 
-from paceline.core.errors import CapabilityError
 from paceline.engines.llama_cpp import native
 from paceline.engines.streaming.disk import WeightFiles, own_memory
-from paceline.engines.streaming.layout import Layer, Layout, Residency, least_bytes, residency
+from paceline.engines.streaming.layout import Layer, Layout, Residency, UnstreamableError, least_bytes, residency
 from paceline.engines.streaming.ring import Ring
 
 # struct ggml_tensor: type and padding, buffer, ne, nb, op, op_params, flags; src, view_src, view_offs, data.
@@ -99,7 +98,7 @@ class LayerStream:
         """Check what the latest pass read.
 
         Raises:
-            CapabilityError: its layers cannot be streamed, and why.
+            UnstreamableError: its layers cannot be streamed, and why.
         """
         self._mode = "idle"
         if self._failure is not None:
@@ -122,7 +121,7 @@ class LayerStream:
         if problem is None:
             problem = self._misplaced()
         if problem is not None:
-            raise CapabilityError(f"the layers of {path} cannot be streamed: {problem}; run it with --stream off")
+            raise UnstreamableError(f"the layers of {path} cannot be streamed: {problem}; run it with --stream off")
         self._last_of = {self._weights[name].address: number for number, name in last_names.items()}
 
     def _misplaced(self) -> str | None:
@@ -194,8 +193,10 @@ class LayerStream:
         """
         if self._mode != "streaming":
             return
+        assert self._ring is not None
         self._files.check()
-        if self._is_running:  # an interrupt came right after the native call
+        # An interrupt may have come right after the native call; and what could not be read ahead may be read now.
+        if self._is_running or self._ring.has_failed:
             self._restart()
         self._is_running = True
         if self._first is not None:

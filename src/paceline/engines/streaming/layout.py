@@ -26,6 +26,10 @@ _OF_LAYER: Final = re.compile(r"blk\.(\d+)\.")
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 
 
+class UnstreamableError(CapabilityError):
+    """The layers of a model cannot be streamed, though it can be run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """Bytes of a file that are read at once, and where they go in a slot. All are multiples of :data:`BLOCK`.
@@ -114,7 +118,7 @@ def gguf_layout(path: Path) -> Layout:
 
     Raises:
         ModelFileError: a file cannot be read, or is damaged.
-        CapabilityError: it has no layers that are called as such, or tensors of a type that is not known here.
+        UnstreamableError: it has no layers that are called as such.
     """
     paths = part_paths(path)
     of_layers: dict[int, list[tuple[int, int, int, str]]] = defaultdict(list)

@@ -109,6 +109,12 @@ class Ring:
             self._last_wanted = kept[-1]
             self._changed.notify_all()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a layer could not be read since the last restart."""
+        with self._changed:
+            return self._error is not None
+
     def use(self, number: int) -> int:
         """Wait until a layer is there; return its slot's number.
 
