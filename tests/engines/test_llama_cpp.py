@@ -34,7 +34,7 @@ from paceline.core.request import Request
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines import threads
 from paceline.engines.base import COMMITTED_END, Engine, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, native, quantize_gguf
 from paceline.engines.llama_cpp.ends import read_end_ids
 from paceline.models.embedded import embedded_draft
 from paceline.runtime.loop import DecodingLoop
@@ -1141,9 +1141,9 @@ def test_a_cache_that_does_not_fit_is_refused_before_the_system_ends_the_process
     path = write_model(tmp_path / "model.gguf", "llama")
     # Two layers of two heads, 16 numbers each, twice, of four bytes; and what llama.cpp notes about a cell.
     cell_bytes = 2 * 2 * 16 * 2 * 4 + 52
-    monkeypatch.setattr(native, "available_memory", lambda: 256 * cell_bytes)
+    monkeypatch.setattr(loading, "available_memory", lambda: 256 * cell_bytes)
     load(path, stream=False, context_length=256).close()
-    monkeypatch.setattr(native, "available_memory", lambda: 100 * cell_bytes)
+    monkeypatch.setattr(loading, "available_memory", lambda: 100 * cell_bytes)
     with pytest.raises(InputError, match=r"take at most 100 tokens \(-c, or -cd for a draft model\)"):
         load(path, stream=False, context_length=256)
     load(path, stream=False, context_length=100).close()

@@ -17,7 +17,7 @@ import paceline
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.engines.base import COMMITTED_END, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native, quantize_gguf
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, native, quantize_gguf
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.engines.streaming.disk import WeightFiles
@@ -182,7 +182,7 @@ def test_too_little_memory_is_refused_with_what_is_needed(exact_target: Path) ->
 def test_weights_that_are_more_than_what_is_free_are_streamed_by_default(
     exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "available_memory", lambda: exact_target.stat().st_size - 1)
+    monkeypatch.setattr(loading, "available_memory", lambda: exact_target.stat().st_size - 1)
     engine = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1))
     assert engine._stream is not None
     engine.close()
@@ -194,7 +194,7 @@ def test_weights_that_are_more_than_what_is_free_are_streamed_by_default(
 def test_what_cannot_be_streamed_is_run_as_before_where_nobody_asked_for_it(
     exact_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "available_memory", lambda: exact_target.stat().st_size - 1)
+    monkeypatch.setattr(loading, "available_memory", lambda: exact_target.stat().st_size - 1)
     monkeypatch.setattr(LayerStream, "least_bytes", 1 << 40)
     options = ModelOptions(exact_target, context_length=64, threads=1)
     engine = open_engine(options)

@@ -23,6 +23,7 @@ from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
+from paceline.engines.memory import available_memory
 from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import UnstreamableError, gguf_bytes, gguf_layout
 from paceline.engines.threads import PassThreads
@@ -400,7 +401,7 @@ def _streaming_memory(config: LlamaCppConfig) -> int | None:
         if refused is not None:
             raise CapabilityError(f"{refused} (--memory)")
         return config.memory_bytes
-    available = native.available_memory()
+    available = available_memory()
     if refused is not None or available is None or gguf_bytes(config.path) <= available:
         return None
     return available - int(available * _LEFT_FREE)
@@ -452,7 +453,7 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         raise InputError(f"{cells} cache cells are over {_INT32_MAX}; take a shorter context or fewer sequences")
     devices = _devices(config)
     cell_bytes = _BYTES_OF_BOOKKEEPING + (0 if devices else _key_value_bytes(model, config))
-    available = native.available_memory()
+    available = available_memory()
     if available is not None and cells * cell_bytes > available:
         raise InputError(
             f"a context of {cells} tokens needs {cells * cell_bytes / 2**30:.1f} GiB or more, but "

@@ -298,21 +298,6 @@ def tensor_override_array(overrides: Sequence[tuple[str, str]]) -> Any:
     return (_TensorOverride * (len(entries) + 1))(*entries)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def available_memory() -> int | None:
-    """Return how many bytes of memory can be had without swapping, or ``None`` where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
 # --- model files ------------------------------------------------------------------------------------------------------
 
 
