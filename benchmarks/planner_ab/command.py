@@ -154,9 +154,7 @@ def _print(
         own = ", ".join(
             f"{kind} {by_requests[min(by_requests)]:g}" for kind, by_requests in side.own_times["pair"].items()
         )
-        out.print(
-            f"{what}: {side.environment.name} ({side.environment.commit[:12]}), {side.policy}; a round takes, us: {own}"
-        )
+        out.print(f"{what}: {side.environment.title}, {side.policy}; microseconds of deciding a round: {own}")
     for title, rows in groups.items():
         out.print()
         out.print(table(title, overall, rows))

@@ -37,6 +37,9 @@ KEPT: Final = CHECKOUT / "build" / "planner_ab"
 
 WORKING_TREE: Final = "the working tree"
 
+_SHORT: Final = 12
+"""Digits of a commit."""
+
 # What code is made of; what a wheel needs besides; and what replays.
 _PACKAGE: Final = ("src", "pyproject.toml")
 _BESIDES: Final = ("README.md", "LICENSE")
@@ -60,6 +63,12 @@ class Environment:
     commit: str
     package: Path
     replays: Path
+
+    @property
+    def title(self) -> str:
+        """As tables say it: the name that was given, and what it is short for."""
+        short = self.commit[:_SHORT]
+        return short if self.commit.startswith(self.name) else f"{self.name} ({short})"
 
     def own_times(self, policy: str) -> dict[str, OwnTimes] | None:
         """Return what was found that a policy takes to decide here; ``None`` before it was measured."""

@@ -104,7 +104,7 @@ def planner_statics(
         by_workload.update({(*key, workload): best_of(group) for workload, group in workloads.items()})
     out = console()
     below = {key: best for key, best in by_scene.items() if best.of_static < 1}
-    out.print(f"{side.environment.name} ({side.environment.commit[:12]}), of plain decoding's speed")
+    out.print(f"{side.environment.title}, of plain decoding's speed")
     columns = ("costs", "temperature", "models", "scene")
     out.print(_table(f"below the best static setting: {len(below)} of {len(by_scene)} cells", columns, below))
     lost = {key: best for key, best in by_workload.items() if best.of_static < _CLEARLY}

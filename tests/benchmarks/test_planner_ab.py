@@ -336,6 +336,12 @@ def test_a_side_that_fails_says_why(tmp_path: Path) -> None:
         list(side.run({"task": "list"}))
 
 
+def test_a_side_is_called_what_it_was_given_as(tmp_path: Path) -> None:
+    commit = "0123456789abcdef"
+    assert Environment("main", commit, tmp_path, tmp_path).title == "main (0123456789ab)"
+    assert Environment("01234", commit, tmp_path, tmp_path).title == "0123456789ab"
+
+
 def test_own_times_are_kept_by_what_a_policy_says(tmp_path: Path) -> None:
     side = Environment("somewhere", "abc", tmp_path, Path(corpus_module.__file__).parents[2])
     own = tmp_path / "mine.py"
