@@ -14,7 +14,7 @@ from benchmarks.planner_ab.corpus import CORPORA, HALVES, LAPS, QUICK_LAPS
 from benchmarks.planner_ab.policies import POLICY_HELP, builder
 from benchmarks.planner_ab.report import console, table, worst
 from benchmarks.planner_ab.sides import Side, chosen_profiles, results_of, side_of
-from benchmarks.planner_ab.verdict import CELLS, GROUPINGS, Answer, figures, grouped, most_lost, reasons
+from benchmarks.planner_ab.verdict import CELLS, GROUPINGS, Answer, Figures, figures, grouped, most_lost, reasons
 from benchmarks.replays import split
 from paceline.bench.variants import AUTO
 from paceline.cli import exits
@@ -145,8 +145,8 @@ def _answers(sides: Sequence[Side], names: Sequence[str], job: Mapping[str, Any]
 def _print(
     sides: Sequence[Side],
     answers: Sequence[Answer],
-    overall: Any,
-    groups: Mapping[str, Mapping[str, Any]],
+    overall: Figures,
+    groups: Mapping[str, Mapping[str, Figures]],
     failed: Sequence[str],
 ) -> None:
     out = console()
