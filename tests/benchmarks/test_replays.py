@@ -37,9 +37,11 @@ def replayed(path: Path, *arguments: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "path", sorted((Path(__file__).parents[2] / "benchmarks/costs").iterdir()), ids=lambda p: p.stem
 )
-def test_whole_profiles_are_there_with_a_draft(path: Path) -> None:
+def test_whole_profiles_are_there_and_all_but_one_have_a_draft(path: Path) -> None:
     profile = costs_named(str(path), 1.0, ())
-    assert profile.draft is not None
+    if path.stem == "smollm2-q4_1":
+        assert profile.draft is None
+        return
     assert 0 < profile.draft_s() < profile.round_s(1) <= profile.round_s(64)
 
 

@@ -15,7 +15,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -94,13 +93,13 @@ def exact_target() -> Path:
 
 def streamed(cells: int | None = None) -> Engine:
     """llama.cpp with most of its layers read for every pass."""
+    from tests.engines.streamed import ASKED_BYTES, mostly_streamed
+
     from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
-    from paceline.engines.llama_cpp.streaming import LayerStream
-    from paceline.engines.streaming.layout import Residency
 
     if sys.platform != "linux":
         pytest.skip("weights are streamed on Linux alone")
-    with patch.object(LayerStream, "plan", lambda self, memory_bytes: Residency((1,), (0, 2, 3), 2)):
+    with mostly_streamed():
         return LlamaCppEngine(
             LlamaCppConfig(
                 exact_target(),
@@ -111,7 +110,7 @@ def streamed(cells: int | None = None) -> Engine:
                 branches=12,
                 threads=1,
                 cache_type="f32",
-                memory_bytes=1,
+                memory_bytes=ASKED_BYTES,
             )
         )
 

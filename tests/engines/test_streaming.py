@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from tests.engines.streamed import ASKED_BYTES, MOSTLY, mostly_streamed
 
 import paceline
 from paceline.core.arrays import FloatArray
@@ -21,13 +22,12 @@ from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, 
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.engines.streaming.disk import WeightFiles
-from paceline.engines.streaming.layout import Extent, Residency
+from paceline.engines.streaming.layout import Extent
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
 
 TOKENS = [11, 42, 7, 99, 3, 3, 250, 17]
-MOSTLY_STREAMED = Residency((1,), (0, 2, 3), 2)
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,14 @@ def exact_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have three of the four layers streamed, however little memory is asked for."""
-    monkeypatch.setattr(LayerStream, "plan", lambda self, memory_bytes: MOSTLY_STREAMED)
-    monkeypatch.setattr(LayerStream, "least_bytes", -(1 << 40))
+def streamed() -> Iterator[None]:
+    """Have three of the four layers streamed."""
+    with mostly_streamed():
+        yield
 
 
 def config(path: Path, **changes: object) -> LlamaCppConfig:
-    return LlamaCppConfig(path, context_length=64, threads=1, memory_bytes=1, **changes)  # type: ignore[arg-type]
+    return LlamaCppConfig(path, context_length=64, threads=1, memory_bytes=ASKED_BYTES, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_pass_reads_what_is_streamed_and_no_more(engine: LlamaCppEngine) -> No
     before = stream.bytes_read
     for _ in range(10):
         rows(engine)
-    a_pass = sum(stream._layout.layers[number].num_bytes for number in MOSTLY_STREAMED.streamed)
+    a_pass = sum(stream._layout.layers[number].num_bytes for number in MOSTLY.streamed)
     # What is read ahead when one looks is not to be known.
     assert abs(stream.bytes_read - before - 10 * a_pass) <= 2 * stream._layout.slot_bytes
 
@@ -173,8 +173,9 @@ def test_a_model_that_fits_is_not_streamed(exact_target: Path) -> None:
 def test_too_little_memory_is_refused_with_what_is_needed(exact_target: Path) -> None:
     with pytest.raises(
         InputError,
-        match=r"^1M of memory \(--memory\) are too little for target-f32\.gguf: it takes \d+M besides its layers, and "
-        r"\d+M are the least to stream them through; give \d+M, or a shorter context \(-c\)$",
+        match=r"^1M of memory \(--memory\) are too little for target-f32\.gguf: it takes [\d.]+[MG] besides its "
+        r"layers, and "
+        r"\d+M are the least to stream them through; give [\d.]+[MG], or a shorter context \(-c\)$",
     ):
         LlamaCppEngine(config(exact_target))
 
@@ -233,7 +234,7 @@ def test_rows_that_come_out_otherwise_are_refused(
 def test_texts_are_those_of_plain_decoding_for_several_requests(
     verify: Literal["coupled", "rejection"], exact_target: Path, streamed: None
 ) -> None:
-    options = ModelOptions(exact_target, memory=1, max_sequences=2, context_length=256)
+    options = ModelOptions(exact_target, memory=ASKED_BYTES, max_sequences=2, context_length=256)
     prompts = [text[:300] for text in heldout("logs")[:3]]
     with paceline.load(options, draft=embedded_draft(), policy=paceline.FixedPolicy(4), verify=verify) as model:
         streams = [model.stream(prompt, max_tokens=30, temperature=0.0, seed=1) for prompt in prompts]
