@@ -96,7 +96,7 @@ def planner_corpus(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write the files to.", metavar="FOLDER")],
     smollm2: Annotated[Path, typer.Option("--smollm2", help="SmolLM2-135M-Instruct, Q4_1.", metavar="FILE")] = SMOLLM2,
 ) -> None:
-    """Build the corpus of planner-ab anew: five minutes; the one in the checkout stays as it is."""
+    """Build the corpus of planner-ab anew: ten minutes; the one in the checkout stays as it is."""
     if output.resolve() == FOLDER.resolve():
         raise InputError(f"{output} holds the corpus that is frozen: choose another folder")
     if not output.is_dir():
