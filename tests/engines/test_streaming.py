@@ -22,7 +22,7 @@ from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, 
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.engines.streaming.disk import WeightFiles
-from paceline.engines.streaming.layout import Extent
+from paceline.engines.streaming.layout import Extent, gguf_layout
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
@@ -213,6 +213,16 @@ def test_what_was_never_tried_is_refused(exact_target: Path, monkeypatch: pytest
         LlamaCppEngine(config(exact_target))
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(CapabilityError, match="streamed on Linux alone, and this is darwin"):
+        LlamaCppEngine(config(exact_target))
+
+
+def test_layers_that_no_pass_reads_are_refused(
+    exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = gguf_layout(exact_target)
+    more = dataclasses.replace(layout, layers=(*layout.layers, dataclasses.replace(layout.layers[0], tensors={})))
+    monkeypatch.setattr(loading, "gguf_layout", lambda path: more)
+    with pytest.raises(CapabilityError, match="cannot be streamed: some of its layers are not read"):
         LlamaCppEngine(config(exact_target))
 
 

@@ -77,7 +77,6 @@ class LayerStream:
         self._last_of: dict[int, int] = {}
         self._fields: list[list[tuple[Any, int]]] = []
         self._streamed: frozenset[int] = frozenset()
-        self._following: dict[int, int] = {}
         self._first: int | None = None
         self._ring: Ring | None = None
         self._slots: list[int] = []
@@ -105,7 +104,6 @@ class LayerStream:
             failure, self._failure = self._failure, None
             raise failure
         order = [self._layer_of[name] for name in self._read]
-        used = sorted(set(order))
         last_names = dict(zip(order, self._read, strict=True))
         problem = None
         if not order:
@@ -116,7 +114,8 @@ class LayerStream:
             problem = "its layers are not read one after the other"
         elif any(self._read.count(name) > 1 for name in last_names.values()):
             problem = "the last weights of a layer are read more than once"
-        elif used != list(range(used[0], used[-1] + 1)) or used[0] != 0:
+        elif set(order) != set(range(len(self._layout.layers))):
+            # The ring would wait for them.
             problem = "some of its layers are not read"
         if problem is None:
             problem = self._misplaced()
