@@ -41,14 +41,14 @@ def scripted(cells: int | None = None) -> Engine:
 
 
 @functools.cache
-def exact_draft() -> Path:
-    """The embedded draft with its weights in F32, written once."""
+def in_f32(source: Path) -> Path:
+    """A model with its weights in F32, written once."""
     from paceline.engines.llama_cpp import quantize_gguf
 
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
-    quantize_gguf(embedded_draft(), folder / "draft-f32.gguf", "F32")
-    return folder / "draft-f32.gguf"
+    quantize_gguf(source, folder / "f32.gguf", "F32")
+    return folder / "f32.gguf"
 
 
 @functools.cache
@@ -68,7 +68,7 @@ def llama_cpp(cells: int | None = None) -> Engine:
     # Nothing is rounded with F32 weights and cache: rows have to be equal.
     return LlamaCppEngine(
         LlamaCppConfig(
-            exact_draft(),
+            in_f32(embedded_draft()),
             context_length=128,
             batch_rows=MAX_ROWS,
             max_sequences=4,
@@ -78,17 +78,6 @@ def llama_cpp(cells: int | None = None) -> Engine:
             cache_type="f32",
         )
     )
-
-
-@functools.cache
-def exact_target() -> Path:
-    """The embedded target, which has more layers, with its weights in F32; written once."""
-    from paceline.engines.llama_cpp import quantize_gguf
-
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder)
-    quantize_gguf(embedded_target(), folder / "target-f32.gguf", "F32")
-    return folder / "target-f32.gguf"
 
 
 def streamed(cells: int | None = None) -> Engine:
@@ -102,7 +91,7 @@ def streamed(cells: int | None = None) -> Engine:
     with mostly_streamed():
         return LlamaCppEngine(
             LlamaCppConfig(
-                exact_target(),
+                in_f32(embedded_target()),
                 context_length=128,
                 batch_rows=MAX_ROWS,
                 max_sequences=4,
