@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.planner_ab import own_time, scenes
@@ -68,11 +68,14 @@ def _own_times(spec: str) -> Iterator[dict[str, Any]]:
 def _replays(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     build = builder(job["policy"])
     own_times = own_times_of(job["own_times"])
+    plain_s: dict[Hashable, list[float]] = {}
     for meeting in _meetings(job):
+        if meeting.alike not in plain_s:
+            plain_s[meeting.alike] = scenes.plain(meeting.scene, meeting.laps, meeting.costs)
         yield {
             "key": meeting.key,
             "texts": [recording.name for lap in meeting.laps for recording in lap],
-            "plain_s": scenes.plain(meeting.scene, meeting.laps, meeting.costs),
+            "plain_s": plain_s[meeting.alike],
             "seconds": scenes.seconds(
                 meeting.scene, meeting.laps, meeting.costs, build, own_times[meeting.corpus.models]
             ),
@@ -80,20 +83,17 @@ def _replays(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _statics(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    found: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    found: dict[Hashable, dict[str, list[float]]] = {}
     for meeting in _meetings(job):
-        # What knows nothing of the text before does the same in every scene of single answers.
-        scene = meeting.scene
-        alike = (meeting.profile, meeting.corpus, meeting.half, scene.requests, scene.drifts)
-        if alike not in found:
+        if meeting.alike not in found:
             names = [tape.name for tape in meeting.laps[0][0].tapes]
-            found[alike] = {
+            found[meeting.alike] = {
                 variant.name: scenes.seconds(
-                    scene, meeting.laps, meeting.costs, _unchanging(variant), NO_TIME, drafters=variant.drafters
+                    meeting.scene, meeting.laps, meeting.costs, _unchanging(variant), NO_TIME, drafters=variant.drafters
                 )
                 for variant in static_variants(names, coarse=True)
             }
-        yield {"key": meeting.key, "statics": found[alike]}
+        yield {"key": meeting.key, "statics": found[meeting.alike]}
 
 
 def _unchanging(variant: Variant) -> scenes.Build:
@@ -113,6 +113,11 @@ class _Meeting(NamedTuple):
     @property
     def key(self) -> tuple[str, str, str, str]:
         return self.profile, self.corpus.name, self.half, self.scene.name
+
+    @property
+    def alike(self) -> Hashable:
+        """What it shares with those in which a policy that learns nothing takes the same time."""
+        return self.profile, self.corpus, self.half, self.scene.requests, self.scene.drifts
 
 
 def _meetings(job: Mapping[str, Any]) -> Iterator[_Meeting]:

@@ -63,12 +63,26 @@ def draft_folder() -> Path:
 
 
 def llama_cpp(cells: int | None = None) -> Engine:
+    return _exact_llama_cpp(embedded_draft(), cells)
+
+
+def streamed(cells: int | None = None) -> Engine:
+    """llama.cpp with most of its layers read for every pass."""
+    from tests.engines.streamed import ASKED_BYTES, mostly_streamed
+
+    if sys.platform != "linux":
+        pytest.skip("weights are streamed on Linux alone")
+    with mostly_streamed():
+        return _exact_llama_cpp(embedded_target(), cells, ASKED_BYTES)
+
+
+def _exact_llama_cpp(source: Path, cells: int | None, memory_bytes: int | None = None) -> Engine:
     from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
 
     # Nothing is rounded with F32 weights and cache: rows have to be equal.
     return LlamaCppEngine(
         LlamaCppConfig(
-            in_f32(embedded_draft()),
+            in_f32(source),
             context_length=128,
             batch_rows=MAX_ROWS,
             max_sequences=4,
@@ -76,32 +90,9 @@ def llama_cpp(cells: int | None = None) -> Engine:
             branches=12,
             threads=1,
             cache_type="f32",
+            memory_bytes=memory_bytes,
         )
     )
-
-
-def streamed(cells: int | None = None) -> Engine:
-    """llama.cpp with most of its layers read for every pass."""
-    from tests.engines.streamed import ASKED_BYTES, mostly_streamed
-
-    from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
-
-    if sys.platform != "linux":
-        pytest.skip("weights are streamed on Linux alone")
-    with mostly_streamed():
-        return LlamaCppEngine(
-            LlamaCppConfig(
-                in_f32(embedded_target()),
-                context_length=128,
-                batch_rows=MAX_ROWS,
-                max_sequences=4,
-                cache_cells=cells,
-                branches=12,
-                threads=1,
-                cache_type="f32",
-                memory_bytes=ASKED_BYTES,
-            )
-        )
 
 
 def torch_hf(cells: int | None = None) -> Engine:

@@ -59,12 +59,10 @@ class LayerStream:
 
     Attributes:
         callback: for ``llama_context_params.cb_eval``, of every context of the model.
-        residency: which layers stay; ``None`` until :meth:`arm`.
     """
 
     def __init__(self, layout: Layout, files: WeightFiles) -> None:
         self.callback: Any = api.ggml_backend_sched_eval_callback(self._evaluate)
-        self.residency: Residency | None = None
         self._layout = layout
         self._files = files
         self._layer_of = {name: number for number, layer in enumerate(layout.layers) for name in layer.tensors}
@@ -153,11 +151,6 @@ class LayerStream:
         """Least memory that they can be streamed through."""
         return least_bytes(self._layout)
 
-    @property
-    def used_layers(self) -> list[int]:
-        """Numbers of the layers that passes read."""
-        return sorted(self._last_of.values())
-
     def plan(self, memory_bytes: int) -> Residency:
         """Return which layers stay in so much memory, that of the weights alone; at least :attr:`least_bytes`."""
         return residency(self._layout, memory_bytes)
@@ -174,12 +167,11 @@ class LayerStream:
         for number in planned.resident:
             self._keep(layers[number], self._fields[number])
         self._give_mapping_back()
-        self.residency = planned
         if not planned.streamed:
             return
         self._streamed = frozenset(planned.streamed)
         order = planned.streamed
-        self._first = order[0] if order[0] == self.used_layers[0] else None
+        self._first = order[0] if order[0] == 0 else None
         self._ring = Ring(self._files, layers, order, slots=planned.slots, slot_bytes=self._layout.slot_bytes)
         self._slots = [_address(self._ring.slot_memory(index)) for index in range(planned.slots)]
         self._mode = "streaming"
@@ -214,7 +206,7 @@ class LayerStream:
         if self._mode != "streaming":
             return
         failure = self._failure
-        if failure is not None or self._ended != self.used_layers[-1]:
+        if failure is not None or self._ended != len(self._layout.layers) - 1:
             self._restart()
         self._is_running, self._ended = False, None
         if failure is not None:
