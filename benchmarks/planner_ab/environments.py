@@ -2,9 +2,9 @@
 
 ::
 
-    build/planner_ab/package-KEY/site         paceline, as a wheel has it
-    build/planner_ab/package-KEY/own_times    what its policies take to decide
-    build/planner_ab/replays-KEY              the checkout's benchmarks, the worker and the corpus among them
+    build/planner_ab/package-KEY/site    paceline, as a wheel has it
+    build/planner_ab/replays-KEY         the checkout's benchmarks, the worker and the corpus among them
+    build/planner_ab/own_times-KEY       what policies of a planner take to decide, whatever else there is of a revision
 
 Keys are made of the content, so the working tree and the commit that is made of it are one.
 """
@@ -44,6 +44,8 @@ _SHORT: Final = 12
 _PACKAGE: Final = ("src", "pyproject.toml")
 _BESIDES: Final = ("README.md", "LICENSE")
 _REPLAYS: Final = ("benchmarks",)
+_DECIDING: Final = ("src/paceline/planning", "src/paceline/core", "pyproject.toml")
+"""What decides: where that is the same, what it takes was measured already, or noise would be taken for a change."""
 _WORKER: Final = "benchmarks/planner_ab/worker.py"
 _OWN_TIME: Final = "benchmarks/planner_ab/own_time.py"
 
@@ -57,12 +59,14 @@ class Environment:
         commit: its commit, or the working tree's tree.
         package: the folder in which it is installed.
         replays: the folder of its benchmarks.
+        kept: the folder for what its policies take.
     """
 
     name: str
     commit: str
     package: Path
     replays: Path
+    kept: Path
 
     @property
     def title(self) -> str:
@@ -88,7 +92,7 @@ class Environment:
         # A policy of somebody's own is what its file says, not what the file is called.
         content = Path(file).read_bytes() if file else b""
         content += (self.replays / _OWN_TIME).read_bytes()
-        return self.package / "own_times" / f"{hashlib.sha256(policy.encode() + content).hexdigest()[:16]}.json"
+        return self.kept / f"{hashlib.sha256(policy.encode() + content).hexdigest()[:16]}.json"
 
     def run(self, job: Mapping[str, Any]) -> Run:
         """Return a run of the revision's worker."""
@@ -172,7 +176,7 @@ def environment(revision: str | None) -> Environment:
     if not replays.is_dir():
         with whole_folder(replays) as partial:
             _unpack(tree, _REPLAYS, partial)
-    return Environment(name, tree, package, replays)
+    return Environment(name, tree, package, replays, KEPT / f"own_times-{_key(tree, _DECIDING)}")
 
 
 def _key(tree: str, paths: Sequence[str]) -> str:

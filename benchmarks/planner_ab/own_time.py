@@ -19,7 +19,7 @@ from paceline.planning.costs.profile import CostProfile
 from paceline.planning.replaying.recording import Recording
 from paceline.planning.replaying.replay import replay
 
-SLICES: Final = 5
+SLICES: Final = 9
 REQUESTS: Final = (1, 2, 4, 8, 16)
 
 REFERENCE_US: Final = 4_400.0

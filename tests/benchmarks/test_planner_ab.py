@@ -318,7 +318,7 @@ def worker_of(tmp_path: Path, program: str) -> Environment:
     for package in (folder.parent, folder):
         (package / "__init__.py").touch()
     (folder / "worker.py").write_text(program)
-    return Environment("somewhere", "abc", tmp_path / "package", tmp_path)
+    return Environment("somewhere", "abc", tmp_path / "package", tmp_path, tmp_path / "kept")
 
 
 def test_a_side_runs_its_own_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,12 +338,12 @@ def test_a_side_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_a_side_is_called_what_it_was_given_as(tmp_path: Path) -> None:
     commit = "0123456789abcdef"
-    assert Environment("main", commit, tmp_path, tmp_path).title == "main (0123456789ab)"
-    assert Environment("01234", commit, tmp_path, tmp_path).title == "0123456789ab"
+    assert Environment("main", commit, tmp_path, tmp_path, tmp_path).title == "main (0123456789ab)"
+    assert Environment("01234", commit, tmp_path, tmp_path, tmp_path).title == "0123456789ab"
 
 
 def test_own_times_are_kept_by_what_a_policy_says(tmp_path: Path) -> None:
-    side = Environment("somewhere", "abc", tmp_path, Path(corpus_module.__file__).parents[2])
+    side = Environment("somewhere", "abc", tmp_path, Path(corpus_module.__file__).parents[2], tmp_path / "kept")
     own = tmp_path / "mine.py"
     own.write_text("1")
     assert side.own_times(f"{own}:build") is None
