@@ -1,4 +1,4 @@
-"""Layers that are streamed however much memory there is, so that small models can show what becomes of large ones."""
+"""Weights that are streamed however much memory there is, so that small models can show what becomes of large ones."""
 
 from __future__ import annotations
 
@@ -7,20 +7,29 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from paceline.engines.llama_cpp.streaming import LayerStream
+from paceline.engines.streaming import layout
 from paceline.engines.streaming.layout import Residency
 
-MOSTLY = Residency((1,), (0, 2, 3), 2)
-"""Of the embedded target's four layers."""
+_SECTION_BYTES = 1 << 20
+"""Of which the embedded target has many."""
 
 ASKED_BYTES = 1
 """Memory to ask for: less than any model fits into."""
 
 
+def _mostly(stream: LayerStream, memory_bytes: int) -> Residency:
+    """Have every fourth section stay."""
+    numbers = range(len(stream._sections))
+    resident = tuple(number for number in numbers if number % 4 == 1)
+    return Residency(resident, tuple(number for number in numbers if number % 4 != 1), 2)
+
+
 @contextmanager
 def mostly_streamed() -> Iterator[None]:
-    """Have three of four layers streamed in engines that are opened within the block."""
+    """Have most of the weights streamed in engines that are opened within the block."""
     with (
-        patch.object(LayerStream, "plan", lambda self, memory_bytes: MOSTLY),
+        patch.object(layout, "SECTION_BYTES", _SECTION_BYTES),
+        patch.object(LayerStream, "plan", _mostly),
         patch.object(LayerStream, "least_bytes", -(1 << 60)),
     ):
         yield

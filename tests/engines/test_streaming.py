@@ -12,17 +12,17 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from tests.engines.streamed import ASKED_BYTES, MOSTLY, mostly_streamed
+from tests.engines.streamed import ASKED_BYTES, mostly_streamed
 
 import paceline
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, native, quantize_gguf
-from paceline.engines.llama_cpp.streaming import LayerStream
+from paceline.engines.llama_cpp.streaming import LayerStream, _separable
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.engines.streaming.disk import WeightFiles
-from paceline.engines.streaming.layout import Extent, gguf_layout
+from paceline.engines.streaming.layout import BLOCK, Extent, Span, gguf_layout
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
@@ -40,7 +40,7 @@ def exact_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def streamed() -> Iterator[None]:
-    """Have three of the four layers streamed."""
+    """Have most of the weights streamed."""
     with mostly_streamed():
         yield
 
@@ -77,7 +77,7 @@ def _ending_of(engine: LlamaCppEngine) -> str:
 
 def test_rows_are_those_of_the_same_engine_without(engine: LlamaCppEngine, exact_target: Path) -> None:
     mapped = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1))
-    assert engine.description.endswith(", 3 of its 4 layers read for every pass")
+    assert engine.description.endswith(", layers streamed")
     for count in (1, 2, 8):
         np.testing.assert_array_equal(rows(engine, TOKENS[:count]), rows(mapped, TOKENS[:count]))
     mapped.close()
@@ -90,9 +90,11 @@ def test_a_pass_reads_what_is_streamed_and_no_more(engine: LlamaCppEngine) -> No
     before = stream.bytes_read
     for _ in range(10):
         rows(engine)
-    a_pass = sum(stream._layout.layers[number].num_bytes for number in MOSTLY.streamed)
+    # Most of the model.
+    weights = sum(span.end - span.start for span in stream._layout.layers.values())
+    assert 0.6 * weights < stream.pass_bytes < 0.9 * weights
     # What is read ahead when one looks is not to be known.
-    assert abs(stream.bytes_read - before - 10 * a_pass) <= 2 * stream._layout.slot_bytes
+    assert abs(stream.bytes_read - before - 10 * stream.pass_bytes) <= 2 * stream._slot_bytes
 
 
 def test_a_read_that_fails_fails_its_pass_alone(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +147,7 @@ def test_passes_without_their_weights_leave_the_next_ones_alone(engine: LlamaCpp
     stream.set_dry(True)
     for _ in range(3):
         rows(engine)
-    assert stream.bytes_read - before <= 2 * stream._layout.slot_bytes
+    assert stream.bytes_read - before <= 2 * stream._slot_bytes
     stream.set_dry(False)
     np.testing.assert_array_equal(rows(engine), expected)
 
@@ -166,7 +168,7 @@ def test_a_file_that_changes_is_told(exact_target: Path, streamed: None, tmp_pat
 def test_a_model_that_fits_is_not_streamed(exact_target: Path) -> None:
     engine = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1, memory_bytes=1 << 34))
     assert engine._stream is None
-    assert "layers read" not in engine.description
+    assert "layers streamed" not in engine.description
     engine.close()
 
 
@@ -199,7 +201,7 @@ def test_what_cannot_be_streamed_is_run_as_before_where_nobody_asked_for_it(
     monkeypatch.setattr(LayerStream, "least_bytes", 1 << 40)
     options = ModelOptions(exact_target, context_length=64, threads=1)
     engine = open_engine(options)
-    assert "layers read" not in engine.description
+    assert "layers streamed" not in engine.description
     engine.close()
     with pytest.raises(InputError, match="of memory \\(--memory\\) are too little"):
         open_engine(dataclasses.replace(options, memory="40M"))
@@ -216,14 +218,25 @@ def test_what_was_never_tried_is_refused(exact_target: Path, monkeypatch: pytest
         LlamaCppEngine(config(exact_target))
 
 
-def test_layers_that_no_pass_reads_are_refused(
+def test_weights_that_no_pass_reads_are_left_alone(
     exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = gguf_layout(exact_target)
-    more = dataclasses.replace(layout, layers=(*layout.layers, dataclasses.replace(layout.layers[0], tensors={})))
+    more = dataclasses.replace(layout, layers={**layout.layers, "blk.4.unused": Span(0, 0, BLOCK)})
     monkeypatch.setattr(loading, "gguf_layout", lambda path: more)
-    with pytest.raises(CapabilityError, match="cannot be streamed: some of its layers are not read"):
-        LlamaCppEngine(config(exact_target))
+    engine = LlamaCppEngine(config(exact_target))
+    mapped = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1))
+    np.testing.assert_array_equal(rows(engine), rows(mapped))
+    assert engine._stream is not None
+    assert "blk.4.unused" not in engine._stream._section_of
+    engine.close()
+    mapped.close()
+
+
+def test_weights_that_are_in_use_together_are_read_together() -> None:
+    reads = [(1, "norm"), (2, "q"), (3, "k"), (4, "q"), (5, "up"), (6, "down"), (6, "scale"), (8, "down"), (9, "next")]
+    assert _separable(reads) == [["norm"], ["q", "k"], ["up"], ["down", "scale"], ["next"]]
+    assert _separable([]) == []
 
 
 def test_rows_that_come_out_otherwise_are_refused(

@@ -1,8 +1,10 @@
-"""How much memory can be had: what the system says is free, and what control groups leave of it."""
+"""Memory: how much can be had, what this process holds, and what goes to what of it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,96 @@ _GROUPS: Final = Path("/sys/fs/cgroup")
 # Of control groups of version 2 and 1: the limit, what is taken, and what of that is file pages, which give way.
 _VERSION_2: Final = ("memory.max", "memory.current", ("active_file", "inactive_file"))
 _VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+
+SPARE_BYTES: Final = 32 << 20
+"""Of memory for what Python comes to hold, and for the pages of the file that are looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What else a process is to hold, beside the model that it loads within so much memory.
+
+    Attributes:
+        draft_bytes: of a draft model that is open already, with all that it works with.
+        reserved_bytes: of these, what was not written to yet, so that the system does not count it.
+        prompts_bytes: for what finished requests have read.
+    """
+
+    draft_bytes: int = 0
+    reserved_bytes: int = 0
+    prompts_bytes: int = 0
+
+
+NOTHING_BESIDE: Final = Beside()
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What memory there is for the weights of a model whose layers are streamed.
+
+    Attributes:
+        total_bytes: that the process may hold.
+        process_bytes: of Python and its libraries.
+        working_bytes: of the model, but for its weights.
+    """
+
+    total_bytes: int
+    process_bytes: int
+    working_bytes: int
+
+    def weights_bytes(self, beside: Beside) -> int:
+        """Return what is left for weights and slots."""
+        besides_bytes = beside.draft_bytes + beside.prompts_bytes + SPARE_BYTES
+        return self.total_bytes - self.process_bytes - self.working_bytes - besides_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What the memory of a process goes to, where layers of a model are read while they are used.
+
+    Attributes:
+        total_bytes: that it may hold.
+        process_bytes: of Python and its libraries.
+        beside: the draft model, and what finished requests have read.
+        working_bytes: of the model, but for its weights: what it caches of the text, and scratch memory.
+        others_bytes: of weights that every pass reads, and that are of no layer.
+        resident_bytes: of what stays of the layers.
+        ring_bytes: of slots, through which the rest goes.
+        spare_bytes: left for what Python comes to hold.
+        pass_bytes: of the rest of the layers, which every pass reads.
+        bytes_per_s: that were read while the model was loaded.
+        is_direct: whether reads go past the page cache.
+        experts: of each layer, where it is a mixture: all of them are read, whatever a token uses.
+    """
+
+    total_bytes: int
+    process_bytes: int
+    beside: Beside
+    working_bytes: int
+    others_bytes: int
+    resident_bytes: int
+    ring_bytes: int
+    spare_bytes: int
+    pass_bytes: int
+    bytes_per_s: float
+    is_direct: bool
+    experts: int
+
+    @property
+    def pass_s(self) -> float:
+        """Return the seconds that reading takes of every pass."""
+        return self.pass_bytes / self.bytes_per_s
+
+
+def held_memory(proc: Path = _PROC) -> tuple[int, int]:
+    """Return the bytes that this process holds for itself, and those that it has reserved; 0 where nobody says."""
+    try:
+        status = (proc / "self" / "status").read_text()
+    except OSError:
+        return 0, 0
+    held = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
+    reserved = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
+    return (int(held[1]) << 10 if held else 0), (int(reserved[1]) << 10 if reserved else 0)
 
 
 def available_memory(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:

@@ -11,36 +11,60 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import CapabilityError
-from paceline.engines.streaming.layout import BLOCK, NEAR, Extent, Layer, Layout, gguf_layout, least_bytes, residency
+from paceline.engines.streaming import layout as layout_module
+from paceline.engines.streaming.layout import (
+    BLOCK,
+    NEAR,
+    SECTION_BYTES,
+    Extent,
+    Layout,
+    Section,
+    Span,
+    gguf_layout,
+    least_bytes,
+    residency,
+)
 from paceline.models.embedded import embedded_target
 
 
-def test_every_tensor_lies_where_its_slot_says() -> None:
+def test_every_tensor_lies_where_its_slot_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_module, "SECTION_BYTES", 1 << 20)
     path = embedded_target()
     layout = gguf_layout(path)
     data = path.read_bytes()
     reference = gguf.GGUFReader(path)
     of_layers = {tensor.name: tensor for tensor in reference.tensors if tensor.name.startswith("blk.")}
-    seen = set()
-    for number, layer in enumerate(layout.layers):
-        slot = bytearray(layer.num_bytes)
-        for extent in layer.extents:
+    sections = layout.sections([[name] for name in of_layers])
+    seen: list[str] = []
+    for section in sections:
+        assert section.num_bytes <= layout.most_slot_bytes
+        slot = bytearray(section.num_bytes)
+        for extent in section.extents:
             assert extent.start % BLOCK == extent.end % BLOCK == extent.offset % BLOCK == 0
             slot[extent.offset : extent.offset + extent.num_bytes] = data[extent.start : extent.end]
-        for name, offset in layer.tensors.items():
-            assert name.startswith(f"blk.{number}.")
+        for name, offset in section.tensors.items():
             assert bytes(slot[offset : offset + of_layers[name].n_bytes]) == of_layers[name].data.tobytes()
-        seen |= set(layer.tensors)
-    assert seen == set(of_layers)
+        seen += section.tensors
+    assert sorted(seen) == sorted(of_layers)
     rest = {tensor.name: tensor.n_bytes for tensor in reference.tensors if tensor.name not in of_layers}
     # Of the embeddings only rows are read.
     assert layout.looked_up_bytes == rest.pop("token_embd.weight")
-    assert set(layout.others.tensors) == set(rest)
-    assert sum(rest.values()) <= layout.others.num_bytes
-    # A layer is read in one piece, and hardly more than it has.
-    assert all(len(layer.extents) == 1 for layer in layout.layers)
+    assert set(layout.kept.tensors) == set(rest)
+    assert sum(rest.values()) <= layout.kept.num_bytes
+    # A section is read in one piece, and hardly more than it has.
+    assert all(len(section.extents) == 1 for section in sections)
     own = sum(tensor.n_bytes for tensor in of_layers.values())
-    assert own <= sum(layer.num_bytes for layer in layout.layers) <= own + 2 * BLOCK * len(layout.layers)
+    assert own <= sum(section.num_bytes for section in sections) <= own + 2 * BLOCK * len(sections)
+    assert len(sections) >= own // (1 << 20)
+
+
+def test_a_section_is_as_much_as_is_read_at_once(tmp_path: Path) -> None:
+    layout = gguf_layout(_written(tmp_path / "m.gguf", {f"blk.0.{name}": 3_000_000 for name in "abcdef"}))
+    found = [set(section.tensors) for section in layout.sections([["blk.0.a"], ["blk.0.b"], ["blk.0.c", "blk.0.d"]])]
+    # 12 MB each: two are less than a section, three are more, and what is in use together stays together.
+    assert found == [{"blk.0.a", "blk.0.b"}, {"blk.0.c", "blk.0.d"}]
+    (only,) = layout.sections([[f"blk.0.{name}" for name in "abcdef"]])
+    assert only.num_bytes > SECTION_BYTES
 
 
 def _written(path: Path, shapes: dict[str, int]) -> Path:
@@ -59,20 +83,21 @@ def test_tensors_that_lie_apart_are_read_apart(tmp_path: Path) -> None:
     layout = gguf_layout(
         _written(tmp_path / "m.gguf", {"blk.0.a": 10, "blk.1.a": far, "blk.0.b": 5000, "blk.1.b": 10, "blk.0.c": 7})
     )
-    first, second = layout.layers
-    assert len(first.extents) == 2
-    assert first.extents[1].offset == first.extents[0].num_bytes
-    assert len(second.extents) == 1
-    assert layout.slot_bytes == second.num_bytes
+    (apart,) = layout.sections([["blk.0.a", "blk.0.b", "blk.0.c"]])
+    assert len(apart.extents) == 2
+    assert apart.extents[1].offset == apart.extents[0].num_bytes
+    (near,) = layout.sections([["blk.1.a", "blk.1.b"]])
+    assert len(near.extents) == 1
 
 
 def test_a_model_of_several_files(tmp_path: Path) -> None:
     first = _written(tmp_path / "m-00001-of-00002.gguf", {"blk.0.a": 100, "token_embd.weight": 30})
     _written(tmp_path / "m-00002-of-00002.gguf", {"blk.0.b": 100, "output.weight": 30, "blk.1.a": 100})
     layout = gguf_layout(first)
-    assert [extent.file for extent in layout.layers[0].extents] == [0, 1]
+    (section,) = layout.sections([["blk.0.a", "blk.0.b"]])
+    assert [extent.file for extent in section.extents] == [0, 1]
     # Of the embeddings only rows are read.
-    assert list(layout.others.tensors) == ["output.weight"]
+    assert list(layout.kept.tensors) == ["output.weight"]
     assert layout.looked_up_bytes == 120
     assert [path.name for path in layout.paths] == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
 
@@ -84,26 +109,28 @@ def test_a_model_without_layers_in_a_row_is_refused(names: list[str], tmp_path: 
         gguf_layout(path)
 
 
-def layout_of(sizes: list[int]) -> Layout:
-    layers = tuple(Layer((Extent(0, 0, size * BLOCK, 0),), {}) for size in sizes)
-    return Layout((Path("m.gguf"),), layers, Layer((), {}), 1000)
+def sections_of(sizes: list[int]) -> list[Section]:
+    return [Section((Extent(0, 0, size * BLOCK, 0),), {}) for size in sizes]
 
 
 def test_what_stays_lies_between_what_is_streamed() -> None:
-    layout = layout_of([10] * 8)
-    assert residency(layout, 80 * BLOCK).streamed == ()
-    found = residency(layout, 60 * BLOCK)
+    sections = sections_of([10] * 8)
+    assert residency(sections, 80 * BLOCK).streamed == ()
+    found = residency(sections, 60 * BLOCK)
     assert found.streamed == (1, 3, 5, 7)
     assert found.resident == (0, 2, 4, 6)
     assert found.slots == 2
-    assert residency(layout, 20 * BLOCK).streamed == tuple(range(8))
+    assert residency(sections, 20 * BLOCK).streamed == tuple(range(8))
 
 
 def test_the_least_is_what_every_pass_reads_and_the_slots() -> None:
-    layout = Layout((Path("m.gguf"),), layout_of([10, 12, 10]).layers, Layer((Extent(0, 0, 5 * BLOCK, 0),), {}), 1000)
-    assert least_bytes(layout) == (5 + 2 * 12) * BLOCK
-    assert residency(layout, least_bytes(layout)).streamed == (0, 1, 2)
-    assert least_bytes(layout_of([10])) == 10 * BLOCK
+    layers = {f"blk.0.{number}": Span(0, 0, 12 << 20) for number in range(6)}
+    layout = Layout((Path("m.gguf"),), layers, {"output.weight": Span(0, 0, 5 * BLOCK)}, 1000)
+    assert least_bytes(layout) == 5 * BLOCK + 2 * SECTION_BYTES
+    large = Layout((Path("m.gguf"),), {**layers, "blk.1.0": Span(0, 0, 40 << 20)}, {}, 1000)
+    assert least_bytes(large) == 2 * ((40 << 20) + 2 * BLOCK)
+    small = Layout((Path("m.gguf"),), {"blk.0.0": Span(0, 0, 10 * BLOCK)}, {}, 0)
+    assert least_bytes(small) == 20 * BLOCK
 
 
 @given(
@@ -112,12 +139,13 @@ def test_the_least_is_what_every_pass_reads_and_the_slots() -> None:
     slots=st.integers(1, 4),
 )
 def test_what_stays_fits_and_more_would_not(sizes: list[int], share: float, slots: int) -> None:
-    layout = layout_of(sizes)
-    memory = max(int(share * sum(sizes) * BLOCK), min(slots, len(sizes)) * layout.slot_bytes)
-    found = residency(layout, memory, slots=slots)
+    sections = sections_of(sizes)
+    slot_bytes = max(sizes) * BLOCK
+    memory = max(int(share * sum(sizes) * BLOCK), min(slots, len(sizes)) * slot_bytes)
+    found = residency(sections, memory, slots=slots)
     assert sorted((*found.resident, *found.streamed)) == list(range(len(sizes)))
-    resident_bytes = sum(layout.layers[number].num_bytes for number in found.resident)
-    assert resident_bytes + found.slots * layout.slot_bytes <= memory
+    resident_bytes = sum(sections[number].num_bytes for number in found.resident)
+    assert resident_bytes + found.slots * slot_bytes <= memory
     assert bool(found.streamed) == (sum(sizes) * BLOCK > memory)
     # A ring that held all that is streamed would be memory for it.
     assert found.slots < len(found.streamed) or not found.streamed

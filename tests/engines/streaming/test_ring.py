@@ -1,4 +1,4 @@
-"""Layers take turns in the ring: each is there when it is used, whatever the reader and the pass do when."""
+"""Sections take turns in the ring: each is there when it is used, whatever the reader and the pass do when."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from paceline.core.errors import ClosedError, EngineError
-from paceline.engines.streaming.layout import BLOCK, Extent, Layer
+from paceline.engines.streaming.layout import BLOCK, Extent, Section
 from paceline.engines.streaming.ring import Ring
 
 
 class Numbers:
-    """A source whose layers are full of their own number.
+    """A source whose sections are full of their own number.
 
     Attributes:
-        reads: numbers of the layers that were read.
-        failing: number of a layer that cannot be read.
+        reads: numbers of the sections that were read.
+        failing: number of a section that cannot be read.
         gate: reads wait for it.
     """
 
@@ -35,13 +35,13 @@ class Numbers:
         (extent,) = extents
         number = extent.start // BLOCK
         if number == self.failing:
-            raise EngineError(f"layer {number} cannot be read")
+            raise EngineError(f"section {number} cannot be read")
         self.reads.append(number)
         slot[:] = bytes([number]) * len(slot)
 
 
-def layers(count: int) -> list[Layer]:
-    return [Layer((Extent(0, number * BLOCK, (number + 1) * BLOCK, 0),), {}) for number in range(count)]
+def sections(count: int) -> list[Section]:
+    return [Section((Extent(0, number * BLOCK, (number + 1) * BLOCK, 0),), {}) for number in range(count)]
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def source() -> Numbers:
 
 @pytest.fixture
 def ring(source: Numbers) -> Iterator[Ring]:
-    made = Ring(source, layers(7), [1, 2, 4, 5, 6], slots=2, slot_bytes=BLOCK)
+    made = Ring(source, sections(7), [1, 2, 4, 5, 6], slots=2, slot_bytes=BLOCK)
     yield made
     source.gate.set()
     made.close()
@@ -66,7 +66,7 @@ def run(ring: Ring, order: Sequence[int]) -> None:
 ORDER = [1, 2, 4, 5, 6]
 
 
-def test_every_layer_is_there_when_it_is_used_and_is_read_once_a_pass(ring: Ring, source: Numbers) -> None:
+def test_every_section_is_there_when_it_is_used_and_is_read_once_a_pass(ring: Ring, source: Numbers) -> None:
     for _ in range(20):
         run(ring, ORDER)
     # Up to two are read for the pass that would come next.
@@ -74,7 +74,7 @@ def test_every_layer_is_there_when_it_is_used_and_is_read_once_a_pass(ring: Ring
     assert len(source.reads) <= 102
 
 
-def test_the_first_layers_of_the_next_pass_are_read_before_it_begins(ring: Ring, source: Numbers) -> None:
+def test_the_first_sections_of_the_next_pass_are_read_before_it_begins(ring: Ring, source: Numbers) -> None:
     run(ring, ORDER)
     give_up_s = time.perf_counter() + 10
     while len(source.reads) < 7 and time.perf_counter() < give_up_s:
@@ -84,11 +84,11 @@ def test_the_first_layers_of_the_next_pass_are_read_before_it_begins(ring: Ring,
     assert ring.slot_memory(ring.use(1))[0] == 1
 
 
-def test_an_error_is_raised_where_the_layer_is_used_and_the_next_pass_may_go_well(ring: Ring, source: Numbers) -> None:
+def test_an_error_is_raised_where_the_section_is_used_and_the_next_pass_may_go_well(ring: Ring, source: Numbers) -> None:
     source.failing = 4
     ring.restart()
     run(ring, [1, 2])
-    with pytest.raises(EngineError, match="layer 4 cannot be read"):
+    with pytest.raises(EngineError, match="section 4 cannot be read"):
         ring.use(4)
     source.failing = None
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_a_pass_that_was_cut_short_leaves_nothing_behind(ring: Ring) -> None:
     run(ring, ORDER * 2)
 
 
-def test_what_a_cut_pass_had_read_of_the_first_layers_is_kept(ring: Ring, source: Numbers) -> None:
+def test_what_a_cut_pass_had_read_of_the_first_sections_is_kept(ring: Ring, source: Numbers) -> None:
     ring.use(1)
     ring.use(2)
     ring.restart()
@@ -140,7 +140,7 @@ def test_waiting_is_counted(ring: Ring, source: Numbers) -> None:
 
 
 def test_whoever_waits_is_told_of_the_end(source: Numbers) -> None:
-    ring = Ring(source, layers(3), [0, 1, 2], slots=1, slot_bytes=BLOCK)
+    ring = Ring(source, sections(3), [0, 1, 2], slots=1, slot_bytes=BLOCK)
     ring.use(0)
     source.gate.clear()
     ring.done(0)

@@ -24,6 +24,8 @@ share a token in a pass hold equal positions before it, and their id sets are ne
 from __future__ import annotations
 
 import ctypes
+import time
+import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,16 +36,21 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.arrays import FloatArray
-from paceline.core.errors import CapabilityError, ClosedError, EngineError, NoRoomError
+from paceline.core.errors import CapabilityError, ClosedError, EngineError, ModelWarning, NoRoomError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.forks import native_threads
 from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, load
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
+from paceline.engines.memory import Beside, MemoryPlan
 from paceline.engines.pending import PendingTree, check_step
 from paceline.engines.streaming.layout import UnstreamableError
 from paceline.engines.warming import warm_up
+from paceline.sizes import size_text
+
+_SLOW_S: Final = 30.0
+"""Seconds for a pass after which it is said that they are many: with few tokens a pass nobody waits for an answer."""
 
 _TRIAL_ROWS: Final = 5
 """Rows of the passes that show whether layers can be streamed; as many as a batch has at least."""
@@ -240,21 +247,31 @@ class LlamaCppEngine:
         Raises:
             UnstreamableError: they cannot be, or rows are not the same then.
         """
-        config, weights_bytes = self._loaded.config, self._loaded.weights_bytes
-        assert weights_bytes is not None
+        config, room = self._loaded.config, self._loaded.room
+        assert room is not None
         stream.start_noting()
         self._trial_rows(1)
         stream.stop_noting(config.path)
         stream.start_noting()
         mapped = self._trial_rows(_TRIAL_ROWS)
         stream.stop_noting(config.path)
-        planned = stream.plan(weights_bytes)
-        stream.arm(planned)
-        count = len(planned.streamed)
-        self._description += f", {count} of its {count + len(planned.resident)} layers read for every pass"
+        stream.arm(stream.plan(room.weights_bytes(config.beside)))
+        self._description += ", layers streamed"
+        foreseen_s = stream.memory_plan(room, config.beside).pass_s
+        if foreseen_s > _SLOW_S:
+            warnings.warn(
+                f"{config.path}: {size_text(stream.pass_bytes)} are read for every pass, which takes "
+                f"{foreseen_s:.0f} s from this disk: give it more memory (--memory), a faster disk, or a smaller "
+                "quantisation",
+                ModelWarning,
+                stacklevel=2,
+            )
         for _ in range(2):
             # Twice, as the ring goes round.
-            if not np.array_equal(self._trial_rows(_TRIAL_ROWS), mapped):
+            started_s = time.perf_counter()
+            rows = self._trial_rows(_TRIAL_ROWS)
+            stream.floor_s = time.perf_counter() - started_s
+            if not np.array_equal(rows, mapped):
                 raise UnstreamableError(
                     f"the layers of {config.path} cannot be streamed: rows come out otherwise; run it with --stream off"
                 )
@@ -288,6 +305,26 @@ class LlamaCppEngine:
         """What this engine can do."""
         self._check_open()
         return self._capabilities
+
+    @property
+    def slow_passes(self) -> LayerStream | None:
+        """What is known of passes that wait for layers; ``None`` where none are read while they are used."""
+        self._check_open()
+        return self._stream if self._stream is not None and self._stream.is_streaming else None
+
+    @property
+    def memory_plan(self) -> MemoryPlan | None:
+        """What memory goes to, where layers are read while they are used; else ``None``."""
+        self._check_open()
+        if self._stream is None or self._loaded.room is None:
+            return None
+        return self._stream.memory_plan(self._loaded.room, self._loaded.config.beside)
+
+    @property
+    def reserved(self) -> Beside:
+        """What this model is to another that is loaded beside it, within so much memory."""
+        self._check_open()
+        return self._loaded.reserved
 
     @property
     def fused_attention(self) -> bool | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
-from paceline.engines.memory import available_memory
+from paceline.engines.memory import NOTHING_BESIDE, Beside, Room, available_memory, held_memory
 from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import UnstreamableError, gguf_bytes, gguf_layout
 from paceline.engines.threads import PassThreads
@@ -49,12 +48,19 @@ _CACHE_TYPES: Final[dict[CacheType, int]] = {"f32": 0, "f16": 1}  # ggml's numbe
 _CACHE_TYPE_BYTES: Final[dict[CacheType, int]] = {"f32": 4, "f16": 2}
 _BF16: Final = 30
 
-_MARGIN_BYTES: Final = 32 << 20
-"""Of memory for what Python comes to hold, and for the pages of the file that are looked up."""
-
 _LEFT_FREE: Final = 0.05
 """Share of what is free that is left so, where nobody says how much a process may hold."""
 
+_SCRATCH_SHARE: Final = 1 / 32
+"""Of what a process may hold, for the scratch memory of its widest passes: where layers are streamed a prompt is read
+in as few passes as may be, but what these take cannot go to layers."""
+_BATCH: Final = 512
+_LEAST_BATCH: Final = 128
+_MOST_BATCH: Final = 2048
+"""Rows of a pass: by default, and at least and at most where layers are streamed."""
+
+_LOAD_READ: Final = 0
+"""``LLAMA_LOAD_MODE_NONE``"""
 _LOAD_MAPPED: Final = 1
 """``LLAMA_LOAD_MODE_MMAP``"""
 
@@ -84,7 +90,8 @@ class LlamaCppConfig:
         cache_cells: tokens that all sequences can hold together, pending branches included; a shared prefix counts
             once. ``None`` means ``context_length * max_sequences``.
         branches: tree branches pending at once over all sequences; 0 means chains only.
-        batch_rows: most rows of one pass.
+        batch_rows: most rows of one pass; ``None`` means 512, or where layers are streamed, which every pass waits for,
+            as many as a small share of the memory allows.
         output_rows: most rows of one pass whose logits can be asked for (at most ``batch_rows``); memory for them is
             reserved when the model is loaded.
         n_gpu_layers: layers to offload where there is a device to take them; -1 means all.
@@ -112,6 +119,8 @@ class LlamaCppConfig:
         memory_bytes: of all that the process holds; layers that do not fit are read while they are used. ``None`` means
             what is free, where the weights alone are more than that.
         stream: ``False`` leaves the whole file to the page cache.
+        beside: what else the process is to hold of ``memory_bytes``.
+        own_weights: weights are copied to memory of the process, from which nothing else can push them out.
         rollback: the caller needs to drop pending tokens. ``False`` allows recurrent models that cannot.
         verbose: let llama.cpp's log through to stderr, from then on and for the whole process.
     """
@@ -122,7 +131,7 @@ class LlamaCppConfig:
     max_sequences: int = 1
     cache_cells: int | None = None
     branches: int = 8
-    batch_rows: int = 512
+    batch_rows: int | None = None
     output_rows: int = 256
     n_gpu_layers: int = -1
     devices: tuple[str, ...] = ()
@@ -134,6 +143,8 @@ class LlamaCppConfig:
     cache_type: CacheType = "f16"
     memory_bytes: int | None = None
     stream: bool | None = None
+    beside: Beside = NOTHING_BESIDE
+    own_weights: bool = False
     rollback: bool = True
     verbose: bool = False
 
@@ -174,7 +185,8 @@ class LoadedModel:
         threads: how many threads passes run on.
         keep_alive: memory that the model points into.
         stream: of its layers; ``None`` where all of the file is mapped.
-        weights_bytes: memory for weights and slots, where layers are streamed.
+        room: for the weights, where layers are streamed.
+        reserved: memory that loading it took, and of it what was not written to yet.
     """
 
     config: LlamaCppConfig
@@ -192,7 +204,8 @@ class LoadedModel:
     threads: PassThreads
     keep_alive: list[Any]
     stream: LayerStream | None
-    weights_bytes: int | None
+    room: Room | None
+    reserved: Beside
 
     @property
     def fused_attention(self) -> bool | None:
@@ -240,8 +253,8 @@ def load(config: LlamaCppConfig) -> LoadedModel:
     native.log.verbose |= config.verbose
     native.initialize()
     memory_bytes = _streaming_memory(config)
-    held_bytes, reserved_bytes = _held_memory()
-    stream = None
+    held_bytes, reserved_bytes = held_memory()
+    stream = room = None
     if memory_bytes is not None:
         layout = gguf_layout(config.path)
         stream = LayerStream(layout, WeightFiles(layout.paths))
@@ -250,16 +263,18 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         model, keep_alive, remarks = _load_model(config, is_streamed=stream is not None)
         _check_kind(model)
         settings = _settings(model, config)
-        if stream is not None:
-            # Which is faster would take too many passes to find out.
-            settings = dataclasses.replace(settings, attention_is_open=False)
-        context, more = _create_context(model, config, settings, stream)
-        # Scratch memory is not touched before a wide pass.
-        held_bytes += _held_memory()[1] - reserved_bytes
-        weights_bytes = None
         if stream is not None and memory_bytes is not None:
-            weights_bytes = memory_bytes - held_bytes - _MARGIN_BYTES
-            least_bytes = stream.least_bytes
+            # Which attention is faster would take too many passes to find out.
+            settings = dataclasses.replace(settings, attention_is_open=False)
+            if config.batch_rows is None:
+                settings = _fit_batch(model, config, settings, int(memory_bytes * _SCRATCH_SHARE))
+        context, more = _create_context(model, config, settings, stream)
+        taken_bytes = held_memory()[1] - reserved_bytes
+        if stream is not None and memory_bytes is not None:
+            # The draft model is part of what is held, but for what it has not written to yet.
+            beside = config.beside
+            room = Room(memory_bytes, held_bytes - (beside.draft_bytes - beside.reserved_bytes), taken_bytes)
+            weights_bytes, least_bytes = room.weights_bytes(beside), stream.least_bytes
             if weights_bytes < least_bytes:
                 besides_bytes = memory_bytes - weights_bytes
                 kind = UnstreamableError if config.memory_bytes is None else InputError
@@ -286,7 +301,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         if model:
             api.llama_model_free(model)
         raise
-    if stream is not None and weights_bytes is not None and stream.num_bytes <= weights_bytes:
+    if stream is not None and room is not None and stream.num_bytes <= room.weights_bytes(config.beside):
         # Where all of it fits it may be laid out for the fastest kernels, and cached by the system.
         stream.close()
         api.llama_free(context)
@@ -320,7 +335,8 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         threads=settings.threads,
         keep_alive=keep_alive,
         stream=stream,
-        weights_bytes=weights_bytes,
+        room=room,
+        reserved=Beside(taken_bytes, max(taken_bytes - (held_memory()[0] - held_bytes), 0)),
     )
 
 
@@ -359,6 +375,10 @@ class _Settings:
     flash_attention: int
     attention_is_open: bool
 
+    def with_batch(self, rows: int, output_rows: int) -> _Settings:
+        """Return them for passes of up to so many rows."""
+        return dataclasses.replace(self, batch_rows=rows, output_rows=min(output_rows, rows))
+
 
 def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list[Any], list[str]]:
     """Return ``llama_model *``, what must live as long as it, and what llama.cpp remarked on it."""
@@ -368,6 +388,8 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
         # Weights that were laid out anew for some kernels would be memory of their own, and all of it.
         parameters.use_extra_bufts = False
         parameters.load_mode = _LOAD_MAPPED
+    elif config.own_weights:
+        parameters.load_mode = _LOAD_READ
     keep_alive: list[Any] = []
     if config.devices:
         devices = native.device_array(config.devices)
@@ -404,7 +426,7 @@ def _streaming_memory(config: LlamaCppConfig) -> int | None:
     available = available_memory()
     if refused is not None or available is None or gguf_bytes(config.path) <= available:
         return None
-    return available - int(available * _LEFT_FREE)
+    return available - int(available * _LEFT_FREE) + held_memory()[0]
 
 
 def _why_not_streamed(config: LlamaCppConfig) -> str | None:
@@ -416,17 +438,6 @@ def _why_not_streamed(config: LlamaCppConfig) -> str | None:
     if config.override_tensors:
         return "tensors placed by hand (-ot) are not streamed: leave out -ot, or how much memory there is"
     return None
-
-
-def _held_memory() -> tuple[int, int]:
-    """Return the bytes that this process holds for itself, and those that it has reserved."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return 0, 0
-    held = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
-    reserved = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
-    return (int(held[1]) << 10 if held else 0), (int(reserved[1]) << 10 if reserved else 0)
 
 
 def _check_kind(model: Any) -> None:
@@ -471,7 +482,7 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
             f"{config.max_sequences} sequences and {branches} branches need {max_ids} sequence ids, "
             f"but llama.cpp has {native.MAX_SEQUENCE_IDS}; lower one of them"
         )
-    batch_rows = min(config.batch_rows, context_length)
+    batch_rows = min(_BATCH if config.batch_rows is None else config.batch_rows, context_length)
     if config.exact:
         flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
     elif config.flash_attention is not None:
@@ -495,6 +506,22 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         flash_attention=int(flash),
         attention_is_open=config.flash_attention is None and flash == api.LLAMA_FLASH_ATTN_TYPE_DISABLED,
     )
+
+
+def _fit_batch(model: Any, config: LlamaCppConfig, settings: _Settings, scratch_bytes: int) -> _Settings:
+    """Return settings with passes as wide as so much scratch memory allows, a power of two."""
+    taken_bytes = []
+    widths = (settings.batch_rows, max(settings.batch_rows // 4, 1))
+    for rows in widths:
+        before_bytes = held_memory()[1]
+        context, _ = _create_context(model, config, settings.with_batch(rows, config.output_rows), None)
+        taken_bytes.append(held_memory()[1] - before_bytes)
+        api.llama_free(context)
+    row_bytes = (taken_bytes[0] - taken_bytes[1]) / max(widths[0] - widths[1], 1)
+    rows = _MOST_BATCH
+    while rows > _LEAST_BATCH and rows * row_bytes > scratch_bytes:
+        rows //= 2
+    return settings.with_batch(min(rows, settings.context_length), config.output_rows)
 
 
 def _key_value_bytes(model: Any, config: LlamaCppConfig) -> int:

@@ -1,22 +1,22 @@
-"""Streaming layers under llama.cpp: weights point into slots, and a callback says when a layer begins and ends.
+"""Streaming layers under llama.cpp: weights point into slots, and a callback says when one is done with.
 
 llama.cpp asks ``cb_eval`` of every node of a pass, before it is computed, whether the caller wants to see it; it then
-computes up to such a node and calls again. So a pass stops after the last node that reads a weight of a layer::
+computes up to such a node and calls again. So a pass stops after the last node that reads a weight of a section::
 
-    nodes      ... mul_mat(blk.3.ffn_down) ]  add  mul(blk.4.attn_norm) ... mul_mat(blk.4.ffn_down) ]  ...
-                                           ^ give back 3, wait for 4, point its tensors into its slot
+    nodes      ... mul_mat(blk.3.ffn_down) ]  add  mul(blk.4.attn_norm) ... mul_mat(blk.4.attn_output) ]  ...
+                                           ^ give one section back, wait for the next, point its tensors into its slot
 
 A weight's ``ggml_tensor`` stays where it is as long as the model does, and its ``data`` is read when a node that needs
 it is computed. Where tensors and their names lie is no promise of llama.cpp's, so all of it is checked against the
 library and the file before anything is pointed anywhere: offsets in the struct, addresses in the mapping, the order in
-which layers are read; and rows must come out the same, bit for bit.
+which weights are read; and rows must come out the same, bit for bit.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -24,8 +24,16 @@ from typing import Any, Final, Literal
 import llama_cpp.llama_cpp as api
 
 from paceline.engines.llama_cpp import native
+from paceline.engines.memory import SPARE_BYTES, Beside, MemoryPlan, Room
 from paceline.engines.streaming.disk import WeightFiles, own_memory
-from paceline.engines.streaming.layout import Layer, Layout, Residency, UnstreamableError, least_bytes, residency
+from paceline.engines.streaming.layout import (
+    Layout,
+    Residency,
+    Section,
+    UnstreamableError,
+    least_bytes,
+    residency,
+)
 from paceline.engines.streaming.ring import Ring
 
 # struct ggml_tensor: type and padding, buffer, ne, nb, op, op_params, flags; src, view_src, view_offs, data.
@@ -59,19 +67,22 @@ class LayerStream:
 
     Attributes:
         callback: for ``llama_context_params.cb_eval``, of every context of the model.
+        floor_s: seconds that a narrow pass took when the model was loaded.
     """
 
     def __init__(self, layout: Layout, files: WeightFiles) -> None:
         self.callback: Any = api.ggml_backend_sched_eval_callback(self._evaluate)
         self._layout = layout
         self._files = files
-        self._layer_of = {name: number for number, layer in enumerate(layout.layers) for name in layer.tensors}
+        self._sections: tuple[Section, ...] = ()
+        self._section_of: dict[str, int] = {}
         self._mode: Literal["idle", "noting", "streaming"] = "idle"
         self._weights: dict[str, _Weight] = {}
-        # While noting: the layers' weights that were read, in their order.
-        self._read: list[str] = []
+        # While noting: nodes so far, and the layers' weights that they read, in their order.
+        self._num_nodes = 0
+        self._reads: list[tuple[int, str]] = []
         self._viewed: set[str] = set()
-        # Address of the weight that is read last in a layer, to the layer's number.
+        # Address of the weight that is read last in a section, to the section's number.
         self._last_of: dict[int, int] = {}
         self._fields: list[list[tuple[Any, int]]] = []
         self._streamed: frozenset[int] = frozenset()
@@ -79,17 +90,19 @@ class LayerStream:
         self._ring: Ring | None = None
         self._slots: list[int] = []
         self._resident: list[mmap.mmap] = []
-        # Whether a pass was begun that has not ended, and the last layer it is done with.
+        # Whether a pass was begun that has not ended, and the last section it is done with.
         self._is_running = False
         self._ended: int | None = None
         self._failure: BaseException | None = None
+        self.floor_s = 0.0
 
     # --- noting -------------------------------------------------------------------------------------------------------
 
     def start_noting(self) -> None:
         """Note in the passes to come which weights they read, instead of streaming anything."""
         self._mode = "noting"
-        self._read.clear()
+        self._num_nodes = 0
+        self._reads.clear()
 
     def stop_noting(self, path: Path) -> None:
         """Check what the latest pass read.
@@ -101,20 +114,26 @@ class LayerStream:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        order = [self._layer_of[name] for name in self._read]
-        last_names = dict(zip(order, self._read, strict=True))
+        if not self._sections:
+            self._sections = self._layout.sections(_separable(self._reads))
+            self._section_of = {name: number for number, each in enumerate(self._sections) for name in each.tensors}
+        names = [name for _, name in self._reads]
+        # By node and section, as a node that reads of two sections would need both.
+        order = [(node, self._section_of.get(name, -1)) for node, name in self._reads]
+        numbers = [number for _, number in order]
+        last_names = dict(zip(numbers, names, strict=True))
         problem = None
         if not order:
             problem = "its passes read no weights by the names in the file"
         elif self._viewed:
             problem = f"{min(self._viewed)} is read by way of a view"
-        elif order != sorted(order):
-            problem = "its layers are not read one after the other"
-        elif any(self._read.count(name) > 1 for name in last_names.values()):
-            problem = "the last weights of a layer are read more than once"
-        elif set(order) != set(range(len(self._layout.layers))):
+        elif set(numbers) != set(range(len(self._sections))):
             # The ring would wait for them.
-            problem = "some of its layers are not read"
+            problem = "not all of its passes read the same weights"
+        elif numbers != sorted(numbers) or len(dict(order)) != len(set(order)):
+            problem = "its weights are not read in the same order by all passes"
+        elif any(names.count(name) > 1 for name in last_names.values()):
+            problem = "weights that it is done with last are read more than once"
         if problem is None:
             problem = self._misplaced()
         if problem is not None:
@@ -128,11 +147,9 @@ class LayerStream:
                 return f"{name} is not laid out as this version of paceline knows it"
         bases = set()
         for name, weight in self._weights.items():
-            layer = self._layout.layers[self._layer_of[name]] if name in self._layer_of else self._layout.others
-            offset = layer.tensors[name]
-            (extent,) = (one for one in layer.extents if one.offset <= offset < one.offset + one.num_bytes)
+            span = self._layout.layers[name] if name in self._layout.layers else self._layout.others[name]
             # Where a file begins in memory, as this tensor has it; a model of several files has several.
-            bases.add((extent.file, weight.mapped - (extent.start + offset - extent.offset)))
+            bases.add((span.file, weight.mapped - span.start))
         if len(bases) != len({file for file, _ in bases}):
             return "its weights are not mapped as they lie in the file"
         if len(self._layout.paths) != len(bases):
@@ -147,32 +164,37 @@ class LayerStream:
         return self._layout.num_bytes
 
     @property
+    def is_streaming(self) -> bool:
+        """Whether weights are read while they are used."""
+        return self._mode == "streaming"
+
+    @property
     def least_bytes(self) -> int:
         """Least memory that they can be streamed through."""
         return least_bytes(self._layout)
 
     def plan(self, memory_bytes: int) -> Residency:
-        """Return which layers stay in so much memory, that of the weights alone; at least :attr:`least_bytes`."""
-        return residency(self._layout, memory_bytes)
+        """Return which sections stay in so much memory, that of the weights alone; at least :attr:`least_bytes`."""
+        return residency(self._sections, memory_bytes - self._layout.kept.num_bytes)
 
     def arm(self, planned: Residency) -> None:
-        """Move the layers that stay to memory of their own, and stream the others from now on.
+        """Move what stays to memory of its own, and stream the other sections from now on.
 
         Raises:
             EngineError: they cannot be read.
         """
-        layers = self._layout.layers
-        self._fields = [self._fields_of(layer) for layer in layers]
-        self._keep(self._layout.others, self._fields_of(self._layout.others))
+        sections, kept = self._sections, self._layout.kept
+        self._fields = [self._fields_of(section) for section in sections]
+        self._keep(kept, self._fields_of(kept))
         for number in planned.resident:
-            self._keep(layers[number], self._fields[number])
+            self._keep(sections[number], self._fields[number])
         self._give_mapping_back()
         if not planned.streamed:
             return
         self._streamed = frozenset(planned.streamed)
         order = planned.streamed
         self._first = order[0] if order[0] == 0 else None
-        self._ring = Ring(self._files, layers, order, slots=planned.slots, slot_bytes=self._layout.slot_bytes)
+        self._ring = Ring(self._files, sections, order, slots=planned.slots, slot_bytes=self._slot_bytes)
         self._slots = [_address(self._ring.slot_memory(index)) for index in range(planned.slots)]
         self._mode = "streaming"
 
@@ -180,7 +202,7 @@ class LayerStream:
         """Make ready for a pass.
 
         Raises:
-            EngineError: a file was changed, or the first layer cannot be read.
+            EngineError: a file was changed, or the first section cannot be read.
         """
         if self._mode != "streaming":
             return
@@ -206,7 +228,7 @@ class LayerStream:
         if self._mode != "streaming":
             return
         failure = self._failure
-        if failure is not None or self._ended != len(self._layout.layers) - 1:
+        if failure is not None or self._ended != len(self._sections) - 1:
             self._restart()
         self._is_running, self._ended = False, None
         if failure is not None:
@@ -227,6 +249,35 @@ class LayerStream:
         """Bytes read by now."""
         return self._files.bytes_read
 
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes that every pass reads."""
+        return sum(self._sections[number].num_bytes for number in self._streamed)
+
+    def memory_plan(self, room: Room, beside: Beside) -> MemoryPlan:
+        """Return what the memory of the process goes to."""
+        resident = [each.num_bytes for number, each in enumerate(self._sections) if number not in self._streamed]
+        ring_bytes = 0 if self._ring is None else self._ring.num_slots * self._slot_bytes
+        kept_bytes = self._layout.kept.num_bytes
+        return MemoryPlan(
+            total_bytes=room.total_bytes,
+            process_bytes=room.process_bytes,
+            beside=beside,
+            working_bytes=room.working_bytes,
+            others_bytes=kept_bytes,
+            resident_bytes=sum(resident),
+            ring_bytes=ring_bytes,
+            spare_bytes=room.weights_bytes(beside) - kept_bytes - sum(resident) - ring_bytes + SPARE_BYTES,
+            pass_bytes=self.pass_bytes,
+            bytes_per_s=self._files.bytes_read / max(self._files.read_s, 1e-9),
+            is_direct=self._files.is_direct,
+            experts=self._layout.experts,
+        )
+
+    @property
+    def _slot_bytes(self) -> int:
+        return max(section.num_bytes for section in self._sections)
+
     def close(self) -> None:
         """Stop reading. The model must not be used any more."""
         self._mode = "idle"
@@ -243,21 +294,21 @@ class LayerStream:
         assert self._ring is not None
         _point(self._fields[number], self._slots[self._ring.use(number)])
 
-    def _fields_of(self, layer: Layer) -> list[tuple[Any, int]]:
-        """Return the ``data`` of a layer's tensors that are read, and where each begins in its slot."""
+    def _fields_of(self, section: Section) -> list[tuple[Any, int]]:
+        """Return the ``data`` of a section's tensors that are read, and where each begins in its slot."""
         return [
             (ctypes.c_void_p.from_address(self._weights[name].address + _DATA), offset)
-            for name, offset in layer.tensors.items()
+            for name, offset in section.tensors.items()
             if name in self._weights
         ]
 
-    def _keep(self, layer: Layer, fields: Sequence[tuple[Any, int]]) -> None:
-        """Read a layer into memory of its own."""
-        if not layer.num_bytes:
+    def _keep(self, section: Section, fields: Sequence[tuple[Any, int]]) -> None:
+        """Read a section into memory of its own."""
+        if not section.num_bytes:
             return
-        memory = own_memory(layer.num_bytes)
+        memory = own_memory(section.num_bytes)
         with memoryview(memory) as view:
-            self._files.read(layer.extents, view)
+            self._files.read(section.extents, view)
         self._resident.append(memory)
         _point(fields, _address(memory))
 
@@ -289,36 +340,60 @@ class LayerStream:
             return False
 
     def _note(self, tensor: int) -> None:
+        layers, others = self._layout.layers, self._layout.others
+        self._num_nodes += 1
         for index in range(_MAX_SOURCES):
             source = ctypes.c_void_p.from_address(tensor + _SOURCES + 8 * index).value
             if not source:
                 continue
             name = native.tensor_name(source)
-            if name in self._layer_of or name in self._layout.others.tensors:
+            if name in layers or name in others:
                 data = ctypes.c_void_p.from_address(source + _DATA).value
                 self._weights[name] = _Weight(source, data or 0)
-                if name in self._layer_of:
-                    self._read.append(name)
+                if name in layers:
+                    self._reads.append((self._num_nodes, name))
             elif viewed := ctypes.c_void_p.from_address(source + _VIEW_SOURCE).value:
                 viewed_name = native.tensor_name(viewed)
-                if viewed_name in self._layer_of:
+                if viewed_name in layers:
                     self._viewed.add(viewed_name)
 
     def _ending(self, tensor: int) -> int | None:
-        """Return the layer of which a node reads the last weight; ``None`` of other nodes."""
+        """Return the section of which a node reads the last weight; ``None`` of other nodes."""
         for source in (ctypes.c_void_p * 2).from_address(tensor + _SOURCES):
             if source in self._last_of:
                 return self._last_of[source]
         return None
 
     def _move_on(self, number: int) -> None:
-        """Give back a layer's slot, and wait for the layer after it."""
+        """Give back a section's slot, and wait for the section after it."""
         assert self._ring is not None
         self._ended = number
         if number in self._streamed:
             self._ring.done(number)
         if number + 1 in self._streamed:
             self._use(number + 1)
+
+
+def _separable(reads: Iterable[tuple[int, str]]) -> list[list[str]]:
+    """Return weights in the order in which a pass is done with them; those in use at the same time are together.
+
+    Args:
+        reads: numbers of nodes, ascending, and the weights that they read.
+    """
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for node, name in reads:
+        first.setdefault(name, node)
+        last[name] = node
+    groups: list[list[str]] = []
+    ends = -1
+    for name, begins in first.items():
+        if begins <= ends:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+        ends = max(ends, last[name])
+    return groups
 
 
 def _point(fields: Sequence[tuple[Any, int]], address: int) -> None:

@@ -69,6 +69,7 @@ class WeightFiles:
     Attributes:
         is_direct: whether reads go past the page cache.
         bytes_read: by now.
+        read_s: seconds that reading them took.
 
     Raises:
         InputError: a file cannot be opened.
@@ -80,6 +81,7 @@ class WeightFiles:
         self._files: list[int] = []
         self.is_direct = bool(_DIRECT)
         self.bytes_read = 0
+        self.read_s = 0.0
         try:
             for path in paths:
                 self._files.append(self._open(path))
@@ -95,6 +97,7 @@ class WeightFiles:
         Raises:
             EngineError: a file was changed or cut while it is in use, or the disk failed.
         """
+        started_s = time.perf_counter()
         futures: list[Future[None]] = []
         for extent in extents:
             for start in range(extent.start, extent.end, CHUNK):
@@ -110,6 +113,7 @@ class WeightFiles:
         if self._pace is not None:
             self._pace.take(num_bytes)
         self.bytes_read += num_bytes
+        self.read_s += time.perf_counter() - started_s
 
     def drop_cached(self) -> None:
         """Let the page cache forget the files."""

@@ -1,10 +1,9 @@
-"""Which bytes of a model's files each of its layers is, and which of the layers stay in memory."""
+"""Which bytes of a model's files its layers are, in which sections they are read, and which of these stay in memory."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,10 @@ BLOCK: Final = 4096
 
 NEAR: Final = 1 << 18
 """Tensors with no more bytes than this between them are read at once."""
+
+SECTION_BYTES: Final = 32 << 20
+"""Most bytes of a section, unless a single tensor has more: what is read meanwhile takes memory from what stays, and
+less at once keeps no disk busy."""
 
 LEAST_SLOTS: Final = 2
 """So that one is read while the other is used."""
@@ -53,8 +56,23 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One of the layers that a pass goes through.
+class Span:
+    """Where a tensor lies.
+
+    Attributes:
+        file: the file's number, among the parts of the model.
+        start: its first byte in the file.
+        end: the one after its last.
+    """
+
+    file: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Weights that are read at once, and used one after the other: some tensors of a layer, or of several.
 
     Attributes:
         extents: what is read for it.
@@ -76,31 +94,59 @@ class Layout:
 
     Attributes:
         paths: its files.
-        layers: in the order in which a pass goes through them.
-        others: tensors of no layer that every pass reads in full, such as the output's weights.
+        layers: tensors of its layers, by name.
+        others: tensors of no layer that every pass reads in full, such as the output's weights; they stay.
         looked_up_bytes: of embeddings, of which a pass reads a row for each token.
+        experts: of each layer, where it is a mixture; else 0.
     """
 
     paths: tuple[Path, ...]
-    layers: tuple[Layer, ...]
-    others: Layer
+    layers: Mapping[str, Span]
+    others: Mapping[str, Span]
     looked_up_bytes: int
+    experts: int = 0
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes of all weights."""
-        layers = sum(layer.num_bytes for layer in self.layers)
-        return layers + self.others.num_bytes + self.looked_up_bytes
+        tensors = (*self.layers.values(), *self.others.values())
+        return sum(span.end - span.start for span in tensors) + self.looked_up_bytes
 
     @property
-    def slot_bytes(self) -> int:
-        """Return what the largest layer takes."""
-        return max(layer.num_bytes for layer in self.layers)
+    def kept(self) -> Section:
+        """Return what stays in any case, as a section."""
+        return self._section(self.others)
+
+    @property
+    def most_slot_bytes(self) -> int:
+        """Return the most that a section takes, where its tensors can be read one after the other."""
+        largest = max(span.end - span.start for span in self.layers.values())
+        return min(max(SECTION_BYTES, largest + 2 * BLOCK), self.num_bytes)
+
+    def sections(self, order: Sequence[Collection[str]]) -> tuple[Section, ...]:
+        """Return the layers cut into sections.
+
+        Args:
+            order: names of their tensors in the order in which a pass is done with them; those that it is done with
+                only together are together.
+        """
+        sections: list[Section] = []
+        names: list[str] = []
+        for further in order:
+            section = self._section([*names, *further])
+            if names and section.num_bytes > SECTION_BYTES:
+                sections.append(self._section(names))
+                names = []
+            names += further
+        return (*sections, self._section(names))
+
+    def _section(self, names: Iterable[str]) -> Section:
+        return _section([(self.layers[name] if name in self.layers else self.others[name], name) for name in names])
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Which layers stay in memory.
+    """Which sections stay in memory.
 
     Attributes:
         resident: numbers of those that do.
@@ -121,24 +167,31 @@ def gguf_layout(path: Path) -> Layout:
         UnstreamableError: it has no layers that are called as such.
     """
     paths = part_paths(path)
-    of_layers: dict[int, list[tuple[int, int, int, str]]] = defaultdict(list)
-    others: list[tuple[int, int, int, str]] = []
-    for number, part in enumerate(paths):
-        for name, (start, end) in read_gguf_header(part).spans.items():
+    layers: dict[str, Span] = {}
+    numbers: set[int] = set()
+    others: dict[str, Span] = {}
+    experts = 0
+    for file, part in enumerate(paths):
+        header = read_gguf_header(part)
+        told = header.metadata.get(f"{header.metadata.get('general.architecture')}.expert_count")
+        experts = max(experts, told if isinstance(told, int) else 0)
+        for name, (start, end) in header.spans.items():
             found = _OF_LAYER.match(name)
-            place = others if found is None else of_layers[int(found[1])]
-            place.append((number, start, end, name))
+            if found is None:
+                others[name] = Span(file, start, end)
+            else:
+                numbers.add(int(found[1]))
+                layers[name] = Span(file, start, end)
     looked_up_bytes = 0
-    if any(name == _OUTPUT for *_, name in others):
+    if _OUTPUT in others and _EMBEDDINGS in others:
         # Else the output's weights are those of the embeddings.
-        looked_up_bytes = sum(end - start for _, start, end, name in others if name == _EMBEDDINGS)
-        others = [tensor for tensor in others if tensor[-1] != _EMBEDDINGS]
-    if not of_layers or sorted(of_layers) != list(range(len(of_layers))):
+        embeddings = others.pop(_EMBEDDINGS)
+        looked_up_bytes = embeddings.end - embeddings.start
+    if not numbers or sorted(numbers) != list(range(len(numbers))):
         raise CapabilityError(
             f"{path} has no layers blk.0, blk.1, ... that could be streamed: run it with --stream off"
         )
-    layers = tuple(_layer(sorted(of_layers[number])) for number in range(len(of_layers)))
-    return Layout(paths, layers, _layer(sorted(others)), looked_up_bytes)
+    return Layout(paths, layers, others, looked_up_bytes, experts)
 
 
 def gguf_bytes(path: Path) -> int:
@@ -146,43 +199,42 @@ def gguf_bytes(path: Path) -> int:
     return sum(part.stat().st_size for part in part_paths(path))
 
 
-def _layer(tensors: Sequence[tuple[int, int, int, str]]) -> Layer:
-    """Put the tensors of a layer, in their order in the files, into as few extents as are worth it."""
+def _section(tensors: Iterable[tuple[Span, str]]) -> Section:
+    """Put tensors, in their order in the files, into as few extents as are worth it."""
     extents: list[Extent] = []
     places: dict[str, int] = {}
-    for file, start, end, name in tensors:
-        first, last = start // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK
+    for span, name in sorted(tensors, key=lambda tensor: (tensor[0].file, tensor[0].start)):
+        first, last = span.start // BLOCK * BLOCK, -(-span.end // BLOCK) * BLOCK
         before = extents[-1] if extents else None
-        if before is not None and before.file == file and first - before.end <= NEAR:
-            extents[-1] = Extent(file, before.start, max(before.end, last), before.offset)
+        if before is not None and before.file == span.file and first - before.end <= NEAR:
+            extents[-1] = Extent(span.file, before.start, max(before.end, last), before.offset)
         else:
             offset = before.offset + before.num_bytes if before is not None else 0
-            extents.append(Extent(file, first, last, offset))
-        places[name] = extents[-1].offset + start - extents[-1].start
-    return Layer(tuple(extents), places)
+            extents.append(Extent(span.file, first, last, offset))
+        places[name] = extents[-1].offset + span.start - extents[-1].start
+    return Section(tuple(extents), places)
 
 
 def least_bytes(layout: Layout) -> int:
-    """Return the least memory in which a model can be used: for what every pass reads, and the slots."""
-    return layout.others.num_bytes + min(LEAST_SLOTS, len(layout.layers)) * layout.slot_bytes
+    """Return memory in which a model can be used in any case: for what every pass reads, and the slots."""
+    return layout.kept.num_bytes + LEAST_SLOTS * layout.most_slot_bytes
 
 
-def residency(layout: Layout, memory_bytes: int, *, slots: int = LEAST_SLOTS) -> Residency:
-    """Return which layers stay in so much memory; as many as fit beside the slots, and those that do not, spread out.
+def residency(sections: Sequence[Section], memory_bytes: int, *, slots: int = LEAST_SLOTS) -> Residency:
+    """Return which sections stay in so much memory: as many as fit beside the slots. Those that do not are spread out.
 
-    A pass that takes long over the layers that stay gives the disk time for the others, if they lie between them.
+    A pass that takes long over what stays gives the disk time for the rest, if it lies between.
 
     Args:
-        layout: the model's.
-        memory_bytes: for weights and slots; not less than the slots and what is of no layer take.
+        sections: of a model's layers.
+        memory_bytes: for them and the slots; not less than the slots take.
         slots: of the ring.
     """
-    sizes = [layer.num_bytes for layer in layout.layers]
-    left_bytes = memory_bytes - layout.others.num_bytes
-    if sum(sizes) <= left_bytes:
+    sizes = [section.num_bytes for section in sections]
+    if sum(sizes) <= memory_bytes:
         return Residency(tuple(range(len(sizes))), (), 0)
     slots = min(slots, len(sizes))
-    left_bytes -= slots * layout.slot_bytes
+    left_bytes = memory_bytes - slots * max(sizes)
     assert left_bytes >= 0
     count = len(sizes)
     for num_streamed in range(1, count + 1):

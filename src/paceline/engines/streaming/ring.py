@@ -1,14 +1,14 @@
-"""The ring: slots that layers take turns in, filled by a thread just ahead of the pass that uses them.
+"""The ring: slots that sections of layers take turns in, filled by a thread just ahead of the pass that uses them.
 
 ::
 
-    pass      ── use(3) ── compute ── done(3) ── use(4) ── ...        waits where a layer is not there yet
+    pass      ── use(3) ── compute ── done(3) ── use(4) ── ...        waits where it is not there yet
                   ^                      │          ^
     slots         │ ready                v free     │ ready
     reader    ── reads 3 ── reads 4 ── reads 6 ────────── ...         waits where no slot is free
 
 The reader reads only what was asked for: by a pass that is about to use it, or by one that is done with a slot and will
-need another layer. So a pass that fails leaves nothing that goes on: :meth:`Ring.restart` says what comes next, and
+need another section. So a pass that fails leaves nothing that goes on: :meth:`Ring.restart` says what comes next, and
 what the reader brings for the pass before is left aside.
 """
 
@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from paceline.core.errors import ClosedError
 from paceline.engines.streaming.disk import own_memory
-from paceline.engines.streaming.layout import Extent, Layer
+from paceline.engines.streaming.layout import Extent, Section
 
 _CLOSING_S: Final = 60.0
 """A read that takes longer than this is one of a disk that is gone."""
@@ -40,48 +40,48 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class _Slot:
-    """Memory for one layer.
+    """Memory for one section.
 
     Attributes:
         memory: what is read into.
-        layer: that is in it, or being read; ``None`` if it is free.
-        is_ready: the layer is there.
+        section: the number of the one that is in it, or being read; ``None`` if it is free.
+        is_ready: the section is there.
     """
 
     memory: mmap.mmap
-    layer: int | None = None
+    section: int | None = None
     is_ready: bool = False
 
 
 class Ring:
-    """Slots for the layers of a model that do not stay in memory.
+    """Slots for the sections of a model that do not stay in memory.
 
-    :meth:`use` and :meth:`done` are for the thread of the pass, one layer after the other in the order of ``order``,
+    :meth:`use` and :meth:`done` are for the thread of the pass, one section after the other in the order of ``order``,
     round and round.
 
     Args:
-        source: where layers are read from.
-        layers: all of the model's.
+        source: where they are read from.
+        sections: all of the model's.
         order: numbers of those that are streamed, as a pass needs them.
         slots: how many of them there is room for.
         slot_bytes: what the largest one takes.
 
     Attributes:
-        waited_s: seconds that passes have waited for layers by now.
+        waited_s: seconds that passes have waited for sections by now.
     """
 
     def __init__(
-        self, source: Source, layers: Sequence[Layer], order: Sequence[int], *, slots: int, slot_bytes: int
+        self, source: Source, sections: Sequence[Section], order: Sequence[int], *, slots: int, slot_bytes: int
     ) -> None:
         assert 1 <= slots <= len(order)
         self._source = source
-        self._layers = layers
+        self._sections = sections
         self._order = list(order)
         self._next_of = {number: order[(index + 1) % len(order)] for index, number in enumerate(order)}
         self._slots = [_Slot(own_memory(slot_bytes)) for _ in range(slots)]
         self._views = [memoryview(slot.memory) for slot in self._slots]
         self._changed = threading.Condition()
-        # What is to be read, in this order; the last of it is what the next layer to ask for follows.
+        # What is to be read, in this order; the last of it is what the next section to ask for follows.
         self._wanted: deque[int] = deque()
         self._last_wanted = self._order[-1]
         self._generation = 0
@@ -93,7 +93,7 @@ class Ring:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what a pass had before it was cut short, errors included; the next one begins with the first layer."""
+        """Forget what a pass had before it was cut short, errors included; the next begins with the first section."""
         with self._changed:
             self._check_open()
             self._generation += 1
@@ -102,21 +102,21 @@ class Ring:
             kept = self._order[: len(self._slots)]
             for slot in self._slots:
                 # What is there already of what comes first is not read again.
-                if slot.layer not in kept or not slot.is_ready:
-                    slot.layer, slot.is_ready = None, False
-            there = {slot.layer for slot in self._slots}
+                if slot.section not in kept or not slot.is_ready:
+                    slot.section, slot.is_ready = None, False
+            there = {slot.section for slot in self._slots}
             self._wanted.extend(number for number in kept if number not in there)
             self._last_wanted = kept[-1]
             self._changed.notify_all()
 
     @property
     def has_failed(self) -> bool:
-        """Whether a layer could not be read since the last restart."""
+        """Whether a section could not be read since the last restart."""
         with self._changed:
             return self._error is not None
 
     def use(self, number: int) -> int:
-        """Wait until a layer is there; return its slot's number.
+        """Wait until a section is there; return its slot's number.
 
         Raises:
             EngineError: it cannot be read.
@@ -127,29 +127,34 @@ class Ring:
             while True:
                 self._check_open()
                 for index, slot in enumerate(self._slots):
-                    if slot.layer == number and (slot.is_ready or self._is_dry):
+                    if slot.section == number and (slot.is_ready or self._is_dry):
                         self.waited_s += time.perf_counter() - started_s
                         return index
                 if self._error is not None:
                     raise self._error
                 if self._is_dry:
                     # Whatever lies in a slot will do.
-                    free = next(slot for slot in self._slots if slot.layer is None)
-                    free.layer = number
+                    free = next(slot for slot in self._slots if slot.section is None)
+                    free.section = number
                     continue
                 self._changed.wait()
 
     def done(self, number: int) -> None:
-        """Give back the slot of a layer that was used; the next layer that has no slot is read into it."""
+        """Give back the slot of a section that was used; the next one that has no slot is read into it."""
         with self._changed:
             for slot in self._slots:
-                if slot.layer == number:
-                    slot.layer, slot.is_ready = None, False
+                if slot.section == number:
+                    slot.section, slot.is_ready = None, False
                     break
             if not self._is_dry:
                 self._last_wanted = self._next_of[self._last_wanted]
                 self._wanted.append(self._last_wanted)
                 self._changed.notify_all()
+
+    @property
+    def num_slots(self) -> int:
+        """How many sections there is room for."""
+        return len(self._slots)
 
     def slot_memory(self, index: int) -> mmap.mmap:
         """Return the memory of a slot; its address stays the same."""
@@ -163,14 +168,14 @@ class Ring:
         with self._changed:
             self._is_dry = is_dry
             for slot in self._slots:
-                slot.layer, slot.is_ready = None, False
+                slot.section, slot.is_ready = None, False
             self._wanted.clear()
             self._generation += 1
         if not is_dry:
             self.restart()
 
     def close(self) -> None:
-        """End the reader; whoever waits for a layer is told."""
+        """End the reader; whoever waits for a section is told."""
         with self._changed:
             if self._is_closed:
                 return
@@ -193,12 +198,12 @@ class Ring:
                 if self._is_closed:
                     return
                 generation, number = self._generation, self._wanted.popleft()
-                index = next(index for index, slot in enumerate(self._slots) if slot.layer is None)
+                index = next(index for index, slot in enumerate(self._slots) if slot.section is None)
                 slot = self._slots[index]
-                slot.layer = number
+                slot.section = number
             error: BaseException | None = None
             try:
-                self._source.read(self._layers[number].extents, self._views[index])
+                self._source.read(self._sections[number].extents, self._views[index])
             except BaseException as caught:
                 error = caught
             with self._changed:
@@ -206,9 +211,9 @@ class Ring:
                     if error is None:
                         slot.is_ready = True
                     else:
-                        slot.layer, self._error = None, error
+                        slot.section, self._error = None, error
                         self._wanted.clear()
                     self._changed.notify_all()
 
     def _has_free(self) -> bool:
-        return any(slot.layer is None for slot in self._slots)
+        return any(slot.section is None for slot in self._slots)
