@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from paceline.core.request import Request
 from paceline.core.stats import OffReason, PlainTimes
@@ -31,6 +31,7 @@ class RoundRecord:
         learning_s: of these, what the policy took to learn from the round before.
         draft_seconds: seconds in each drafter that was asked, for all requests of the round together.
         verify_s: seconds of the target's pass.
+        waited_s: of these, what it waited for something else than its rows, such as weights that come from a disk.
         round_s: seconds of the whole round, what its policy took to learn from the one before included.
     """
 
@@ -45,6 +46,7 @@ class RoundRecord:
     draft_seconds: Mapping[str, float]
     verify_s: float
     round_s: float
+    waited_s: float = 0.0
 
 
 class Observer(Protocol):
@@ -77,6 +79,25 @@ class RoundCosts(Protocol):
     def draft_s(self, rows: int = 1, context: int = 0) -> float:
         """Return the seconds of feeding ``rows`` tokens to the draft model."""
         ...
+
+
+@runtime_checkable
+class FlooredRoundCosts(RoundCosts, Protocol):
+    """Seconds of passes that wait for something else than their rows, such as weights that come from a disk."""
+
+    @property
+    def floor_s(self) -> float:
+        """Seconds that a pass of the target takes however little its rows do; 0 where these say all."""
+        ...
+
+    def without_floor(self) -> RoundCosts:
+        """Return what passes would take if they waited for nothing."""
+        ...
+
+
+def with_floor(costs: RoundCosts) -> FlooredRoundCosts | None:
+    """Return costs as those of passes that wait; ``None`` if they do not."""
+    return costs if isinstance(costs, FlooredRoundCosts) and costs.floor_s > 0 else None
 
 
 class Policy(Observer, Protocol):

@@ -9,11 +9,11 @@ from paceline.core.errors import InputError
 from paceline.core.params import PolicyName, SpeculationParams
 from paceline.engines.loading import DEFAULT_BRANCHES
 from paceline.planning.auto.learned import Learned
-from paceline.planning.auto.policy import AutoPolicy
-from paceline.planning.base import Policy, RoundCosts
+from paceline.planning.auto.policy import DEEPEST, AutoPolicy
+from paceline.planning.base import Policy, RoundCosts, with_floor
 from paceline.planning.policies.accept_ratio import AcceptRatioPolicy
 from paceline.planning.policies.by_request import fixed_of
-from paceline.planning.policies.fixed import FixedPolicy
+from paceline.planning.policies.fixed import MAX_DRAFT, FixedPolicy
 from paceline.planning.policies.heuristic import HeuristicPolicy
 from paceline.planning.policies.profile_ev import ProfileEvPolicy
 
@@ -73,7 +73,19 @@ def build_policy(
         return HeuristicPolicy()
     if costs is None:
         raise InputError(f"policy {name!r} needs to know what passes cost: measure it with paceline profile")
-    return AutoPolicy(costs, branches=branches, learned=learned) if name == "auto" else ProfileEvPolicy(costs)
+    if name == "profile-ev":
+        return ProfileEvPolicy(costs)
+    return AutoPolicy(costs, draft_max=_deepest(costs), branches=branches, learned=learned)
+
+
+def _deepest(costs: RoundCosts) -> int:
+    """Return how deep drafts of ``auto`` may be: where passes have a floor, as many rows as cost nothing beside it."""
+    floored = with_floor(costs)
+    if floored is None:
+        return DEEPEST
+    rows_s = floored.without_floor()
+    free = (rows for rows in range(MAX_DRAFT, DEEPEST, -1) if rows_s.round_s(rows + 1) <= floored.floor_s)
+    return next(free, DEEPEST)
 
 
 def check_asked(speculation: SpeculationParams, loaded: Policy, drafters: Sequence[str]) -> None:

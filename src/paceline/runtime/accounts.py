@@ -23,6 +23,7 @@ class RoundTimes:
         verified_s: when the target's pass was over.
         sampled_s: when the rows were turned into tokens.
         ended_s: when the tokens stood.
+        waited_s: seconds of the pass in which it waited for something else than its rows.
     """
 
     learning_s: float
@@ -31,6 +32,7 @@ class RoundTimes:
     verified_s: float = 0.0
     sampled_s: float = 0.0
     ended_s: float = 0.0
+    waited_s: float = 0.0
 
     @property
     def draft_s(self) -> float:
@@ -167,4 +169,5 @@ def record(settled: Sequence[Settled], drafts: Drafts, times: RoundTimes, prefil
         draft_seconds=drafts.seconds,
         verify_s=times.verify_s,
         round_s=times.round_s,
+        waited_s=times.waited_s,
     )

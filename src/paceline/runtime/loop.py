@@ -35,6 +35,7 @@ from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
 from paceline.engines.base import Engine, ForwardOutput
 from paceline.engines.sequence_pool import SequencePool
+from paceline.engines.slow_passes import slow_passes
 from paceline.planning.base import Observer, Policy, RoundCosts
 from paceline.planning.policies.by_request import RoutingPolicy
 from paceline.runtime import accounts
@@ -90,6 +91,7 @@ class DecodingLoop:
         capabilities = engine.capabilities
         pace = self._pace = PromptPace(prompt_rounds, costs)
         self._engine = engine
+        self._slow = slow_passes(engine)
         self._policy = policy = RoutingPolicy(policy, drafters)
         self._clock = clock or WallClock()
         self._observers: Sequence[Observer] = (pace, *observers)
@@ -223,12 +225,15 @@ class DecodingLoop:
             roster.decoding, roster.num_running, plainly=self._pace.bounds and roster.is_reading
         )
         times.drafted_s = clock.now_s()
+        waited_s = self._slow.waited_s if self._slow is not None else 0.0
         parts, output = self._forward(drafts)
         if output is None:
             return
         read_before = sum(part.request.cached for part in parts if not part.decodes)
         output.wait()
         times.verified_s = clock.now_s()
+        if self._slow is not None:
+            times.waited_s = self._slow.waited_s - waited_s
         walks = settling.walk(parts, output)
         times.sampled_s = clock.now_s()
         settled = settling.settle(parts, walks, output)

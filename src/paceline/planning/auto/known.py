@@ -8,6 +8,7 @@ from typing import Final
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import Drafter
+from paceline.planning.auto.floored_costs import FlooredCosts
 from paceline.planning.auto.gains import Gains
 from paceline.planning.auto.learned import DrafterState, Learned
 from paceline.planning.auto.ledger import Ledger
@@ -16,7 +17,7 @@ from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.paper import PaperTrading
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.auto.survival import GrownTree, Outlook, SurvivalModel
-from paceline.planning.base import RoundCosts, RoundRecord
+from paceline.planning.base import RoundCosts, RoundRecord, with_floor
 
 _HISTORY: Final = 4096
 
@@ -83,7 +84,8 @@ class Knowledge:
     """
 
     def __init__(self, costs: RoundCosts, learned: Learned | None = None) -> None:
-        self.costs = OnlineCosts(costs)
+        floored = with_floor(costs)
+        self.costs = OnlineCosts(costs) if floored is None else FlooredCosts(floored)
         # Of drafters that were not met here, which are no reason to plan anything.
         remembered = Learned.from_json(learned.to_json()).drafters if learned is not None else {}
         self._unmet = dict(remembered)

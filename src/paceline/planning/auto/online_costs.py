@@ -144,8 +144,16 @@ class OnlineCosts:
         """Return the seconds of feeding ``rows`` tokens to the draft model; see :meth:`RoundCosts.draft_s`."""
         return self._measured.draft_s(rows, context) * self._draft_factor
 
-    def observe_round(self, rows: int, context: int, requests: int, actual_s: float) -> None:
-        """Learn from a round of the target that took ``actual_s``, drafting left out."""
+    @property
+    def tells_plain(self) -> bool:
+        """Whether rounds with drafts tell what plain ones take: here only plain ones do."""
+        return False
+
+    def observe_round(self, rows: int, context: int, requests: int, actual_s: float, waited_s: float = 0.0) -> None:
+        """Learn from a round of the target that took ``actual_s``, drafting left out.
+
+        Here its rows say all that it takes, so that it never waits.
+        """
         predicted_s = self._undrifted_s(rows, context, requests)
         change_s = self.change_s(rows, requests)
         is_settled = self.is_settled(rows, requests)
@@ -182,7 +190,7 @@ class OnlineCosts:
         surplus += surprise * max(1.0 / (rounds + 1), _SLOWEST_STEP)
         self._widths[rows, requests] = (surplus, rounds + 1)
 
-    def observe_prompt(self, rows: int, context: int, actual_s: float) -> None:
+    def observe_prompt(self, rows: int, context: int, actual_s: float, waited_s: float = 0.0) -> None:
         """Learn from a pass that read nothing but prompt, after ``context`` tokens that were in the cache before."""
         self.interrupt()
         if not self._is_warm:

@@ -42,6 +42,9 @@ from paceline.planning.auto.round_plan import Proposal, RequestPlan, RoundPlan
 from paceline.planning.base import RoundCosts, RoundRecord
 from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS
 
+DEEPEST: Final = 16
+"""Deepest draft, unless more rows cost nothing."""
+
 START_ROUNDS: Final = 4.0
 """Plain rounds that a request may lose before it has won any, and"""
 START_SHARE: Final = 0.03
@@ -102,7 +105,7 @@ class AutoPolicy:
         self,
         costs: RoundCosts,
         *,
-        draft_max: int = 16,
+        draft_max: int = DEEPEST,
         siblings: int = 2,
         branches: int = DEFAULT_BRANCHES,
         learned: Learned | None = None,
@@ -173,7 +176,8 @@ class AutoPolicy:
         self._since_plain += 1
         is_certain = self._plain_rounds >= CERTAIN_AFTER or known.costs.as_measured
         longest = PLAIN_EVERY if is_certain else FIRST_PLAIN_EVERY
-        if self._rounds <= FIRST_PLAIN_ROUNDS or self._since_plain > longest or known.costs.is_doubtful:
+        is_due = self._rounds <= FIRST_PLAIN_ROUNDS or self._since_plain > longest
+        if (is_due and not known.costs.tells_plain) or known.costs.is_doubtful:
             self._off = "measuring"
             return [None] * count
         # What all have won by now is no reason to let those of this round lose it.
@@ -205,7 +209,7 @@ class AutoPolicy:
                 self._lie_down(requests[0], states[0], plain_s)
             return [None] * count
         planned = RoundPlan(known.costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
-        widest = min(self.draft_max * count, _WIDEST)
+        widest = min(self.draft_max * count, max(_WIDEST, self.draft_max))
         self._cheapest_s = min(planned.staircase(widest)[1 : widest + 1]) - plain_s
         if not planned.is_hopeful(widest):
             self._off = "no_gain"
@@ -277,14 +281,14 @@ class AutoPolicy:
             self._decided_s = None
         verify_s = record.round_s - record.draft_s
         if not count:
-            known.costs.observe_prompt(record.prefill_rows, record.prefill_context, verify_s)
+            known.costs.observe_prompt(record.prefill_rows, record.prefill_context, verify_s, record.waited_s)
             return
         if self._rest is not None:
             self._plain = PlainTimes(verify_s, verify_s, verify_s)
             self._rest.add(record)
             if self._rest.over:
                 # One of them says what passes take now as well as all would; a mean would take in what disturbed any.
-                known.costs.observe_round(1, len(record.requests[0].token_ids) - 1, 1, verify_s)
+                known.costs.observe_round(1, len(record.requests[0].token_ids) - 1, 1, verify_s, record.waited_s)
                 self._wake()
             return
         rows = sum(len(tree) for tree in record.trees)
@@ -307,7 +311,7 @@ class AutoPolicy:
             if is_shared:
                 known.costs.interrupt()
             else:
-                known.costs.observe_round(rows, context, count, verify_s)
+                known.costs.observe_round(rows, context, count, verify_s, record.waited_s)
             return
         if is_plain:
             self._since_plain = 0
@@ -316,7 +320,7 @@ class AutoPolicy:
             known.costs.interrupt()
         else:
             self._plain_rounds += is_plain
-            known.costs.observe_round(rows, context, count, verify_s)
+            known.costs.observe_round(rows, context, count, verify_s, record.waited_s)
             tokens = sum(record.emitted)
             self._book(tokens, record.round_s, tokens / count * plain_s)
             # A request pays for the rows it had: one without drafts would owe what those of others took.

@@ -166,6 +166,8 @@ class CostProfile:
             replay what they recorded of the pass before (llama.cpp with CUDA graphs) have to do without.
         sampling_row_s: seconds it takes to sample a visited row at temperature, by the default settings; on top of the
             round, which contains greedy choices only.
+        floor_s: seconds that a round of the target takes however little its rows do, as where weights are read from a
+            disk meanwhile; 0 where its rows say all.
         num_passes: passes made to measure all of this.
         took_s: seconds it took.
     """
@@ -175,11 +177,12 @@ class CostProfile:
     request_s: float | None = None
     change_s: float = 0.0
     sampling_row_s: float = 0.0
+    floor_s: float = 0.0
     num_passes: int = 0
     took_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("request_s", "change_s", "sampling_row_s", "num_passes", "took_s"):
+        for name in ("request_s", "change_s", "sampling_row_s", "floor_s", "num_passes", "took_s"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}: it is at least 0")
@@ -193,7 +196,11 @@ class CostProfile:
             requests: whose trees share the pass.
         """
         others_s = (requests - 1) * (self.request_s or 0.0)
-        return self.target.seconds(rows, context) + others_s
+        return max(self.target.seconds(rows, context) + others_s, self.floor_s)
+
+    def without_floor(self) -> CostProfile:
+        """Return what passes would take if they waited for nothing but their rows."""
+        return dataclasses.replace(self, floor_s=0.0)
 
     def is_measured(self, rows: int) -> bool:
         """Return whether rounds of this width were measured, rather than read from those around them."""
@@ -251,6 +258,8 @@ class CostProfile:
                 request_s=None if request_s is None else _number(request_s),
                 change_s=_number(data["change_s"]),
                 sampling_row_s=_number(data["sampling_row_s"]),
+                # Not in profiles of engines that knew of none.
+                floor_s=_number(data.get("floor_s", 0.0)),
                 num_passes=_count(data["num_passes"]),
                 took_s=_number(data["took_s"]),
             )

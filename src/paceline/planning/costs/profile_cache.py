@@ -7,6 +7,7 @@ measured again.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from paceline.core.clock import Clock
 from paceline.core.errors import ModelFileError
 from paceline.engines.base import Engine
 from paceline.engines.loading import ModelOptions
+from paceline.engines.slow_passes import slow_passes
 from paceline.planning.costs.meter import ProfilingBudget, Report
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profiling import (
@@ -102,6 +104,10 @@ def find_or_measure(
         and (kept.target.long_context is not None or not long_context or not has_long_context(target))
     )
     if kept is not None and is_enough and _still_holds(kept, target, clock):
+        slow = slow_passes(target)
+        if slow is not None:
+            # Seen anew at every load, as disks are as fast as others let them be.
+            kept = dataclasses.replace(kept, floor_s=slow.floor_s)
         return KeptProfile(kept, False, entry_path("profiles", key), key)
     profile = measure_profile(target, draft, budget=budget, widths=wanted, clock=clock, report=report)
     is_whole = all(profile.target.is_measured(rows) for rows in usable_widths(target, wanted))

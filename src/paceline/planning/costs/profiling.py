@@ -10,6 +10,9 @@ which also keeps a machine that becomes slower from being taken for a wide pass 
 
 Plain rounds follow each other, though, and an engine may be faster where nothing changes. So some are made in a row;
 where they take clearly less than those among others do, the difference is what a change of width costs.
+
+Where passes wait for something else than their rows, such as weights that come from a disk, the engine has seen at load
+how long that is. Here they are made without the wait, and say from which width on it is the rows that take longer.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Final
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import CapabilityError, InputError, NoRoomError
 from paceline.engines.base import COMMITTED_END, Engine, Step
+from paceline.engines.slow_passes import dry, slow_passes
 from paceline.planning.costs.meter import Meter, ProfilingBudget, Report
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.costs.subject import Subject, opened, widest_pass
@@ -125,6 +129,7 @@ def measure_profile(
     budget = ProfilingBudget() if budget is None else budget
     meter = Meter(clock or WallClock(), budget, report or (lambda share: None))
     shuffling = random.Random(seed)
+    slow = slow_passes(target)
     with contextlib.ExitStack() as stack:
         subjects = []
         items = []
@@ -136,6 +141,7 @@ def measure_profile(
             subjects.append(subject)
             usable = (rows for rows in wanted if rows <= subject.widest)
             items += [_Item(subject, rows, first_place + place) for place, rows in enumerate(usable)]
+        stack.enter_context(dry(target))
         for subject in subjects:
             subject.warm_up()
         meter.start()
@@ -170,6 +176,7 @@ def measure_profile(
         request_s=None if several is None else several.request_s(costs[0]),
         change_s=change_s,
         sampling_row_s=sampling_row_s,
+        floor_s=0.0 if slow is None else slow.floor_s,
         num_passes=meter.passes,
         took_s=meter.took_s,
     )
@@ -178,7 +185,8 @@ def measure_profile(
 def spot_check(target: Engine, widths: Sequence[int], *, clock: Clock | None = None) -> dict[int, float]:
     """Return what passes take now, by rows, the least of a few of each: whether a profile still holds.
 
-    It takes about a second at most, unless one pass of each width does, and leaves the engine as it was.
+    It takes about a second at most, unless one pass of each width does, and leaves the engine as it was. What passes
+    wait for is left out.
 
     Args:
         target: the model that verifies; it must have a sequence to spare.
@@ -191,7 +199,7 @@ def spot_check(target: Engine, widths: Sequence[int], *, clock: Clock | None = N
     """
     meter = Meter(clock or WallClock(), ProfilingBudget(_CHECK_S, None), lambda share: None)
     times_s: dict[int, list[float]] = {rows: [] for rows in widths}
-    with opened(target, meter, random.Random(0), verifies=True) as subject:
+    with dry(target), opened(target, meter, random.Random(0), verifies=True) as subject:
         subject.warm_up()
         meter.start()
         with contextlib.suppress(NoRoomError):
