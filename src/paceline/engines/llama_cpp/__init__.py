@@ -7,7 +7,7 @@
     vocabulary.py   text to tokens and back
     native.py       the shared libraries: log, devices, files that do not load
     remarks.py      which of llama.cpp's warnings a user has to know
-    quantize.py     one GGUF file into another
+    quantize.py     one GGUF file into another; quantize_apart.py has another process do it
 """
 
 from paceline.core.errors import CapabilityError

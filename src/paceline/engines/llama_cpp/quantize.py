@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 import llama_cpp.llama_cpp as api
 import numpy as np
@@ -13,10 +14,16 @@ import numpy.typing as npt
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import native
 from paceline.engines.threads import usable_cores
+from paceline.models.gguf_header import read_gguf_header
 from paceline.output import check_parent, whole_file
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_BUFFER_BYTES: Final = 256 << 20
+"""Most memory for the rows at hand. llama.cpp takes up to 8 GiB, more than those have who quantise a model to fit."""
+
+_SIZE_SAID: Final = re.compile(r"quant size *= *(\d+(?:\.\d+)?) MiB")
 
 
 def file_types() -> dict[str, int]:
@@ -43,21 +50,91 @@ def quantize_gguf(source: Path, destination: Path, file_type: str, *, allow_requ
         InputError: the file type is unknown, or the destination cannot be written.
         ModelFileError: the source cannot be read.
     """
+    check_parent(destination)
+    with whole_file(destination) as partial:
+        quantize_into(partial, source, file_type, allow_requantize=allow_requantize)
+
+
+def quantize_into(path: Path, source: Path, file_type: str, *, allow_requantize: bool = True) -> None:
+    """Write ``source`` again with other weights straight into ``path``, half a file where that fails.
+
+    Takes and raises what :func:`quantize_gguf` does.
+    """
+    number = _number(file_type)
+    native.check_model_file(source)
+    native.initialize()
+    parameters = _parameters(number)
+    parameters.allow_requantize = allow_requantize
+    with native.log.watch() as lines:
+        status = api.llama_model_quantize(os.fsencode(source), os.fsencode(path), ctypes.byref(parameters))
+        if status != 0:
+            raise _error(f"{source} could not be written as {file_type}", native.reason(lines))
+
+
+def quantized_bytes(source: Path, file_type: str) -> int | None:
+    """Return how large a file :func:`quantize_gguf` would write, within 1 % or 10 kB; ``None`` if llama.cpp keeps it.
+
+    Nothing of the weights is read. While it is found out, a millisecond or so, llama.cpp's log goes nowhere else.
+
+    Args:
+        source: a GGUF file.
+        file_type: as for :func:`quantize_gguf`.
+
+    Raises:
+        InputError: the file type is unknown, or takes an importance matrix.
+        ModelFileError: the source cannot be read.
+    """
+    number = _number(file_type)
+    native.check_model_file(source)
+    native.initialize()
+    parameters = _parameters(number)
+    parameters.dry_run = True
+    pieces: list[str] = []
+
+    @api.llama_log_callback  # type: ignore[untyped-decorator]
+    def hear(_level: int, text: bytes, _user_data: int | None) -> None:
+        pieces.append(text.decode("utf-8", errors="replace"))
+
+    api.llama_log_set(hear, ctypes.c_void_p(0))
+    try:
+        status = api.llama_model_quantize(os.fsencode(source), b"", ctypes.byref(parameters))
+    finally:
+        native.initialize()
+    said = "".join(pieces)
+    if status != 0 or "require an imatrix" in said:
+        raise _error(f"{source} cannot be written as {file_type}", native.reason(said.strip().splitlines()))
+    size = _SIZE_SAID.search(said)
+    if size is None:
+        return None
+    # What stands before the weights hardly changes.
+    starts = [start for start, _ in read_gguf_header(source).spans.values()]
+    return round(float(size[1]) * (1 << 20)) + min(starts, default=0)
+
+
+def _number(file_type: str) -> int:
     known = file_types()
     if file_type.upper() not in known:
         raise InputError(f"file type {file_type!r} is unknown; choose from {', '.join(known)}")
-    native.check_model_file(source)
-    check_parent(destination)
-    native.initialize()
+    return known[file_type.upper()]
+
+
+def _parameters(number: int) -> Any:
     parameters = api.llama_model_quantize_default_params()
-    parameters.ftype = known[file_type.upper()]
-    parameters.allow_requantize = allow_requantize
+    parameters.ftype = number
+    parameters.allow_requantize = True
     parameters.nthread = usable_cores()
-    with whole_file(destination) as partial, native.log.watch() as lines:
-        status = api.llama_model_quantize(os.fsencode(source), os.fsencode(partial), ctypes.byref(parameters))
-        if status != 0:
-            why = native.reason(lines)
-            raise ModelFileError(f"{source} could not be written as {file_type} to {destination}: {why}")
+    parameters.max_buf_size = _BUFFER_BYTES
+    return parameters
+
+
+def _error(what: str, why: str) -> InputError:
+    if "imatrix" in why:
+        return InputError(f"{what}: that type takes an importance matrix; choose another, such as Q2_K or Q4_0")
+    if "invalid output file type" in why:
+        return InputError(f"{what}: llama.cpp reads that type and writes none; choose another, such as Q2_K or Q4_0")
+    if "iostream" in why:
+        return InputError(f"{what}: the disk is full, or does not take it; free some, or choose another place")
+    return ModelFileError(f"{what}: {why}")
 
 
 def quantize_rows(values: npt.NDArray[np.float32], tensor_type: int) -> npt.NDArray[np.uint8]:
