@@ -34,6 +34,7 @@ from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, ModelOption
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.own_draft import OwnDraft, own_draft
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from paceline.options import read_options
 from paceline.planning.auto.learned import load_learned, store_learned
@@ -578,7 +579,8 @@ def load(
     Args:
         target: a GGUF file or Hugging Face folder, by path or by a name that ``paceline models`` lists; ``None`` for
             the embedded pair.
-        draft: a smaller model with mostly the same tokens, given likewise.
+        draft: a smaller model with mostly the same tokens, given likewise. ``"self"`` is the target itself, quantised
+            smaller, which is made once and kept; ``"self:Q4_0"`` and the like say how small.
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
             ``suffix``, and where there is a draft model ``lookup`` and then that. With a
             :class:`~paceline.planning.policies.fixed.FixedPolicy`, which cannot tell which of them pays, only the draft
@@ -599,8 +601,8 @@ def load(
             begin alike need not read it again; as much again for the draft model's. 0 keeps nothing. With ``exact``
             nothing is kept either.
         max_waiting: most requests that wait for their start; ``None`` for any number.
-        report: told the share done while costs are measured, in the thread that loads; an error that it raises ends
-            the load.
+        report: told the share done while the draft ``"self"`` is made, and then while costs are measured, in the
+            thread that loads; an error that it raises ends the load.
 
     Models are loaded, measured and run in a thread of their own, while this one waits. An interrupt of the wait gives
     the load up: the thread closes what it opened, and ends.
@@ -631,7 +633,10 @@ def load(
     names = drafters if drafters is not None else _default_drafters(policy, speculates, draft is not None)
     # Both are looked up before either is loaded, which may take long.
     target_options = _options(target, context_length, max_sequences, model_defaults)
-    draft_options = None if draft is None else _options(draft, context_length, None, None)
+    asked = OwnDraft.parse(draft.path if isinstance(draft, ModelOptions) else draft)
+    own = None if asked is None else asked.of(Path(target_options.path))
+    draft_path = None if own is None else own.path
+    draft_options = None if draft is None else _options(draft, context_length, None, None, path=draft_path)
     if draft_options is not None and not isinstance(draft, ModelOptions):
         # The context is meant for the target; a draft that was made for less still drafts, from the end of the text.
         draft_options = dataclasses.replace(
@@ -644,6 +649,8 @@ def load(
     worker, loading = Worker(), _Loading(report)
 
     def load_here() -> Model:
+        if own is not None:
+            own_draft(own.target, own.file_type, report=loading.report)
         loading.loaded = _open(
             worker,
             dataclasses.replace(target_options, rollback=speculates),
@@ -673,7 +680,7 @@ class _Loading:
     """What has become of a load, for whoever waits for it and may be interrupted.
 
     Attributes:
-        given_up: nobody waits any more; measuring ends at its next step.
+        given_up: nobody waits any more; what takes long ends at its next step.
         loaded: what was loaded.
     """
 
@@ -683,7 +690,7 @@ class _Loading:
         self._report = report
 
     def report(self, share: float) -> None:
-        """Tell the caller how far measuring has come."""
+        """Tell the caller how far making the draft, or measuring, has come."""
         if self.given_up:
             raise KeyboardInterrupt
         if self._report is not None:
@@ -812,7 +819,23 @@ def _options(
     context_length: int | None,
     max_sequences: int | None,
     model_defaults: bool | None,
+    *,
+    path: Path | None = None,
 ) -> ModelOptions:
+    """Return how to run a model that :func:`load` was given.
+
+    Args:
+        model: as it was given.
+        context_length: as it was given, and likewise below.
+        max_sequences: of a model that is given by path.
+        model_defaults: of a model that is given by path.
+        path: where it lies, or will; ``None`` looks it up.
+
+    Raises:
+        InputError: something is given twice.
+        ModelFileError: there is no such model.
+    """
+    path = resolve(model.path if isinstance(model, ModelOptions) else model) if path is None else path
     if isinstance(model, ModelOptions):
         for name, value in (
             ("context_length", context_length),
@@ -821,9 +844,9 @@ def _options(
         ):
             if value is not None:
                 raise InputError(f"{name} is for models given by path: set it in ModelOptions, or give the path")
-        return dataclasses.replace(model, path=resolve(model.path))
+        return dataclasses.replace(model, path=path)
     return ModelOptions(
-        resolve(model),
+        path,
         context_length=context_length,
         max_sequences=1 if max_sequences is None else max_sequences,
         model_defaults=True if model_defaults is None else model_defaults,

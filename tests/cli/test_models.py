@@ -265,6 +265,8 @@ def test_run_lists_the_names_when_one_is_wrong(invoke: Invoke, folder: Path) -> 
     [
         ("run -m ", ["target", "draft", "mine"]),
         ("run -md t", ["target"]),
+        ("run -md s", ["self"]),
+        ("run -m s", []),
         ("run -m ./t", []),
         ("models show m", ["mine"]),
         ("models remove ", ["mine"]),

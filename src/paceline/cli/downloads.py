@@ -1,4 +1,7 @@
-"""Models that a command names, on this machine: those of the hub are fetched, and how far that is can be seen."""
+"""Models that a command names, on this machine.
+
+Those of the hub are fetched, and a target's own draft is made; how far that is can be seen.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from paceline.cli.display import error_console
 from paceline.models.cache import resolve
 from paceline.models.hub.asked import HubModel
 from paceline.models.hub.fetch import FetchReport, from_hub
+from paceline.models.own_draft import OwnDraft, OwnDraftFile
 from paceline.sizes import size_text
 from paceline.terminal_text import printable_line
 
@@ -37,21 +41,25 @@ def located(model: str | Path | HubModel) -> Path:
         return resolve(model)
     # Else the library asks the hub for something of its own every day, and tells it more than a model needs.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with _download_progress(model) as report:
-        return from_hub(model, report=report)
+    with _progress(f"fetching {model}", f"fetched {model}") as tell:
+        return from_hub(model, report=tell)
 
 
 def located_pair(target: str | Path | HubModel, draft: str | Path | HubModel | None) -> tuple[Path, Path | None]:
     """Return the paths of a target and of its draft model, if it has one.
 
     The draft, which is the smaller, is looked for before a target is fetched: what is wrong with its name is not told
-    at the end of a long download.
+    at the end of a long download. One of the target's own (:mod:`paceline.models.own_draft`) is made if need be.
 
     Raises:
-        InputError: as :func:`located` does.
+        InputError: as :func:`located` does, or the draft of its own cannot be had.
     """
     if draft is None:
         return located(target), None
+    own = OwnDraft.parse(draft)
+    if own is not None:
+        found = located(target)
+        return found, _made(own.of(found))
     if isinstance(target, HubModel):
         found = located(draft)
         return located(target), found
@@ -59,9 +67,33 @@ def located_pair(target: str | Path | HubModel, draft: str | Path | HubModel | N
     return found, located(draft)
 
 
+def _made(draft: OwnDraftFile) -> Path:
+    """Return the path of a target's own draft, making it if need be."""
+    name = printable_line(f"{draft.target.name} to {draft.file_type}")
+    waits = False
+
+    def waiting() -> None:
+        nonlocal waits
+        if not waits:
+            error_console().print(
+                printable_line(f"waiting for another process, which makes {draft.path}"), markup=False
+            )
+        waits = True
+
+    with _progress(f"quantising {name} as its own draft, once for this model", f"quantised {name}") as tell:
+        return draft.make(lambda done, total: tell(draft.path.name, done, total), waiting=waiting)
+
+
 @contextmanager
-def _download_progress(model: HubModel) -> Iterator[FetchReport]:
-    """Yield what is told how much is fetched: a bar on a terminal, else a line when it begins and when it ends."""
+def _progress(begins: str, ended: str) -> Iterator[FetchReport]:
+    """Yield what is told how many bytes of how many are there.
+
+    It shows a bar on a terminal, and a line when it begins and when it ends, where it ever begins.
+
+    Args:
+        begins: what the first line says, before the size.
+        ended: what the last line says, likewise.
+    """
     console = error_console()
     started_s, first_bytes, last_bytes = None, 0, 0
     bar_width = 0 if console.width < _NARROW else console.width // 6
@@ -79,10 +111,12 @@ def _download_progress(model: HubModel) -> Iterator[FetchReport]:
 
     def report(what: str, done_bytes: int, total_bytes: int) -> None:
         nonlocal started_s, first_bytes, last_bytes
+        if not total_bytes:
+            return
         if started_s is None:
             started_s, first_bytes = time.monotonic(), done_bytes
             rest = f", of which {size_text(done_bytes)} are there" if done_bytes else ""
-            console.print(f"fetching {model}: {size_text(total_bytes)}{rest}", markup=False)
+            console.print(f"{begins}: {size_text(total_bytes)}{rest}", markup=False)
             progress.start()
             progress.start_task(task)
         last_bytes = done_bytes
@@ -96,4 +130,4 @@ def _download_progress(model: HubModel) -> Iterator[FetchReport]:
         progress.stop()
     if started_s is not None:
         seconds = time.monotonic() - started_s
-        console.print(f"fetched {model}: {size_text(last_bytes - first_bytes)} in {seconds:.1f} s", markup=False)
+        console.print(f"{ended}: {size_text(last_bytes - first_bytes)} in {seconds:.1f} s", markup=False)

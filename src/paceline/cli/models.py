@@ -1,4 +1,4 @@
-"""``paceline models``: what there is to run, the embedded pair, the local cache and that of the hub."""
+"""``paceline models``: what there is to run, the embedded pair, the local cache, drafts made of targets, the hub's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from rich.console import Console
 
 from paceline.cli.display import error_console, output_console, print_json, print_path
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.cache import NamedModel, complete_model, models_folder, named_models, removable, remove, resolve
+from paceline.models.cache import (
+    NamedModel,
+    complete_model,
+    drafts_folder,
+    models_folder,
+    named_models,
+    removable,
+    remove,
+    resolve,
+)
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_target
 from paceline.models.gguf_model import part_paths
@@ -32,6 +41,8 @@ paceline models show target
 paceline models show ./big.gguf --json
 
 paceline models remove target-1b-q4_0
+
+paceline models remove big-0d5a5e3a5c5f-Q4_0  [dim]# made by -md self, and made again when asked for[/dim]
 """
 
 _JSON_HELP = "Print one JSON object instead."
@@ -65,22 +76,28 @@ def list_models(
                 "name": model.name,
                 "embedded": model.embedded,
                 "of_hub": model.of_hub,
+                "own_draft": model.own_draft,
                 "path": str(model.path),
                 **_json(what),
             }
             for model, what in models
         ]
-        print_json({"folder": str(folder), "hub_folder": str(hub_folder()), "models": listed})
+        folders = {"folder": folder, "drafts_folder": drafts_folder(), "hub_folder": hub_folder()}
+        print_json({**{name: str(path) for name, path in folders.items()}, "models": listed})
         return
     console = output_console()
     console.print(f"embedded in paceline, {embedded_target().parent}", style="bold", markup=False)
     _print_models(console, {model.name: what for model, what in models if model.embedded})
-    cached = {model.name: what for model, what in models if not model.embedded and not model.of_hub}
+    cached = {model.name: what for model, what in models if not (model.embedded or model.of_hub or model.own_draft)}
     console.print(f"\ncached on this machine, {folder}", style="bold", markup=False)
     if cached:
         _print_models(console, cached)
     else:
         console.print("  nothing yet", style="dim")
+    drafts = {model.name: what for model, what in models if model.own_draft}
+    if drafts:
+        console.print(f"\nmade of targets to be their drafts (-md self), {drafts_folder()}", style="bold", markup=False)
+        _print_models(console, drafts)
     of_hub = {model.name: what for model, what in models if model.of_hub}
     if of_hub:
         console.print(f"\nof the Hugging Face hub, {hub_folder()}", style="bold", markup=False)

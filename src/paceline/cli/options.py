@@ -31,6 +31,7 @@ from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.cache import complete_model
 from paceline.models.hub.asked import HubOptions
+from paceline.models.own_draft import complete_draft
 from paceline.options import REQUEST_PARTS, Environment, ModelChoice, from_environment, read_options
 from paceline.output import check_parent
 from paceline.planning.policies.fixed import FixedPolicy
@@ -145,7 +146,7 @@ def _complete_drafters(incomplete: str) -> list[str]:
 
 _COMPLETIONS: Final[Mapping[str, Callable[[str], list[str]]]] = {
     "path": complete_model,
-    "draft_path": complete_model,
+    "draft_path": complete_draft,
     "drafters": _complete_drafters,
 }
 

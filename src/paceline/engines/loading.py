@@ -20,6 +20,7 @@ from paceline.engines.context import choose_context_length
 from paceline.engines.exactness import check_exact
 from paceline.engines.limits import check_range
 from paceline.models.description import describe
+from paceline.models.own_draft import OwnDraft
 from paceline.models.weight_files import check_model_folder
 from paceline.sizes import read_size
 
@@ -277,7 +278,8 @@ class DraftOptions:
     """What a draft model may have otherwise than its target; it runs as its target does in all else.
 
     Attributes:
-        path: a GGUF file, a Hugging Face folder, or a name of `paceline models`; ``None`` where none is named.
+        path: a GGUF file, a Hugging Face folder, or a name of `paceline models`; ``None`` where none is named. The text
+            ``"self"``, or ``"self:Q4_0"``, is the target quantised smaller (:mod:`paceline.models.own_draft`).
         context_length: tokens it sees; 0 is all that it was made for, ``None`` as the target's or that, if it is less.
         gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
         devices: devices to use, by the engine's names; empty for all there are.
@@ -292,7 +294,7 @@ class DraftOptions:
             kind="other",
             variable="MODEL",
             flags=("-md", "--model-draft", "--spec-draft-model"),
-            help="Draft model with mostly the same tokens.",
+            help="Draft model with mostly the same tokens; self is the target, quantised smaller.",
             metavar="MODEL",
         ),
     )
@@ -355,18 +357,20 @@ class DraftOptions:
         ``dtype``) is left out.
 
         Raises:
-            InputError: no model is named; or its own context is asked for, which it does not say or is too short to
-                draft in.
+            InputError: no model is named, or a type that there is none of; or its own context is asked for, which it
+                does not say or is too short to draft in.
             CapabilityError: the draft's threads are given, and its engine has none of its own.
             ModelFileError: there is no such model.
         """
         if self.path is None:
             raise InputError("no draft model is named: give one with -md")
+        # What is quantised smaller is all else that its target is.
+        like = self.path if OwnDraft.parse(self.path) is None else target.path
         context_length = self.context_length
         if context_length == 0:
-            context_length = own_context(self.path, "-cd")
+            context_length = own_context(like, "-cd")
             _check_draft_context(context_length)
-        engine = target.engine or engine_for(Path(self.path))
+        engine = target.engine or engine_for(Path(like))
         has_own_threads = (self.threads, self.threads_batch) != (None, None)
         if has_own_threads and engine == "torch_hf":
             raise CapabilityError(

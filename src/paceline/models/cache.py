@@ -45,6 +45,14 @@ def models_folder() -> Path:
         ) from None
 
 
+def drafts_folder() -> Path:
+    """Return the folder of the drafts that were made of targets (:mod:`paceline.models.own_draft`).
+
+    It lies beside :func:`models_folder`, whether or not it exists yet. Raises as that does.
+    """
+    return models_folder().with_name("drafts")
+
+
 @dataclass(frozen=True, slots=True)
 class NamedModel:
     """A model that can be called by name instead of by path.
@@ -55,21 +63,23 @@ class NamedModel:
         embedded: it travels with paceline, rather than lying in a cache.
         of_hub: it lies in the cache of the Hugging Face hub, which other programs share, rather than in
             :func:`models_folder`.
+        own_draft: it was made of a target to be its draft, and lies in :func:`drafts_folder`.
     """
 
     name: str
     path: Path
     embedded: bool
     of_hub: bool = False
+    own_draft: bool = False
 
 
 def named_models() -> list[NamedModel]:
-    """Return all models that have names: the embedded ones, the cached ones by name, and those of the hub by name.
+    """Return all models that have names: the embedded ones, and by name the cached ones, drafts and those of the hub.
 
     No weights are opened, so a model may turn out to be unreadable.
 
     Raises:
-        ModelFileError: the folder of models cannot be listed.
+        ModelFileError: the folder of models, or that of drafts, cannot be listed.
     """
     models = _own_models()
     taken = {model.name for model in models}
@@ -79,12 +89,16 @@ def named_models() -> list[NamedModel]:
 def _own_models() -> list[NamedModel]:
     models = [NamedModel("target", embedded_target(), True), NamedModel("draft", embedded_draft(), True)]
     taken = {model.name for model in models}
-    for path in _cached_paths():
+    for path in _cached_paths(models_folder()):
         # Of two models with one name, such as a file and a folder, the later one keeps its ending.
         name = path.stem if path.is_file() and path.stem not in taken else path.name
         name = f"{name}/" if name in taken else name
         taken.add(name)
         models.append(NamedModel(name, path, False))
+    for path in _cached_paths(drafts_folder()):
+        if path.is_file():
+            name = path.name if path.stem in taken else path.stem
+            models.append(NamedModel(name, path, False, own_draft=True))
     return models
 
 
@@ -121,7 +135,7 @@ def resolve(model: str | Path) -> Path:
         return cached
     looks_local = path.suffix == ".gguf" or path.parent.is_dir()
     fetched = "" if asked is None or looks_local else f"fetch it from the hub with -hf {model}, or "
-    names = ", ".join(named.name for named in named_models())
+    names = ", ".join(named.name for named in named_models() if not named.own_draft)
     raise ModelFileError(
         f"{model} does not exist: {fetched}give the path of a GGUF file or Hugging Face model folder, or a name among "
         f"{names}"
@@ -194,12 +208,11 @@ def _find(name: str) -> NamedModel | None:
     return None
 
 
-def _cached_paths() -> Iterator[Path]:
-    """Yield GGUF files, of a split model the first part, and folders in the cache.
+def _cached_paths(folder: Path) -> Iterator[Path]:
+    """Yield GGUF files, of a split model the first part, and folders in a folder of the cache.
 
     Hidden ones are being written or deleted.
     """
-    folder = models_folder()
     try:
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
         yield from (

@@ -98,6 +98,12 @@ def part_paths(path: Path) -> tuple[Path, ...]:
     return tuple(path.with_name(f"{name['model']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
 
 
+def model_name(path: Path) -> str:
+    """Return what a model is called by the name of its file, without the number of a part and the ending."""
+    name = _PART_NAME.fullmatch(path.name)
+    return path.stem if name is None else name["model"]
+
+
 def is_later_part(path: Path) -> bool:
     """Return whether a file is a part of a model, by its name, whose first part lies beside it."""
     first = part_paths(path)[0]

@@ -1,0 +1,268 @@
+"""The draft of a target's own: the target itself, quantised smaller, made once and kept.
+
+A small copy agrees with its target far more often than another small model does, and costs as much less as it is
+smaller. That is worth most where the target's weights are read from a disk and the copy's are not.
+Source: SubSpec (arXiv:2509.18344), which makes such a copy of the layers that are streamed.
+
+::
+
+    self, self:Q4_0 ──OwnDraft.parse──> what is asked for ──of(target)──> where it lies ──make──> a GGUF file
+
+What is made lies in ``drafts`` beside the folder of models, under a name that has the target's and the hash of its
+content: a target that was moved finds its draft again, and one that was changed gets another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import psutil
+
+from paceline.core.errors import InputError, ModelFileError
+from paceline.models.cache import CACHE_VARIABLE, complete_model, drafts_folder
+from paceline.models.fingerprints import fingerprint
+from paceline.models.gguf_model import model_name, read_gguf_model
+from paceline.sizes import size_text
+
+KEYWORD: Final = "self"
+"""What such a draft is called where a draft model is named. A file of that name is ``./self``."""
+
+MakeReport: TypeAlias = Callable[[int, int], None]
+"""Hears how many bytes of how many there are, 0 of 0 until that is known.
+
+What it raises ends the making, and nothing stays of it.
+"""
+
+_MANY_BITS: Final = 6.0
+"""Bits a weight above which Q4_0, which has about 4.5, is much smaller; it is also the fastest type on most CPUs."""
+_FEW_BITS: Final = 3.75
+"""Bits a weight below which Q2_K, which has 3 to 3.5, is hardly smaller, and what is smaller agrees with little."""
+_MOST_SHARE: Final = 0.95
+"""Share of the target's size that a draft of its own has at most."""
+
+_LONGEST_NAME: Final = 80
+_HASH_DIGITS: Final = 12
+_WAIT_S: Final = 0.2
+"""Seconds between two looks whether another process has made the draft."""
+
+_PARTIAL: Final = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.\d+\.partial")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDraft:
+    """A draft of the target's own, as it is asked for.
+
+    Attributes:
+        file_type: to quantise the target to, such as ``"Q4_0"``; ``None`` chooses by the target.
+    """
+
+    file_type: str | None = None
+
+    @classmethod
+    def parse(cls, name: object) -> OwnDraft | None:
+        """Return what the name of a draft model asks for; ``None`` where it is that of another model.
+
+        Args:
+            name: a text such as ``"self"`` or ``"self:Q4_0"``. What is no text, such as a ``Path``, is another model.
+
+        Raises:
+            InputError: llama.cpp has no such type.
+            CapabilityError: a type is named, and llama.cpp cannot be loaded.
+        """
+        if not isinstance(name, str):
+            return None
+        keyword, colon, file_type = name.partition(":")
+        if keyword != KEYWORD:
+            return None
+        if not colon:
+            return cls()
+        from paceline.engines.llama_cpp.quantize import file_types
+
+        if file_type.upper() not in file_types():
+            raise InputError(
+                f"{name}: {file_type!r} is no type to quantise to; choose from {', '.join(file_types())}, or leave it "
+                f"to paceline with {KEYWORD}"
+            )
+        return cls(file_type.upper())
+
+    def of(self, target: Path) -> OwnDraftFile:
+        """Return the draft of a target; it may have to be made.
+
+        Args:
+            target: a GGUF file, of a split model the first part.
+
+        Raises:
+            InputError: no draft is chosen for a target as small as this.
+            ModelFileError: the target cannot be read, or is no GGUF file.
+        """
+        if target.is_dir():
+            raise ModelFileError(
+                f"a draft of its own (-md {KEYWORD}) is quantised from a GGUF file, and {target} is a folder: convert "
+                f"it with paceline convert {target} model.gguf, or name another draft model"
+            )
+        model = read_gguf_model(target)
+        if model.num_parameters == 0:
+            raise ModelFileError(f"{target} holds a vocabulary and no weights; give the file of a whole model")
+        file_type = self.file_type or _chosen_type(target, 8 * model.num_bytes / model.num_parameters)
+        digest = fingerprint(target)[:_HASH_DIGITS]
+        folder = drafts_folder()
+        path = folder / f"{model_name(target)[:_LONGEST_NAME]}-{digest}-{file_type}.gguf"
+        # Whatever the target was called when it was made.
+        kept = sorted(folder.glob(f"*-{digest}-{file_type}.gguf")) if not path.is_file() else []
+        found = next((each for each in kept if not each.name.startswith(".")), path)
+        return OwnDraftFile(target, file_type, found, model.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDraftFile:
+    """The draft of a target's own, whether or not it is made yet.
+
+    Attributes:
+        target: what it is made of.
+        file_type: its type.
+        path: where it lies, or will.
+        target_bytes: size of the target.
+    """
+
+    target: Path
+    file_type: str
+    path: Path
+    target_bytes: int
+
+    def is_there(self) -> bool:
+        """Return whether it is made, and whole by what its header says."""
+        try:
+            read_gguf_model(self.path)
+        except ModelFileError:
+            return False
+        return True
+
+    def make(self, report: MakeReport | None = None, *, waiting: Callable[[], None] | None = None) -> Path:
+        """Return its path, after making it if it is not there.
+
+        Another process quantises, which an error or interrupt here ends at once. Of processes that want the same draft
+        at once one makes it, and the others wait.
+
+        Args:
+            report: hears how far it is, some times a second, where it is made here.
+            waiting: is called some times a second while another process makes it. What it raises ends the wait.
+
+        Raises:
+            InputError: it would not be smaller than the target, or takes what is not there, such as room on the disk.
+            ModelFileError: the target cannot be read or quantised.
+        """
+        if self.is_there():
+            return self.path
+        from paceline.engines.llama_cpp.quantize_apart import quantize_apart
+
+        folder = self.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(folder / f".{self.path.name}.lock", waiting or (lambda: None)):
+                if not self.is_there():
+                    _remove_left_behind(self.path)
+                    quantize_apart(
+                        self.target,
+                        self.path,
+                        self.file_type,
+                        begin=lambda num_bytes: self._begin(num_bytes, report),
+                        report=report or (lambda done_bytes, num_bytes: None),
+                    )
+        except OSError as error:
+            raise InputError(
+                f"the draft of {self.target.name} cannot be kept in {folder}: {error.strerror or error}; "
+                f"set {CACHE_VARIABLE} to another folder"
+            ) from None
+        return self.path
+
+    def _begin(self, num_bytes: int, report: MakeReport | None) -> None:
+        """Check that it is worth it and has room, and tell that it begins."""
+        if num_bytes > _MOST_SHARE * self.target_bytes:
+            raise InputError(
+                f"{self.target} in {self.file_type} has {size_text(num_bytes)}, and the target has "
+                f"{size_text(self.target_bytes)}: a draft has to be smaller; take a smaller type, such as "
+                f"{KEYWORD}:Q2_K, or name another draft model"
+            )
+        free_bytes = shutil.disk_usage(self.path.parent).free
+        if num_bytes > free_bytes:
+            raise InputError(
+                f"the draft {self.path} needs {size_text(num_bytes)}, and {size_text(free_bytes)} are free there: free "
+                f"some, take a smaller type, such as {KEYWORD}:Q2_K, or set {CACHE_VARIABLE} to another disk"
+            )
+        if report is not None:
+            report(0, num_bytes)
+
+
+def own_draft(target: Path, file_type: str | None = None, *, report: Callable[[float], None] | None = None) -> Path:
+    """Return the path of a target's own draft, which is made first if it is not there.
+
+    Any thread may call it.
+
+    Args:
+        target: a GGUF file, of a split model the first part.
+        file_type: as in :class:`OwnDraft`.
+        report: hears the share that is done, 0 to 1, some times a second while it is made, and 0 while another process
+            makes it; not at all where it is there. What it raises ends the making, and nothing stays of it.
+
+    Raises:
+        InputError: as :meth:`OwnDraft.of` and :meth:`OwnDraftFile.make` do.
+        ModelFileError: likewise.
+    """
+    draft = OwnDraft(file_type).of(target)
+    if report is None:
+        return draft.make()
+    tell = report
+    return draft.make(lambda done, total: tell(min(done / total, 1.0) if total else 0.0), waiting=lambda: tell(0.0))
+
+
+def complete_draft(incomplete: str) -> list[str]:
+    """Return what begins with ``incomplete`` and stands for a draft model, as ``complete_model`` does for any model."""
+    return [name for name in (KEYWORD,) if name.startswith(incomplete)] + complete_model(incomplete)
+
+
+def _chosen_type(target: Path, bits: float) -> str:
+    """Return the type for the draft of a target that has so many bits a weight."""
+    if bits > _MANY_BITS:
+        return "Q4_0"
+    if bits >= _FEW_BITS:
+        return "Q2_K"
+    raise InputError(
+        f"{target} has {bits:.1f} bits a weight already, and a copy that is much smaller would draft badly: name "
+        f"another draft model than {KEYWORD}, or none; {KEYWORD}:TYPE takes a type all the same"
+    )
+
+
+@contextmanager
+def _locked(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock that ends with its process; call ``waiting`` between looks while another has it."""
+    from huggingface_hub.utils import WeakFileLock  # takes a while to import
+
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(WeakFileLock(lock, timeout=_WAIT_S))
+                break
+            except TimeoutError:
+                waiting()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                lock.unlink()
+
+
+def _remove_left_behind(path: Path) -> None:
+    """Remove what processes that are no more have left of a file."""
+    for partial in path.parent.glob(f".{path.name}.*.partial"):
+        found = _PARTIAL.fullmatch(partial.name)
+        if found is not None and int(found["process"]) != os.getpid() and not psutil.pid_exists(int(found["process"])):
+            with contextlib.suppress(OSError):
+                partial.unlink()
