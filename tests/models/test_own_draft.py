@@ -87,6 +87,8 @@ def test_a_name_asks_for_the_target_s_own_draft_or_for_another_model(name: objec
 def test_a_type_that_there_is_none_of_is_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(InputError, match=rf"^{name}: '.*' is no type to quantise to; choose from .*Q4_0.*Q2_K"):
         OwnDraft.parse(name)
+    with pytest.raises(InputError, match="is no type to quantise to"):
+        own_draft(DRAFT, name.partition(":")[2])
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,15 @@ def test_a_draft_is_made_once_and_found_by_content(
     changed = own_draft(edited_gguf(tmp_path / "mine.gguf", {"general.name": "changed"}))
     assert changed.name.startswith("mine-")
     assert len({made, other_type, changed}) == len(list(folder.iterdir())) == len(processes) == 3
+
+
+def test_a_target_of_any_name_has_a_draft(tmp_path: Path, folder: Path) -> None:
+    long = tmp_path / f"{'模' * 80}.gguf"
+    shutil.copy(DRAFT, long)
+    made = own_draft(long, "q4_0")
+    assert made.name.startswith("模模模")
+    assert made.name.endswith("-Q4_0.gguf")
+    assert list(folder.iterdir()) == [made]
 
 
 def test_a_kept_draft_that_is_damaged_is_made_again() -> None:

@@ -49,6 +49,7 @@ _MOST_SHARE: Final = 0.95
 """Share of the target's size that a draft of its own has at most."""
 
 _LONGEST_NAME: Final = 80
+"""Bytes of the target's name in that of its draft; file systems take 255 in all."""
 _HASH_DIGITS: Final = 12
 _WAIT_S: Final = 0.2
 """Seconds between two looks whether another process has made the draft."""
@@ -62,9 +63,26 @@ class OwnDraft:
 
     Attributes:
         file_type: to quantise the target to, such as ``"Q4_0"``; ``None`` chooses by the target.
+
+    Raises:
+        InputError: llama.cpp has no such type.
+        CapabilityError: a type is named, and llama.cpp cannot be loaded.
     """
 
     file_type: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.file_type is None:
+            return
+        from paceline.engines.llama_cpp.quantize import file_types
+
+        known = self.file_type.upper()
+        if known not in file_types():
+            raise InputError(
+                f"{KEYWORD}:{self.file_type}: {self.file_type!r} is no type to quantise to; choose from "
+                f"{', '.join(file_types())}, or leave it to paceline with {KEYWORD}"
+            )
+        object.__setattr__(self, "file_type", known)
 
     @classmethod
     def parse(cls, name: object) -> OwnDraft | None:
@@ -74,24 +92,13 @@ class OwnDraft:
             name: a text such as ``"self"`` or ``"self:Q4_0"``. What is no text, such as a ``Path``, is another model.
 
         Raises:
-            InputError: llama.cpp has no such type.
-            CapabilityError: a type is named, and llama.cpp cannot be loaded.
+            InputError: as the class does.
+            CapabilityError: likewise.
         """
         if not isinstance(name, str):
             return None
         keyword, colon, file_type = name.partition(":")
-        if keyword != KEYWORD:
-            return None
-        if not colon:
-            return cls()
-        from paceline.engines.llama_cpp.quantize import file_types
-
-        if file_type.upper() not in file_types():
-            raise InputError(
-                f"{name}: {file_type!r} is no type to quantise to; choose from {', '.join(file_types())}, or leave it "
-                f"to paceline with {KEYWORD}"
-            )
-        return cls(file_type.upper())
+        return cls(file_type if colon else None) if keyword == KEYWORD else None
 
     def of(self, target: Path) -> OwnDraftFile:
         """Return the draft of a target; it may have to be made.
@@ -101,7 +108,7 @@ class OwnDraft:
 
         Raises:
             InputError: no draft is chosen for a target as small as this.
-            ModelFileError: the target cannot be read, or is no GGUF file.
+            ModelFileError: the target cannot be read or is no GGUF file, or the folder of drafts cannot be read.
         """
         if target.is_dir():
             raise ModelFileError(
@@ -114,9 +121,13 @@ class OwnDraft:
         file_type = self.file_type or _chosen_type(target, 8 * model.num_bytes / model.num_parameters)
         digest = fingerprint(target)[:_HASH_DIGITS]
         folder = drafts_folder()
-        path = folder / f"{model_name(target)[:_LONGEST_NAME]}-{digest}-{file_type}.gguf"
-        # Whatever the target was called when it was made.
-        kept = sorted(folder.glob(f"*-{digest}-{file_type}.gguf")) if not path.is_file() else []
+        stem = os.fsencode(model_name(target))[:_LONGEST_NAME].decode(errors="ignore")
+        path = folder / f"{stem}-{digest}-{file_type}.gguf"
+        try:
+            # Whatever the target was called when it was made.
+            kept = [] if path.is_file() else sorted(folder.glob(f"*-{digest}-{file_type}.gguf"))
+        except OSError as error:
+            raise ModelFileError(f"the folder of drafts {folder} cannot be read: {error.strerror or error}") from None
         found = next((each for each in kept if not each.name.startswith(".")), path)
         return OwnDraftFile(target, file_type, found, model.num_bytes)
 
