@@ -30,17 +30,18 @@ from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
-from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, ModelOptions, open_engine
+from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, ModelOptions, foreseen_memory
+from paceline.engines.memory import MemoryPlan
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.own_draft import OwnDraft, own_draft
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
+from paceline.opening import default_draft, open_pair
 from paceline.options import read_options
 from paceline.planning.auto.learned import load_learned, store_learned
 from paceline.planning.base import Observer, Policy, RoundCosts
 from paceline.planning.costs.attention import MAX_S as ATTENTION_S
-from paceline.planning.costs.attention import like_target, open_model
 from paceline.planning.costs.meter import FIRST_LOAD, Report
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.keeping import PairKey
@@ -69,6 +70,8 @@ Read: TypeAlias = Callable[[Sequence[int]], ReadPrompt]
 
 PROMPT_CACHE_MIB = 512
 """Host memory for what finished requests have read and said, by default."""
+_PROMPTS_SHARE = 1 / 64
+"""Of the memory there is, for the same at most, where layers are read for every pass."""
 
 
 LEAST_REUSE = 8
@@ -193,6 +196,12 @@ class Model:
         self._closing = closing
         self._compiler: ConstraintCompiler | None = None
         self._chat_readers: dict[str | Path | None, ChatReader] = {}
+
+    @property
+    def memory_plan(self) -> MemoryPlan | None:
+        """What the process's memory goes to, where layers of the target are read while they are used; else ``None``."""
+        plan: MemoryPlan | None = getattr(self.target, "memory_plan", None)
+        return plan
 
     def __enter__(self) -> Model:
         return self
@@ -580,7 +589,8 @@ def load(
         target: a GGUF file or Hugging Face folder, by path or by a name that ``paceline models`` lists; ``None`` for
             the embedded pair.
         draft: a smaller model with mostly the same tokens, given likewise. ``"self"`` is the target itself, quantised
-            smaller, which is made once and kept; ``"self:Q4_0"`` and the like say how small.
+            smaller, which is made once and kept; ``"self:Q4_0"`` and the like say how small. It is the default for a
+            target whose layers are read while they are used (``ModelOptions.memory``).
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
             ``suffix``, and where there is a draft model ``lookup`` and then that. With a
             :class:`~paceline.planning.policies.fixed.FixedPolicy`, which cannot tell which of them pays, only the draft
@@ -630,18 +640,23 @@ def load(
         target = embedded_target()
         if draft is None and speculates and (drafters is None or "draft" in drafters):
             draft = embedded_draft()
-    names = drafters if drafters is not None else _default_drafters(policy, speculates, draft is not None)
     # Both are looked up before either is loaded, which may take long.
     target_options = _options(target, context_length, max_sequences, model_defaults)
     asked = OwnDraft.parse(draft.path if isinstance(draft, ModelOptions) else draft)
     own = None if asked is None else asked.of(Path(target_options.path))
-    draft_path = None if own is None else own.path
-    draft_options = None if draft is None else _options(draft, context_length, None, None, path=draft_path)
-    if draft_options is not None and not isinstance(draft, ModelOptions):
-        # The context is meant for the target; a draft that was made for less still drafts, from the end of the text.
-        draft_options = dataclasses.replace(
-            draft_options, context_may_shrink=True, max_sequences=target_options.max_sequences
-        )
+    draft_options = None
+    if draft is not None:
+        draft_options = _options(draft, context_length, None, None, path=None if own is None else own.path)
+        if not isinstance(draft, ModelOptions):
+            # The context is meant for the target; a draft made for less still drafts, from the end of the text.
+            draft_options = dataclasses.replace(
+                draft_options, context_may_shrink=True, max_sequences=target_options.max_sequences, stream=False
+            )
+    elif speculates and (drafters is None or "draft" in drafters):
+        own = default_draft(target_options)
+        draft_options = None if own is None else DraftOptions(own.path).beside(target_options)
+    has_draft = draft_options is not None
+    names = drafters if drafters is not None else _default_drafters(policy, speculates, has_draft)
     most_branches = None if isinstance(policy, str) else policy.most_branches(len(names))
     if target_options.branches is None and most_branches is not None:
         branches = min(most_branches * target_options.max_sequences, MAX_BRANCHES)
@@ -717,9 +732,17 @@ def _open(
 ) -> Model:
     """Open the engines, measure them and build the drafters, in the thread that is to own all of them."""
     speculates = target_options.rollback
-    opened = open_model(target_options, report=report)
-    target_engine, target_options = opened.engine, opened.options
-    draft_engine: Engine | None = None
+    memory_bytes = foreseen_memory(target_options)
+    if memory_bytes is not None:
+        kept_bytes = min(kept_bytes, int(memory_bytes * _PROMPTS_SHARE))
+    opened = open_pair(
+        target_options,
+        draft_options,
+        prompts_bytes=kept_bytes if draft_options is None else 2 * kept_bytes,
+        report=report,
+    )
+    target_engine, target_options = opened.target, opened.target_options
+    draft_engine, draft_options = opened.draft, opened.draft_options
     closing: Callable[[], object] | None = None
     try:
         # Once it is open: of a file that is no model the engine says more.
@@ -729,10 +752,6 @@ def _open(
                 f"{target_engine.description} cannot take tokens back, so drafts cannot be verified: "
                 "decode it without speculation (--no-speculation)"
             )
-        if draft_options is not None:
-            draft_options = like_target(draft_options, target_options)
-            # The draft's own pending tree is a chain: siblings are proposed but never fed.
-            draft_engine = open_engine(dataclasses.replace(draft_options, branches=0))
         # Exact arithmetic is that of places in the cache which a request has by itself.
         keeps = kept_bytes > 0 and not target_options.exact
         pools = [
@@ -769,9 +788,7 @@ def _open(
             defaults=defaults,
         )
     except BaseException:
-        if draft_engine is not None:
-            draft_engine.close()
-        target_engine.close()
+        opened.close()
         raise
 
 

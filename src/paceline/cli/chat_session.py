@@ -17,6 +17,7 @@ from paceline.chat.replies import Reply
 from paceline.cli.chat_options import begun_conversation
 from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.interrupts import interrupts_held, keys_unseen
+from paceline.cli.progress import after_first
 from paceline.cli.report import generation_json, one_line_report
 from paceline.core.errors import InputError, PacelineError
 from paceline.output import check_parent, whole_file
@@ -139,7 +140,7 @@ class ChatSession:
         ):
             self._tell_of_forgetting(stream.prompt.num_left_out)
             try:
-                for parts in stream.rounds():
+                for parts in after_first(stream.rounds(), self._model.target, silent=self._as_json):
                     writer.write_parts(parts)
                     if interrupted.is_set():
                         break

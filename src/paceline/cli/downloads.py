@@ -59,7 +59,7 @@ def located_pair(target: str | Path | HubModel, draft: str | Path | HubModel | N
     own = OwnDraft.parse(draft)
     if own is not None:
         found = located(target)
-        return found, _made(own.of(found))
+        return found, made(own.of(found))
     if isinstance(target, HubModel):
         found = located(draft)
         return located(target), found
@@ -67,7 +67,7 @@ def located_pair(target: str | Path | HubModel, draft: str | Path | HubModel | N
     return found, located(draft)
 
 
-def _made(draft: OwnDraftFile) -> Path:
+def made(draft: OwnDraftFile) -> Path:
     """Return the path of a target's own draft, making it if need be."""
     name = printable_line(f"{draft.target.name} to {draft.file_type}")
     waits = False

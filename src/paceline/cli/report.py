@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from paceline.api import Model
+from paceline.cli.memory import memory_json
 from paceline.comparison import Comparison
 from paceline.core.fields import fields_of
 from paceline.core.params import SamplingParams
@@ -109,6 +110,7 @@ def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
         "model_defaults": dict(generation.model_defaults),
         "target": model.target.description,
         "drafters": [drafter.name for drafter in model.drafters],
+        "memory": None if model.memory_plan is None else memory_json(model.memory_plan),
         "planner": None if planned is None else planner_json(planned),
         "stats": {
             "queue_ms": None if stats.queue_s is None else stats.queue_s * 1e3,

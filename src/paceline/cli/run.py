@@ -34,6 +34,7 @@ from paceline.cli.constraint_options import (
 )
 from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
+from paceline.cli.progress import after_first
 from paceline.cli.prompt import read_prompt, typed_text
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
 from paceline.cli.setup import SPECULATION_PANEL, PolicyName, Remember, choose_setup, opened, request_options
@@ -196,8 +197,9 @@ def run(
 
 def _generate(model: Model, prompt: str, options: GenerateOptions, as_json: bool, interrupted: threading.Event) -> None:
     stream = model.stream(prompt, **options)
+    rounds = after_first(stream.rounds(), model.target, silent=as_json)
     writer = AnswerWriter(prompt, [drafter.name for drafter in model.drafters], silent=as_json)
-    for segments in stream.rounds():
+    for segments in rounds:
         writer.write(segments)
         if interrupted.is_set():
             break
@@ -216,8 +218,9 @@ def _reply(
     interrupted: threading.Event,
 ) -> None:
     stream = model.chat_stream(messages, chat=conversation, **options)
+    rounds = after_first(stream.rounds(), model.target, silent=as_json)
     writer = AnswerWriter("", [drafter.name for drafter in model.drafters], silent=as_json)
-    for parts in stream.rounds():
+    for parts in rounds:
         writer.write_parts(parts)
         if interrupted.is_set():
             break

@@ -16,6 +16,7 @@ from paceline.api import GenerateOptions, Model, load
 from paceline.chat.params import ChatParams
 from paceline.cli import exits
 from paceline.cli.display import error_console
+from paceline.cli.memory import print_memory_plan
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, is_given, refuse_given, with_options
 from paceline.cli.setup import FoundModels, PolicyName, Remember, Setup, choose_setup, request_options
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
@@ -137,6 +138,8 @@ def serve(
             for url in urls:
                 console.print(f"{served.id} is served at {url}", style="bold", markup=False)
             console.print(_how(served), style="dim", markup=False)
+            if served.model.memory_plan is not None:
+                print_memory_plan(served.model.memory_plan)
 
         host = ModelHost(load_here, on_ready=on_ready)
         server = Server(host, options, verbose=bool(found.target.verbose))

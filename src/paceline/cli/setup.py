@@ -15,8 +15,9 @@ from rich.status import Status
 from paceline.api import GenerateOptions, Model, load
 from paceline.cli import exits
 from paceline.cli.display import error_console
-from paceline.cli.downloads import located_pair
+from paceline.cli.downloads import located_pair, made
 from paceline.cli.interrupts import interrupts_held
+from paceline.cli.memory import print_memory_plan
 from paceline.cli.options import (
     NAMES_OF_THE_DRAFT_MODEL,
     OF_THE_DRAFT_MODEL,
@@ -32,6 +33,7 @@ from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, 
 from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.hub.asked import HubModel
+from paceline.opening import default_draft
 from paceline.options import ModelChoice, as_options
 from paceline.planning.base import Policy
 from paceline.planning.costs.meter import Report
@@ -82,6 +84,7 @@ class Setup:
         policy: decides how much is drafted.
         verify: how drafts are judged.
         remember: whether what was learned is kept.
+        may_draft: whether a target that needs a draft model may be given one.
     """
 
     models: ModelChoice
@@ -90,9 +93,12 @@ class Setup:
     policy: Policy | str
     verify: VerifierName
     remember: bool
+    may_draft: bool
 
     def find(self) -> FoundModels:
         """Return where the models are; those of the hub are fetched if they are not there.
+
+        A target whose layers will be read while they are used gets a draft of its own, where none was named.
 
         Raises:
             InputError: one of them cannot be had.
@@ -100,6 +106,14 @@ class Setup:
         named = self.models.target
         path, draft_path = located_pair(embedded_target() if named is None else named, self.draft)
         target = self.models.target_options(path)
+        if draft_path is None and self.may_draft and (own := default_draft(target)) is not None:
+            error_console().print(
+                f"{path.name} does not fit into memory: its layers are read for every pass, and its own copy in "
+                f"{own.file_type} drafts (-md for another)",
+                style="dim",
+                markup=False,
+            )
+            draft_path = made(own)
         return FoundModels(target, None if draft_path is None else self.models.draft_options(target, draft_path))
 
 
@@ -157,7 +171,8 @@ def choose_setup(
     if remember and chosen != "auto":
         way_out = "is of policy auto, which is not the one in use: leave it out, or --policy and the --draft-* options"
         refuse_given(context, {"remember": way_out})
-    return Setup(models, named_draft, names, chosen, speculation.verify, remember)
+    may_draft = not plain and named_draft is None and (names is None or "draft" in names)
+    return Setup(models, named_draft, names, chosen, speculation.verify, remember, may_draft)
 
 
 @contextlib.contextmanager
@@ -185,6 +200,8 @@ def opened(setup: Setup, found: FoundModels) -> Iterator[tuple[Model, threading.
     ):
         if interrupted.is_set():
             raise typer.Exit(exits.INTERRUPTED)
+        if model.memory_plan is not None:
+            print_memory_plan(model.memory_plan)
         yield model, interrupted
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError
 from paceline.core.fields import Option, described, setting, take_values
@@ -19,10 +19,14 @@ from paceline.engines.base import Engine, Vocabulary
 from paceline.engines.context import choose_context_length
 from paceline.engines.exactness import check_exact
 from paceline.engines.limits import check_range
+from paceline.engines.memory import NOTHING_BESIDE, Beside
 from paceline.models.description import describe
 from paceline.models.own_draft import OwnDraft
 from paceline.models.weight_files import check_model_folder
 from paceline.sizes import read_size
+
+if TYPE_CHECKING:
+    from paceline.engines.llama_cpp import LlamaCppConfig
 
 DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 EngineName: TypeAlias = Literal["llama_cpp", "torch_hf"]
@@ -89,6 +93,9 @@ class ModelOptions:
             they are used (:mod:`paceline.engines.streaming`); ``None`` for what is free, where the weights alone are
             more than that. Only ``llama_cpp``, on a CPU under Linux.
         stream: ``False`` leaves it to the system to read weights that do not fit.
+        beside: what else the process is to hold of ``memory``, where layers are streamed.
+        own_weights: whether weights are copied to memory of the process, from which nothing else can push them out.
+            Only ``llama_cpp``.
         rollback: whether tokens must be taken back, as verifying drafts needs; without, recurrent models run too.
         dtype: weights' type, such as ``"float32"``; ``None`` takes the model's own. Only ``torch_hf``.
         model_defaults: whether what the model says about how it is to be sampled stands where a request does not say it
@@ -227,6 +234,8 @@ class ModelOptions:
             help="Requests the engines hold at once.",
         ),
     )
+    beside: Beside = NOTHING_BESIDE
+    own_weights: bool = False
     cells: int | None = None
     branches: int | None = None
     rollback: bool = True
@@ -463,6 +472,20 @@ def open_engine(options: ModelOptions) -> Engine:
     raise InputError(f"unknown engine {name}: choose one of {', '.join(ENGINE_NAMES)}")
 
 
+def foreseen_memory(options: ModelOptions) -> int | None:
+    """Return the bytes within which layers of a model will be streamed; ``None`` where none will, by all one can see.
+
+    Raises:
+        ModelFileError: the file is missing, or no model.
+        CapabilityError: streaming was asked for, and cannot be had like this.
+    """
+    if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
+        return None
+    from paceline.engines.llama_cpp.loading import foreseen_memory
+
+    return foreseen_memory(_llama_cpp_config(options))
+
+
 def foreseen_context_length(options: ModelOptions) -> int:
     """Return the context that a model will be given, by its header alone.
 
@@ -535,7 +558,7 @@ def reader_of(options: ModelOptions) -> Callable[[int], Engine]:
 
 
 def _open_llama_cpp(options: ModelOptions) -> Engine:
-    from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+    from paceline.engines.llama_cpp import LlamaCppEngine
     from paceline.engines.streaming.layout import UnstreamableError
 
     if options.dtype is not None:
@@ -543,7 +566,20 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
             f"dtype {options.dtype} (--dtype) means nothing to llama_cpp, which runs a GGUF file in the types it was "
             "written in: leave it out"
         )
-    config = LlamaCppConfig(
+    config = _llama_cpp_config(options)
+    try:
+        return LlamaCppEngine(config)
+    except UnstreamableError:
+        if options.memory is not None:
+            raise
+        # Nobody asked for it.
+        return LlamaCppEngine(dataclasses.replace(config, stream=False))
+
+
+def _llama_cpp_config(options: ModelOptions) -> LlamaCppConfig:
+    from paceline.engines.llama_cpp import LlamaCppConfig
+
+    return LlamaCppConfig(
         path=Path(options.path),
         context_length=options.context_length,
         context_may_shrink=options.context_may_shrink,
@@ -558,17 +594,12 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
         cache_cells=options.cells,
         memory_bytes=read_size(options.memory) if isinstance(options.memory, str) else options.memory,
         stream=options.stream,
+        beside=options.beside,
+        own_weights=options.own_weights,
         rollback=options.rollback,
         branches=DEFAULT_BRANCHES if options.branches is None else options.branches,
         verbose=options.verbose,
     )
-    try:
-        return LlamaCppEngine(config)
-    except UnstreamableError:
-        if options.memory is not None:
-            raise
-        # Nobody asked for it.
-        return LlamaCppEngine(dataclasses.replace(config, stream=False))
 
 
 def _open_torch_hf(options: ModelOptions) -> Engine:

@@ -27,6 +27,11 @@ class SlowPasses(Protocol):
         """Seconds that passes have waited by now."""
         ...
 
+    @property
+    def pass_share(self) -> float:
+        """Share of the pass under way that is done; 0 between passes. Any thread may ask."""
+        ...
+
     def set_dry(self, is_dry: bool) -> None:
         """Let passes go on without waiting, or wait again. What they compute means nothing then, but takes its time."""
         ...

@@ -156,6 +156,17 @@ class OwnDraftFile:
             return False
         return True
 
+    def foreseen_bytes(self) -> int:
+        """Return its size, whether or not it is made yet.
+
+        Raises:
+            InputError: its type takes an importance matrix.
+            ModelFileError: the target cannot be read.
+        """
+        from paceline.engines.llama_cpp.quantize import quantized_bytes
+
+        return quantized_bytes(self.target, self.file_type) or self.target_bytes
+
     def make(self, report: MakeReport | None = None, *, waiting: Callable[[], None] | None = None) -> Path:
         """Return its path, after making it if it is not there.
 

@@ -84,7 +84,9 @@ def test_the_first_sections_of_the_next_pass_are_read_before_it_begins(ring: Rin
     assert ring.slot_memory(ring.use(1))[0] == 1
 
 
-def test_an_error_is_raised_where_the_section_is_used_and_the_next_pass_may_go_well(ring: Ring, source: Numbers) -> None:
+def test_an_error_is_raised_where_the_section_is_used_and_the_next_pass_may_go_well(
+    ring: Ring, source: Numbers
+) -> None:
     source.failing = 4
     ring.restart()
     run(ring, [1, 2])

@@ -22,7 +22,7 @@ from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
-from paceline.engines.memory import NOTHING_BESIDE, Beside, Room, available_memory, held_memory
+from paceline.engines.memory import NOTHING_BESIDE, SPARE_BYTES, Beside, Room, available_memory, held_memory
 from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import UnstreamableError, gguf_bytes, gguf_layout
 from paceline.engines.threads import PassThreads
@@ -408,6 +408,21 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
                 raise InputError(f"a tensor override among {patterns} (-ot) is no regular expression: {why}")
             raise native.model_file_error(config.path, lines)
         return model, keep_alive, of_model(lines)
+
+
+def foreseen_memory(config: LlamaCppConfig) -> int | None:
+    """Return the bytes within which layers of a model will be streamed; ``None`` where none will, by all one can see.
+
+    Raises:
+        ModelFileError: the file cannot be read.
+        CapabilityError: it was asked for what was never tried with streamed layers.
+    """
+    native.check_model_file(config.path)
+    native.initialize()
+    memory_bytes = _streaming_memory(config)
+    if memory_bytes is None or gguf_bytes(config.path) <= memory_bytes - held_memory()[0] - SPARE_BYTES:
+        return None
+    return memory_bytes
 
 
 def _streaming_memory(config: LlamaCppConfig) -> int | None:

@@ -245,6 +245,12 @@ class LayerStream:
         return 0.0 if self._ring is None else self._ring.waited_s
 
     @property
+    def pass_share(self) -> float:
+        """Share of the pass under way that is done; 0 between passes. Any thread may ask."""
+        ended = self._ended
+        return 0.0 if ended is None else (ended + 1) / len(self._sections)
+
+    @property
     def bytes_read(self) -> int:
         """Bytes read by now."""
         return self._files.bytes_read
