@@ -36,6 +36,12 @@ from benchmarks.serving import EPILOG as SERVING_EPILOG
 from benchmarks.serving import serving
 from benchmarks.sharing import EPILOG as SHARING_EPILOG
 from benchmarks.sharing import sharing
+from benchmarks.streamed.answers import EPILOG as STREAMED_ANSWERS_EPILOG
+from benchmarks.streamed.answers import streamed_answers
+from benchmarks.streamed.passes import EPILOG as STREAMED_PASSES_EPILOG
+from benchmarks.streamed.passes import streamed_passes
+from benchmarks.streamed.soak import EPILOG as STREAMED_SOAK_EPILOG
+from benchmarks.streamed.soak import streamed_soak
 from benchmarks.structured import EPILOG as STRUCTURED_EPILOG
 from benchmarks.structured import structured
 from benchmarks.sweep import EPILOG as SWEEP_EPILOG
@@ -91,6 +97,10 @@ app.command("server-soak", epilog=SERVER_SOAK_EPILOG)(server_soak)
 app.command("sharing", epilog=SHARING_EPILOG)(sharing)
 app.command("structured", epilog=STRUCTURED_EPILOG)(structured)
 app.command("serving", epilog=SERVING_EPILOG)(serving)
+# These need root, and a disk whose reads can be bounded.
+app.command("streamed-passes", epilog=STREAMED_PASSES_EPILOG)(streamed_passes)
+app.command("streamed-answers", epilog=STREAMED_ANSWERS_EPILOG)(streamed_answers)
+app.command("streamed-soak", epilog=STREAMED_SOAK_EPILOG)(streamed_soak)
 # This looks for what makes the others scatter.
 app.command("cores", epilog=CORES_EPILOG)(cores)
 # These measure policies on what was recorded before, so they are not among all that runs by itself.

@@ -152,7 +152,7 @@ def misuse_in_threads(
             pool.submit(misuse, model, expected, requests=requests, seed=seed + number, consumers=OFF_THE_MAIN_THREAD)
             for number in range(1, threads)
         ]
-        with _alarms_interrupt():
+        with alarms_interrupt():
             counts += misuse(model, expected, requests=requests, seed=seed, progress=progress)
         for other in others:
             counts += other.result()
@@ -216,7 +216,7 @@ def _read(stream: paceline.Stream, segments: int) -> None:
 
 
 @contextlib.contextmanager
-def _alarms_interrupt() -> Iterator[None]:
+def alarms_interrupt() -> Iterator[None]:
     def raise_interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 

@@ -1,0 +1,187 @@
+"""A box: a process that has so much memory and no more, and reads from its disk no faster than so many bytes a second.
+
+Two control groups of version 1 make it, below those that this process is in: ``memory`` bounds what the process holds,
+the pages of files that it has read included, and ``blkio`` bounds its reads. Both need root.
+
+The page cache belongs to whoever read a page first, so the model's file is dropped from it before a process starts:
+pages that lie there already would cost the box nothing. The process is moved into the groups before its program starts,
+so that all it ever holds is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from paceline.core.errors import CapabilityError, InputError
+
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_DEVICES: Final = Path("/sys/dev/block")
+_LIMIT, _USAGE, _PEAK = "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes"
+_RATE, _SERVED = "blkio.throttle.read_bps_device", "blkio.throttle.io_service_bytes"
+_UNBOUNDED: Final = 1 << 40
+"""Bytes a second that no disk reads: the kernel counts what a group reads where some rule bounds it."""
+
+_ENTER: Final = """
+echo $$ > "$1/cgroup.procs" && echo $$ > "$2/cgroup.procs" || exit 125
+shift 2
+exec "$@"
+"""
+"""Moves a shell into two groups; it then becomes a program."""
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a box allows.
+
+    Attributes:
+        memory_bytes: most that its process holds, pages of files included.
+        bytes_per_s: of its reads from the disk at most; ``None`` as fast as the disk is.
+    """
+
+    memory_bytes: int
+    bytes_per_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The control groups of a box, as anybody may read them.
+
+    Attributes:
+        memory: folder of the one that bounds memory.
+        disk: of the one that bounds reads.
+        device: numbers of the disk, such as ``254:0``.
+    """
+
+    memory: Path
+    disk: Path
+    device: str
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, str]) -> Groups:
+        """Return what :meth:`to_json` told."""
+        return cls(Path(data["memory"]), Path(data["disk"]), data["device"])
+
+    def to_json(self) -> dict[str, str]:
+        """Return them as plain data."""
+        return {"memory": str(self.memory), "disk": str(self.disk), "device": self.device}
+
+    @property
+    def usage_bytes(self) -> int:
+        """Memory that is in use now, pages of files included."""
+        return int((self.memory / _USAGE).read_text())
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most that was in use at any time."""
+        return int((self.memory / _PEAK).read_text())
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from the disk by now."""
+        for line in (self.disk / _SERVED).read_text().splitlines():
+            fields = line.split()
+            if fields[:2] == [self.device, "Read"]:
+                return int(fields[2])
+        return 0
+
+
+def device_of(path: Path) -> str:
+    """Return the numbers of the disk that a file lies on, such as ``254:0``; of the whole disk, as its reads are its.
+
+    Raises:
+        CapabilityError: it lies on none, as in a file system in memory or on another machine.
+    """
+    number = path.stat().st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    folder = _DEVICES / device
+    if not folder.exists():
+        raise CapabilityError(f"{path} lies on no disk whose reads could be bounded (device {device}): put it on one")
+    if (folder / "partition").exists():
+        device = (folder.resolve().parent / "dev").read_text().strip()
+    return device
+
+
+def drop_cached(path: Path) -> None:
+    """Let the page cache forget a file."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)  # what is yet to be written stays otherwise
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def groups(limits: Limits, device: str) -> Iterator[Groups]:
+    """Yield the control groups of a box; they are gone afterwards.
+
+    Raises:
+        CapabilityError: this system has none of version 1, or does not let this process make any.
+        InputError: the system refuses the limits.
+    """
+    if sys.platform != "linux":
+        raise CapabilityError(f"a box is made of Linux's control groups, and this is {sys.platform}")
+    name = f"paceline-{os.getpid()}-{next(_numbers)}"
+    with _group("memory", name) as memory, _group("blkio", name) as disk:
+        rate = _UNBOUNDED if limits.bytes_per_s is None else limits.bytes_per_s
+        for file, value in ((memory / _LIMIT, f"{limits.memory_bytes}"), (disk / _RATE, f"{device} {rate}")):
+            try:
+                file.write_text(value)
+            except OSError as error:
+                raise InputError(f"{value} is refused by {file}: {error.strerror or error}") from None
+        yield Groups(memory, disk, device)
+
+
+def command_in(groups: Groups, command: Sequence[str]) -> list[str]:
+    """Return a command that is in the groups from its beginning on."""
+    return ["/bin/sh", "-c", _ENTER, "box", str(groups.memory), str(groups.disk), *command]
+
+
+def anonymous_bytes() -> int:
+    """Return the memory that this process holds for itself, without pages of files."""
+    held = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert held is not None
+    return int(held[1]) << 10
+
+
+def was_killed(process: subprocess.Popen[str]) -> bool:
+    """Return whether the system ended a process that has ended, as it does where its memory is used up."""
+    return process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _group(controller: str, name: str) -> Iterator[Path]:
+    root = _GROUPS / controller
+    folder = root / _own_group(controller).strip("/") / name
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise CapabilityError(
+            f"no control group can be made at {folder}: {error.strerror or error}; run it as root, where version 1 of "
+            f"the {controller} controller is mounted at {root}"
+        ) from None
+    try:
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def _own_group(controller: str) -> str:
+    """Return the path of the group of a controller that this process is in."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return path
+    return "/"
