@@ -1,0 +1,335 @@
+"""A box of little memory and a slow disk, what is measured in it, and what is said of the figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from benchmarks.__main__ import main
+from benchmarks.streamed import box, boxed
+from benchmarks.streamed.answers import rows_of, streamed_answers
+from benchmarks.streamed.box import Limits
+from benchmarks.streamed.options import limits_of
+from benchmarks.streamed.passes import Found, streamed_passes, summary
+from benchmarks.streamed.passing import MMAP, STREAMED
+from benchmarks.streamed.soak import growth, reasons, streamed_soak
+
+from paceline.core.errors import CapabilityError, EngineError, InputError
+from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.inflate import LlamaShape, inflate
+from tests.cli.test_streaming_process import DRY_PASSES
+from tests.conftest import SUMMARY_LINES
+from tests.tiers import some_long
+
+LAYERS = 40
+"""Of 4.4 MB each: what is read at once has up to 32 MB, and there is room for two."""
+MB = 1 << 20
+
+
+# --- in a box ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Return a model of some tens of MB, where boxes can be made."""
+    path = tmp_path_factory.mktemp("models") / "small.gguf"
+    shape = LlamaShape.from_gguf(embedded_target())
+    inflate(embedded_target(), path, dataclasses.replace(shape, layers=LAYERS), file_type="F16")
+    try:
+        with box.groups(Limits(64 * MB), box.device_of(path)):
+            pass
+    except (CapabilityError, InputError) as error:
+        request.config.stash[SUMMARY_LINES].append(f"nothing was tested in a box: {error}")
+        pytest.skip(str(error))
+    return path
+
+
+@pytest.fixture(scope="module")
+def least_mb(model: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """Return the least memory in MB that the model can be streamed in."""
+    made = boxed.Boxed(model, None, tmp_path_factory.mktemp("cache"))
+    job = {"task": "passes", "variant": STREAMED, "memory_bytes": 1, "rows": [1], "repeats": 1, "threads": 1}
+    with pytest.raises(InputError) as refused:
+        boxed.do(made, job)
+    found = re.search(r"give (\d+)M", str(refused.value))
+    assert found is not None
+    return int(found[1])
+
+
+def figures_in(path: Path) -> dict[str, Any]:
+    (figures,) = (value for name, value in json.loads(path.read_text()).items() if name != "machine")
+    assert isinstance(figures, dict)
+    return figures
+
+
+def test_passes_are_streamed_within_their_box(model: Path, least_mb: int, tmp_path: Path) -> None:
+    memory, limit = f"{least_mb + 16}M", f"{least_mb + 40}M"
+    file = tmp_path / "passes.json"
+    streamed_passes(str(model), memory, limit, "1G", rows="1,8", repeats=4, laps=1, threads=1, json_file=file)
+    figures = figures_in(file)
+    streamed, mapped = (figures["variants"][name] for name in (STREAMED, MMAP))
+    assert not streamed["killed"]
+    assert 0 < figures["streamed_bytes"] < model.stat().st_size
+    assert streamed["anonymous_bytes"] <= (least_mb + 16) * MB
+    assert streamed["peak_bytes"] <= figures["limits"]["memory_bytes"] == (least_mb + 40) * MB
+    # What the kernel counted is what the engine says, but for what was read ahead.
+    slot = 32 * MB
+    for rows in ("1", "8"):
+        one = streamed["passes"][rows]
+        assert len(one["all"]) == 4
+        assert abs(one["bytes_of_group"] - one["bytes_of_engine"]) < slot
+        assert abs(one["bytes_of_engine"] - figures["streamed_bytes"]) < slot
+        assert 0 < one["least_s"] <= one["median_s"] <= one["most_s"]
+    assert mapped["loaded"][0]["plan"] is None
+    assert figures["same_logits"] == [1, 8]
+
+
+@DRY_PASSES
+@pytest.mark.parametrize("temperatures", some_long(["0", "0,0.8"], quick=["0"]))
+def test_answers_are_the_same_however_they_are_made(
+    temperatures: str, model: Path, least_mb: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "answers.json"
+    streamed_answers(
+        str(model),
+        f"{least_mb + 60}M",
+        f"{least_mb + 120}M",
+        None,
+        draft=str(embedded_draft()),
+        tokens=10,
+        few=4,
+        workloads="new-code,hard",
+        temperatures=temperatures,
+        variants="mmap,plain,auto,fixed:4",
+        threads=1,
+        json_file=file,
+    )
+    figures = figures_in(file)
+    rows = figures["rows"]
+    # One of them has a temperature of its own, at which it is asked once.
+    expected = [("new-code", 0.0), ("hard", 1.0), ("new-code", 0.8)]
+    assert [(row["workload"], row["temperature"]) for row in rows] == expected[: len(rows)]
+    assert len(rows) == 1 + len(temperatures.split(","))
+    for row in rows:
+        assert set(row["s_per_token"]) == {"mmap", "plain", "auto", "fixed:4"}
+        assert row["tau"]["plain"] == row["tau"]["mmap"] == 1
+        assert row["differences"] == {}
+    assert max(row["tau"]["fixed:4"] for row in rows) > 1
+    measured = [one["loaded"]["profile"] for one in figures["processes"] if one["variant"] == "auto"]
+    assert [profile["num_passes"] > 2 for profile in measured] == [True] * len(temperatures.split(","))
+    # Of the model and of what was drafted with, nothing is left beside it.
+    assert [path.name for path in model.parent.iterdir()] == [model.name]
+
+
+@DRY_PASSES
+def test_a_soak_says_what_is_held(
+    model: Path, least_mb: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory, limit, file = f"{least_mb + 60}M", f"{least_mb + 120}M", tmp_path / "soak.json"
+    streamed_soak(str(model), memory, limit, None, minutes=0.04, every=0.4, threads=1, margin="32M", json_file=file)
+    figures = figures_in(file)
+    assert figures["fails"] == []
+    last = figures["samples"][-1]
+    assert sum(last["counts"].values()) > 3
+    assert last["anonymous_bytes"] <= last["group_bytes"] <= (least_mb + 120) * MB
+    assert "it holds what it held" in capsys.readouterr().out
+
+
+@DRY_PASSES
+@pytest.mark.long
+def test_a_soak_fails_where_more_is_held_than_may_be(
+    model: Path, least_mb: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.streamed.soak.reasons", lambda judged, margin_bytes: ["a file more"])
+    with pytest.raises(typer.Exit) as ended:
+        streamed_soak(str(model), f"{least_mb + 60}M", f"{least_mb + 120}M", minutes=0.01, every=1, threads=1)
+    assert ended.value.exit_code == 1
+
+
+def test_a_process_that_needs_more_is_ended_and_said_to_be(model: Path, tmp_path: Path) -> None:
+    with box.groups(Limits(24 * MB), box.device_of(model)) as groups:
+        command = [sys.executable, "-c", "held = b'x' * (64 << 20)"]
+        process = subprocess.Popen(box.command_in(groups, command), text=True)
+        process.wait(60)
+        assert box.was_killed(process)
+        assert groups.peak_bytes <= 24 * MB
+    cramped = boxed.Boxed(model, Limits(24 * MB), tmp_path)
+    job = {"task": "passes", "variant": MMAP, "rows": [1], "repeats": 1, "threads": 1}
+    assert boxed.do(cramped, job).killed
+
+
+def test_the_groups_of_a_box_are_gone_afterwards(model: Path) -> None:
+    with box.groups(Limits(64 * MB, 50 * MB), box.device_of(model)) as groups:
+        assert (groups.memory / "memory.limit_in_bytes").read_text().strip() == str(64 * MB)
+        said = (groups.disk / "blkio.throttle.read_bps_device").read_text().split()
+        assert said == [box.device_of(model), str(50 * MB)]
+        assert box.Groups.from_json(groups.to_json()) == groups
+        box.drop_cached(model)
+        reading = ["dd", f"if={model}", "of=/dev/null", "bs=1M", "count=8", "iflag=direct", "status=none"]
+        subprocess.run(box.command_in(groups, reading), check=True)
+        assert groups.bytes_read >= 8 * MB
+    assert not groups.memory.exists()
+    assert not groups.disk.exists()
+
+
+def test_a_process_that_fails_is_an_error_of_one_line(model: Path, tmp_path: Path) -> None:
+    alone = boxed.Boxed(model, None, tmp_path)
+    with pytest.raises(EngineError, match=r"^tea, alone: KeyError: 'tea'$"):
+        boxed.do(alone, {"task": "tea"})
+
+
+# --- what is said of it -----------------------------------------------------------------------------------------------
+
+
+def test_where_no_box_can_be_made_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(box, "_GROUPS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "streamed-passes", "-m", "target", "--memory", "100M"])
+    monkeypatch.setattr(box, "device_of", lambda path: "254:0")
+    monkeypatch.setattr(boxed, "device_of", lambda path: "254:0")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        r"benchmarks: no control group can be made at \S+: No such file or directory; run it as root, where version 1 "
+        r"of the memory controller is mounted at \S+\n",
+        said,
+    )
+
+
+def test_a_file_on_no_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box, "_DEVICES", tmp_path)
+    with pytest.raises(CapabilityError, match=r"lies on no disk whose reads could be bounded \(device \d+:\d+\)"):
+        box.device_of(tmp_path)
+
+
+def test_reads_of_a_partition_are_those_of_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = tmp_path.stat().st_dev
+    disk = tmp_path / "disk"
+    partition = disk / "disk1"
+    partition.mkdir(parents=True)
+    (disk / "dev").write_text("8:0\n")
+    (partition / "partition").write_text("1\n")
+    (tmp_path / f"{os.major(number)}:{os.minor(number)}").symlink_to(partition)
+    monkeypatch.setattr(box, "_DEVICES", tmp_path)
+    assert box.device_of(tmp_path) == "8:0"
+
+
+def test_limits_that_make_no_sense_are_refused() -> None:
+    assert limits_of("740M", "760M", "400M") == Limits(760 * MB, 400 * MB)
+    assert limits_of("740M", None, None) == Limits(740 * MB, None)
+    with pytest.raises(InputError, match="--limit 700M is less than --memory 740M"):
+        limits_of("740M", "700M", None)
+    with pytest.raises(InputError, match="'fast' is no size"):
+        limits_of("740M", None, "fast")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"variants": "mmap,sideways"}, "unknown variant 'sideways': choose from mmap, plain, auto and fixed:1 to"),
+        ({"variants": "fixed:0"}, "unknown variant 'fixed:0'"),
+        ({"workloads": "editing-forced"}, "unknown workload 'editing-forced': choose from new-code"),
+        ({"temperatures": "warm"}, "--temperatures 'warm': give numbers, such as 0,0.8"),
+        ({"temperatures": "-1"}, "--temperatures -1: give numbers from 0 to 10"),
+        ({"statics": "a"}, "--static 'a': give numbers, such as 1,8,16"),
+        ({"tokens": 4, "few": 8}, "4 tokens, 8 tokens where few do"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        streamed_answers("target", "100M", **options)
+
+
+def answer(token_ids: list[int], seconds: float, rounds: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "workload": "summary",
+        "temperature": 0.0,
+        "token_ids": token_ids,
+        "seconds": seconds,
+        "rounds": rounds,
+        "prompt_s": 1.0,
+        **changes,
+    }
+
+
+def test_a_row_tells_seconds_a_token_and_where_texts_differ() -> None:
+    text = list(range(41))
+    processes = [
+        {"variant": "mmap", "answers": [answer(text[:5], 8.0, 4)]},
+        {"variant": "auto", "answers": [answer(text, 10.0, 8)]},
+        {"variant": "fixed:16", "answers": [answer([*text[:20], 99, *text[21:]], 8.0, 10)]},
+        {"variant": "fixed:32", "answers": [answer(text, 12.0, 10)]},
+    ]
+    (row,) = rows_of(processes, [process["variant"] for process in processes])  # type: ignore[misc]
+    assert row["s_per_token"] == {"mmap": 2.0, "auto": 0.25, "fixed:16": 0.2, "fixed:32": 0.3}
+    assert row["tau"] == {"mmap": 1.0, "auto": 5.0, "fixed:16": 4.0, "fixed:32": 4.0}
+    assert row["mmap / auto"] == 8.0
+    assert row["best static / auto"] == 0.8
+    assert row["differences"] == {"fixed:16": 20}
+    assert row["loops"] == 0
+
+
+def found_of(passes: Callable[[int], float], logits: str, plan: dict[str, float] | None) -> Found:
+    found = Found(peak_bytes=50 * MB)
+    found.loaded.append({"loaded": "a model", "plan": plan})
+    for rows in (1, 32):
+        found.logits[rows] = {logits}
+        found.passes[rows] = [
+            {"seconds": passes(rows) * factor, "bytes_of_group": 90, "bytes_of_engine": 99, "waited_s": 0.1}
+            for factor in (1.0, 0.9, 1.4)
+        ]
+    return found
+
+
+def test_ratios_of_passes_are_of_medians() -> None:
+    found = {
+        MMAP: found_of(lambda rows: 4.0, "a", None),
+        STREAMED: found_of(lambda rows: 2.0 + rows / 32, "a", {"pass_bytes": 100, "bytes_per_s": 25}),
+    }
+    found[STREAMED].logits[32] = {"b"}
+    figures = summary(found, Limits(60 * MB, 50), [1, 32])
+    assert figures["bytes_over_bandwidth_s"] == 2.0
+    assert figures["ratios"]["mmap / streamed"][32] == pytest.approx(4 / 3)
+    assert figures["ratios"]["streamed / bytes over bandwidth"][32] == pytest.approx(1.5)
+    assert figures["ratios"]["bytes read / streamed bytes"] == {1: 0.99, 32: 0.99}
+    assert figures["ratios"]["32 rows / 1 row"] == pytest.approx(3 / (2 + 1 / 32))
+    assert figures["same_logits"] == [1]
+
+
+def test_passes_of_a_process_that_was_ended_are_left_out() -> None:
+    found = {
+        MMAP: Found(killed=True),
+        STREAMED: found_of(lambda rows: 2.0, "a", {"pass_bytes": 100, "bytes_per_s": 25}),
+    }
+    figures = summary(found, Limits(60 * MB, None), [1, 32])
+    assert figures["ratios"]["mmap / streamed"] == {}
+    assert (figures["bandwidth"], figures["bytes_over_bandwidth_s"]) == (25, 4.0)
+    found = {MMAP: Found(killed=True), STREAMED: Found(killed=True)}
+    assert summary(found, Limits(60 * MB, 50), [1, 32])["streamed_bytes"] == 0
+
+
+def sample(mb: int, threads: int = 5, files: int = 7) -> dict[str, int]:
+    return {"anonymous_bytes": mb * MB, "group_bytes": 2 * mb * MB, "threads": threads, "files": files}
+
+
+def test_a_soak_is_judged_after_its_warm_up() -> None:
+    flat = [sample(50), sample(90), *(sample(100) for _ in range(8))]
+    assert growth(flat)["anonymous_bytes"] == (100 * MB, 100 * MB)
+    assert reasons(growth(flat), 16 * MB) == []
+    growing = [sample(50 + 10 * index) for index in range(10)]
+    assert reasons(growth(growing), 16 * MB) == ["50.0 MiB more of its own in the end, and 16.0 may be"]
+    leaking = [sample(50, files=index) for index in range(10)]
+    assert reasons(growth(leaking), 16 * MB) == ["8 files in the end, and 3 at first"]
+    assert reasons(growth([sample(50)]), 16 * MB) == []
