@@ -26,7 +26,6 @@ from benchmarks.streamed.soak import growth, reasons, streamed_soak
 from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.inflate import LlamaShape, inflate
-from tests.cli.test_streaming_process import DRY_PASSES
 from tests.conftest import SUMMARY_LINES
 from tests.tiers import some_long
 
@@ -93,7 +92,6 @@ def test_passes_are_streamed_within_their_box(model: Path, least_mb: int, tmp_pa
     assert figures["same_logits"] == [1, 8]
 
 
-@DRY_PASSES
 @pytest.mark.parametrize("temperatures", some_long(["0", "0,0.8"], quick=["0"]))
 def test_answers_are_the_same_however_they_are_made(
     temperatures: str, model: Path, least_mb: int, tmp_path: Path
@@ -130,7 +128,6 @@ def test_answers_are_the_same_however_they_are_made(
     assert [path.name for path in model.parent.iterdir()] == [model.name]
 
 
-@DRY_PASSES
 def test_a_soak_says_what_is_held(
     model: Path, least_mb: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +141,6 @@ def test_a_soak_says_what_is_held(
     assert "it holds what it held" in capsys.readouterr().out
 
 
-@DRY_PASSES
 @pytest.mark.long
 def test_a_soak_fails_where_more_is_held_than_may_be(
     model: Path, least_mb: int, monkeypatch: pytest.MonkeyPatch

@@ -31,8 +31,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are str
 PROMPT = "def fibonacci(n):\n"
 PLAIN = ("--no-speculation", "-fa", "off", "-c", "1024", "-t", "1", "--temp", "0.8", "--seed", "1", "--ignore-eos")
 
-DRY_PASSES = pytest.mark.xfail(reason="auto measures by passes that leave no numbers: see engines/test_dry_passes.py")
-
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
@@ -61,7 +59,6 @@ def wait_for_text(process: subprocess.Popen[bytes]) -> bytes:
     return first
 
 
-@DRY_PASSES
 def test_a_process_that_is_killed_in_a_pass_leaves_file_and_cache_as_they_were(target: Path, tmp_path: Path) -> None:
     speculative = (
         "-md",
@@ -180,10 +177,6 @@ with mostly_streamed():
 """
 
 
-@pytest.mark.xfail(
-    reason="the file is checked before the wait for the first layer, and embeddings are read from its mapping after it",
-    strict=True,
-)
 def test_a_file_that_is_cut_while_a_pass_waits_for_its_first_layer_ends_no_process(target: Path) -> None:
     """A pass of a slow disk waits there for long. What is not in the file any more may not be read by its mapping."""
     command = [sys.executable, "-c", _CUT_AT_FIRST, str(target)]

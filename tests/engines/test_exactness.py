@@ -63,6 +63,30 @@ def test_what_no_pass_of_a_round_shows_and_a_last_bit_are_none(widest_exact: int
     check_exact(WideEngine(widest_exact, amount))
 
 
+class WaitingEngine(WideEngine):
+    """One whose passes wait, so that few are made; it counts them."""
+
+    slow_passes = object()
+
+    def __init__(self, widest_exact: int, amount: float) -> None:
+        super().__init__(widest_exact, amount)
+        self.widths: list[int] = []
+
+    def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+        self.widths.append(sum(len(step.token_ids) for step in steps))
+        return super().forward(steps)
+
+
+@pytest.mark.parametrize("widest_exact", [1, 2, 3, 7, 15])
+def test_where_passes_wait_six_of_them_tell(widest_exact: int) -> None:
+    with pytest.raises(CapabilityError, match=r"rounds passes of \d+ tokens differently from passes of one"):
+        check_exact(WaitingEngine(widest_exact, 10 * EXACT_TO))
+    exact = WaitingEngine(widest_exact, EXACT_TO / 10)
+    check_exact(exact)
+    assert exact.widths == [16, 8, 4, 3, 2, 1]
+    exact.open()  # none was left open
+
+
 def test_every_row_is_the_same_in_passes_of_any_width_over_a_long_context() -> None:
     """llama.cpp's kernels for one row change where the cache holds 512 tokens."""
     engine = open_exact()

@@ -130,7 +130,7 @@ def test_loading_takes_names_for_target_and_draft(folder: Path) -> None:
 
 def test_both_names_are_looked_up_before_anything_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
-    monkeypatch.setattr("paceline.api.open_engine", opened.append)
+    monkeypatch.setattr("paceline.opening.open_engine", opened.append)
     with pytest.raises(ModelFileError, match="nobody does not exist"):
         paceline.load("target", draft="nobody")
     assert opened == []

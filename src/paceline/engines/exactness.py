@@ -7,13 +7,16 @@ later everything differs by some hundredths of what logits spread.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError
-from paceline.engines.base import Engine
+from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.reading import read_rows
+from paceline.engines.slow_passes import slow_passes
 
 EXACT_TO: Final = 1e-4
 """Most that logits may differ by. [Found where nothing before them does: 0, or 2e-6 where the last matrix is in Q6_K
@@ -27,7 +30,8 @@ _WIDTHS: Final = (2, 3, 4, 8, 16)
 def check_exact(engine: Engine) -> None:
     """Refuse an engine whose logits depend on the width of the pass.
 
-    It reads a text of sixteen tokens, which takes 37 passes.
+    It reads a text of sixteen tokens, which takes 37 passes; where passes wait, the end of it alone in passes of each
+    width, which takes six.
 
     Raises:
         CapabilityError: they do.
@@ -35,12 +39,42 @@ def check_exact(engine: Engine) -> None:
     size = engine.vocabulary.size
     # Any text will do, as long as its rows differ.
     token_ids = [7919 * place % size for place in range(1, min(_TOKENS, engine.capabilities.context_length) + 1)]
-    plain = list(read_rows(engine, token_ids, 1))
     widest = min(engine.capabilities.max_rows, engine.capabilities.max_outputs)
-    for width in _WIDTHS:
-        wider = list(read_rows(engine, token_ids, min(width, widest)))
-        if any(float(np.abs(ours - theirs).max()) > EXACT_TO for ours, theirs in zip(plain, wider, strict=True)):
+    rows_by_width = _by_their_ends if slow_passes(engine) is not None else _by_all_rows
+    for width, ours, theirs in rows_by_width(engine, token_ids, widest):
+        if float(np.abs(ours - theirs).max()) > EXACT_TO:
             raise CapabilityError(
                 f"{engine.description} rounds passes of {width} tokens differently from passes of one, so texts cannot "
                 "be exact: take weights in Q4_0 or Q8_0 on a CPU, where they are, or leave out --exact"
             )
+
+
+def _by_all_rows(engine: Engine, token_ids: Sequence[int], widest: int) -> Iterator[tuple[int, FloatArray, FloatArray]]:
+    """Yield widths, and rows of passes of one and of such a width; every row of the text, one width after the other."""
+    plain = list(read_rows(engine, token_ids, 1))
+    for width in _WIDTHS:
+        for ours, theirs in zip(plain, read_rows(engine, token_ids, min(width, widest)), strict=True):
+            yield width, ours, theirs
+
+
+def _by_their_ends(
+    engine: Engine, token_ids: Sequence[int], widest: int
+) -> Iterator[tuple[int, FloatArray, FloatArray]]:
+    """Yield the same of the text's end, which one pass reads first; then it is read again in one of each width."""
+    count = min(len(token_ids), widest)
+    sequence = engine.open()
+    try:
+        whole: list[FloatArray] = []
+        for width in sorted({count, *(min(width, count) for width in (1, *_WIDTHS))}, reverse=True):
+            engine.trim(sequence, count - width if whole else 0)
+            parents = range(COMMITTED_END, COMMITTED_END + width)
+            step = Step(sequence, token_ids[count - width : count], parents, range(width))
+            output = engine.forward([step])
+            rows = [np.array(output.logits(0, row)) for row in range(width)]
+            engine.commit(sequence, range(width))
+            if not whole:
+                whole = rows
+            for row, ours in enumerate(rows):
+                yield width if width > 1 else count, whole[count - width + row], ours
+    finally:
+        engine.close_sequence(sequence)

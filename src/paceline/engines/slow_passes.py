@@ -33,7 +33,10 @@ class SlowPasses(Protocol):
         ...
 
     def set_dry(self, is_dry: bool) -> None:
-        """Let passes go on without waiting, or wait again. What they compute means nothing then, but takes its time."""
+        """Let passes go on without waiting, or wait again. What they compute means nothing then, but takes its time.
+
+        It is finite, so that nothing else is spoilt by what of it stays in the cache.
+        """
         ...
 
 

@@ -207,7 +207,6 @@ class LayerStream:
         if self._mode != "streaming":
             return
         assert self._ring is not None
-        self._files.check()
         # An interrupt may have come right after the native call; and what could not be read ahead may be read now.
         if self._is_running or self._ring.has_failed:
             self._restart()
@@ -218,6 +217,8 @@ class LayerStream:
             except BaseException:
                 self._restart()
                 raise
+        # After the wait: of a file that was cut meanwhile the system would end the process that reads a row of it.
+        self._files.check()
 
     def end(self) -> None:
         """Take note that a pass is over, however it ended.
@@ -235,7 +236,7 @@ class LayerStream:
             raise failure
 
     def set_dry(self, is_dry: bool) -> None:
-        """Let passes go on without their weights, to time them apart from the disk, or with them again."""
+        """Let passes go on with zeros for weights, to time them apart from the disk, or with the weights again."""
         if self._ring is not None:
             self._ring.set_dry(is_dry)
 

@@ -19,7 +19,7 @@ from typing import Final
 from paceline.core.errors import EngineError, InputError
 from paceline.engines.streaming.layout import BLOCK, Extent
 
-CHUNK: Final = 8 << 20
+CHUNK: Final = 4 << 20
 """Bytes of a single read."""
 
 READERS: Final = 4

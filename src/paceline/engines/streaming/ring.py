@@ -14,6 +14,7 @@ what the reader brings for the pass before is left aside.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 import time
@@ -86,7 +87,7 @@ class Ring:
         self._last_wanted = self._order[-1]
         self._generation = 0
         self._error: BaseException | None = None
-        self._is_dry = self._is_closed = False
+        self._is_dry = self._is_closed = self._is_reading = False
         self.waited_s = 0.0
         self._reader = threading.Thread(target=self._read_on, name="paceline-ring", daemon=True)
         self._reader.start()
@@ -161,9 +162,10 @@ class Ring:
         return self._slots[index].memory
 
     def set_dry(self, is_dry: bool) -> None:
-        """Let passes go on without their weights, or with them again: what they compute is nothing then.
+        """Let passes go on without their weights, with zeros instead, or with them again.
 
-        It is how passes are timed apart from the disk. Only between passes.
+        It is how passes are timed apart from the disk. Zeros, as what else lies in a slot may be no numbers by another
+        layout, and these would stay in the cache: nothing times what is no number is no number. Only between passes.
         """
         with self._changed:
             self._is_dry = is_dry
@@ -171,6 +173,11 @@ class Ring:
                 slot.section, slot.is_ready = None, False
             self._wanted.clear()
             self._generation += 1
+            if is_dry:
+                while self._is_reading and not self._is_closed:
+                    self._changed.wait()
+                for slot in self._slots:
+                    ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(slot.memory)), 0, len(slot.memory))
         if not is_dry:
             self.restart()
 
@@ -201,19 +208,21 @@ class Ring:
                 index = next(index for index, slot in enumerate(self._slots) if slot.section is None)
                 slot = self._slots[index]
                 slot.section = number
+                self._is_reading = True
             error: BaseException | None = None
             try:
                 self._source.read(self._sections[number].extents, self._views[index])
             except BaseException as caught:
                 error = caught
             with self._changed:
+                self._is_reading = False
                 if generation == self._generation:
                     if error is None:
                         slot.is_ready = True
                     else:
                         slot.section, self._error = None, error
                         self._wanted.clear()
-                    self._changed.notify_all()
+                self._changed.notify_all()
 
     def _has_free(self) -> bool:
         return any(slot.section is None for slot in self._slots)

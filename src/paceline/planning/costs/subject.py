@@ -16,7 +16,6 @@ from paceline.core.errors import ContextLengthError, NoRoomError
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, Step
-from paceline.engines.slow_passes import slow_passes
 from paceline.planning.costs.meter import Meter
 from paceline.planning.costs.profile import MAX_WIDTH
 
@@ -127,13 +126,11 @@ class Subject:
         """Return the seconds of sampling one row with the default settings."""
         sampler = RowSampler(SamplingParams())
         clock = self._meter.clock
-        # Passes that did not wait for their weights have computed anything.
-        row = self._row_logits if slow_passes(self.engine) is None else np.zeros_like(self._row_logits)
-        sampler.emit(row, 0, ())
+        sampler.emit(self._row_logits, 0, ())
         times_s = []
         for position in range(_SAMPLED_ROWS):
             started_s = clock.now_s()
-            sampler.emit(row, position, ())
+            sampler.emit(self._row_logits, position, ())
             times_s.append(clock.now_s() - started_s)
         return statistics.median(times_s)
 
