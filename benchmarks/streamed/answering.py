@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from benchmarks.streamed.mapped import as_in_the_file
 from paceline.api import GenerateOptions, Model
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.core.errors import InputError
@@ -52,13 +50,14 @@ def _load(job: Mapping[str, Any]) -> Model:
         threads=job["threads"],
         memory=None if variant == MMAP else job["memory"],
         stream=False if variant == MMAP else None,
+        # Weights that are laid out anew are memory which the system cannot give back: of more than there is, an end.
+        repack=variant != MMAP,
         # What is faster at one place would be another text than at another.
         flash_attention=False,
         model_defaults=False,
     )
     if variant in (MMAP, PLAIN):
-        with as_in_the_file() if variant == MMAP else contextlib.nullcontext():
-            return paceline.load(options, policy=paceline.NO_SPECULATION, remember=False, prompt_cache_mib=0)
+        return paceline.load(options, policy=paceline.NO_SPECULATION, remember=False, prompt_cache_mib=0)
     draft = DraftOptions(job["draft"]).beside(options)
     policy = AUTO if variant == AUTO else paceline.FixedPolicy(int(variant.removeprefix(f"{FIXED}:")))
     return paceline.load(options, draft=draft, policy=policy, remember=False, prompt_cache_mib=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import time
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.streamed.box import Groups, anonymous_bytes
-from benchmarks.streamed.mapped import as_in_the_file
 from paceline.engines.base import COMMITTED_END, ForwardOutput, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
 from paceline.engines.llama_cpp.streaming import LayerStream
@@ -32,18 +30,19 @@ def measure(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     group = None if job["groups"] is None else Groups.from_json(job["groups"])
     streams = job["variant"] == STREAMED
     started_s = time.perf_counter()
-    with contextlib.nullcontext() if streams else as_in_the_file():
-        engine = LlamaCppEngine(
-            LlamaCppConfig(
-                path,
-                context_length=CONTEXT,
-                branches=0,
-                threads=job["threads"],
-                flash_attention=False,
-                memory_bytes=job["memory_bytes"] if streams else None,
-                stream=None if streams else False,
-            )
+    engine = LlamaCppEngine(
+        LlamaCppConfig(
+            path,
+            context_length=CONTEXT,
+            branches=0,
+            threads=job["threads"],
+            flash_attention=False,
+            memory_bytes=job["memory_bytes"] if streams else None,
+            stream=None if streams else False,
+            # Weights that are laid out anew are memory which the system cannot give back: the process would be ended.
+            repack=streams,
         )
+    )
     try:
         stream = engine._stream
         plan = engine.memory_plan

@@ -35,7 +35,7 @@ from paceline.engines.memory import MemoryPlan
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.models.own_draft import OwnDraft, own_draft
+from paceline.models.own_draft import KEYWORD, OwnDraft, own_draft
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from paceline.opening import default_draft, open_pair
 from paceline.options import read_options
@@ -654,7 +654,9 @@ def load(
             )
     elif speculates and (drafters is None or "draft" in drafters):
         own = default_draft(target_options)
-        draft_options = None if own is None else DraftOptions(own.path).beside(target_options)
+        if own is not None:
+            # It may have to be made first.
+            draft_options = dataclasses.replace(DraftOptions(KEYWORD).beside(target_options), path=own.path)
     has_draft = draft_options is not None
     names = drafters if drafters is not None else _default_drafters(policy, speculates, has_draft)
     most_branches = None if isinstance(policy, str) else policy.most_branches(len(names))

@@ -13,7 +13,7 @@ from paceline.core.request import Request
 from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
-from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import PolicyBase, RoundRecord
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
@@ -205,3 +205,39 @@ def _chain(rng: random.Random, skill: Skill, text: Sequence[int], done: int, dep
         margins = [rng.expovariate(0.3 if right else 1.0), *(-rng.expovariate(0.5) for _ in token_ids[1:])]
         levels.append(Level(tuple(token_ids), tuple(margins), probability, match_length=None, count=None))
     return tuple(levels)
+
+
+class WaitingEngine(ScriptedEngine):
+    """An engine whose passes wait for something else than their rows, as for weights from a disk.
+
+    Args:
+        model: of its vocabulary's size.
+        floor_s: seconds that passes take at least.
+        compute_s: seconds that their rows take, by how many there are.
+        **options: of a scripted engine.
+
+    Attributes:
+        passes: of the passes so far, whether they waited and how many rows they had.
+    """
+
+    def __init__(self, model: LogitFunction, floor_s: float, compute_s: Callable[[int], float], **options: Any) -> None:
+        super().__init__(model, cost=self._seconds, **options)
+        self.floor_s, self.compute_s = floor_s, compute_s
+        self.is_dry, self.waited_s, self.pass_share = False, 0.0, 0.0
+        self.passes: list[tuple[bool, int]] = []
+
+    @property
+    def slow_passes(self) -> WaitingEngine:
+        """What it says of its passes."""
+        return self
+
+    def set_dry(self, is_dry: bool) -> None:
+        """Wait no more, or wait again."""
+        self.is_dry = is_dry
+
+    def _seconds(self, rows: int, context: int) -> float:
+        compute_s = self.compute_s(rows)
+        self.passes.append((not self.is_dry, rows))
+        wait_s = 0.0 if self.is_dry else max(self.floor_s - compute_s, 0.0)
+        self.waited_s += wait_s
+        return compute_s + wait_s

@@ -96,6 +96,7 @@ class ModelOptions:
         beside: what else the process is to hold of ``memory``, where layers are streamed.
         own_weights: whether weights are copied to memory of the process, from which nothing else can push them out.
             Only ``llama_cpp``.
+        repack: whether weights may be laid out anew for faster kernels, in memory of the process. Only ``llama_cpp``.
         rollback: whether tokens must be taken back, as verifying drafts needs; without, recurrent models run too.
         dtype: weights' type, such as ``"float32"``; ``None`` takes the model's own. Only ``torch_hf``.
         model_defaults: whether what the model says about how it is to be sampled stands where a request does not say it
@@ -236,6 +237,7 @@ class ModelOptions:
     )
     beside: Beside = NOTHING_BESIDE
     own_weights: bool = False
+    repack: bool = True
     cells: int | None = None
     branches: int | None = None
     rollback: bool = True
@@ -547,12 +549,16 @@ def open_vocabulary(options: ModelOptions) -> Iterator[Vocabulary]:
 
 
 def reader_of(options: ModelOptions) -> Callable[[int], Engine]:
-    """Return what loads a model once more, to read a text of so many tokens with another sequence beside it."""
+    """Return what loads a model once more, to read a text of so many tokens with another sequence beside it.
+
+    Where layers are streamed there is no memory for them twice: the file is left to the system, with the same kernels.
+    """
 
     def open_reader(num_tokens: int) -> Engine:
-        return open_engine(
-            dataclasses.replace(options, context_length=num_tokens, max_sequences=2, cells=None, branches=0)
-        )
+        own = dataclasses.replace(options, context_length=num_tokens, max_sequences=2, cells=None, branches=0)
+        if foreseen_memory(options) is not None:
+            own = dataclasses.replace(own, memory=None, stream=False, repack=False)
+        return open_engine(own)
 
     return open_reader
 
@@ -596,6 +602,7 @@ def _llama_cpp_config(options: ModelOptions) -> LlamaCppConfig:
         stream=options.stream,
         beside=options.beside,
         own_weights=options.own_weights,
+        repack=options.repack,
         rollback=options.rollback,
         branches=DEFAULT_BRANCHES if options.branches is None else options.branches,
         verbose=options.verbose,

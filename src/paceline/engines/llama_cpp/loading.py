@@ -121,6 +121,7 @@ class LlamaCppConfig:
         stream: ``False`` leaves the whole file to the page cache.
         beside: what else the process is to hold of ``memory_bytes``.
         own_weights: weights are copied to memory of the process, from which nothing else can push them out.
+        repack: weights may be laid out anew for faster kernels, in memory of the process, as much as they have.
         rollback: the caller needs to drop pending tokens. ``False`` allows recurrent models that cannot.
         verbose: let llama.cpp's log through to stderr, from then on and for the whole process.
     """
@@ -145,6 +146,7 @@ class LlamaCppConfig:
     stream: bool | None = None
     beside: Beside = NOTHING_BESIDE
     own_weights: bool = False
+    repack: bool = True
     rollback: bool = True
     verbose: bool = False
 
@@ -384,9 +386,8 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
     """Return ``llama_model *``, what must live as long as it, and what llama.cpp remarked on it."""
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers = config.n_gpu_layers
+    parameters.use_extra_bufts = config.repack and not is_streamed
     if is_streamed:
-        # Weights that were laid out anew for some kernels would be memory of their own, and all of it.
-        parameters.use_extra_bufts = False
         parameters.load_mode = _LOAD_MAPPED
     elif config.own_weights:
         parameters.load_mode = _LOAD_READ

@@ -21,7 +21,7 @@ from paceline.engines.slow_passes import slow_passes
 from paceline.planning.costs.meter import ProfilingBudget, Report
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profiling import (
-    TARGET_WIDTHS,
+    default_widths,
     has_long_context,
     measure_profile,
     spot_check,
@@ -90,7 +90,7 @@ def find_or_measure(
         EngineError: likewise.
     """
     # What is kept is planned with, so it is never of these alone.
-    wanted = tuple(dict.fromkeys((*(widths or ()), *TARGET_WIDTHS)))
+    wanted = tuple(dict.fromkeys((*(widths or ()), *default_widths(target))))
     try:
         key = pair_key(target, target_options, draft, draft_options)
     except ModelFileError:

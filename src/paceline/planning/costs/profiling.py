@@ -36,6 +36,9 @@ from paceline.planning.costs.subject import Subject, opened, widest_pass
 TARGET_WIDTHS: Final = (1, 2, 4, 8, 3, 6, 12, 16, 5, 10, 7, 9, 24, 14, 32, 11, 20, 13, 48, 15, 64)
 """The target's widths, the most informative first: powers of two, widths of short drafts, then what lies between."""
 
+WAITING_WIDTHS: Final = (1, 32, 64, 16, 48, 8, 128, 4, 24, 96, 2, 12)
+"""The target's where passes wait for something else than their rows: then wide ones say where rows begin to count."""
+
 DRAFT_WIDTHS: Final = (1, 2, 16, 4, 64, 8, 256)
 """The draft model's: a level, the first level after a whole acceptance, catching up, and levels of several requests."""
 
@@ -101,7 +104,7 @@ def measure_profile(
     draft: Engine | None = None,
     *,
     budget: ProfilingBudget | None = None,
-    widths: Sequence[int] = TARGET_WIDTHS,
+    widths: Sequence[int] | None = None,
     clock: Clock | None = None,
     seed: int = 0,
     report: Report | None = None,
@@ -114,8 +117,8 @@ def measure_profile(
         target: the model that verifies.
         draft: the model that drafts, if there is one.
         budget: when to stop.
-        widths: the target's widths, the most informative first. One row is always among them; what the engine cannot
-            take is left out.
+        widths: the target's widths, the most informative first; ``None`` for :func:`default_widths`. One row is always
+            among them; what the engine cannot take is left out.
         clock: where times come from.
         seed: of the shuffling and of the tokens that are fed.
         report: told about progress.
@@ -125,7 +128,7 @@ def measure_profile(
         CapabilityError: all sequences of an engine are in use.
         EngineError: a pass failed, or there is no room for one of one row.
     """
-    target_widths = usable_widths(target, (1, *widths))
+    target_widths = usable_widths(target, (1, *(default_widths(target) if widths is None else widths)))
     budget = ProfilingBudget() if budget is None else budget
     meter = Meter(clock or WallClock(), budget, report or (lambda share: None))
     shuffling = random.Random(seed)
@@ -210,6 +213,11 @@ def spot_check(target: Engine, widths: Sequence[int], *, clock: Clock | None = N
                     if repeat == 0 or meter.allows(1.0):
                         times.append(subject.time_pass(rows))
     return {rows: min(times) for rows, times in times_s.items() if times}
+
+
+def default_widths(target: Engine) -> tuple[int, ...]:
+    """Return the target's widths that planning goes by."""
+    return TARGET_WIDTHS if slow_passes(target) is None else WAITING_WIDTHS
 
 
 def usable_widths(target: Engine, widths: Sequence[int]) -> list[int]:
