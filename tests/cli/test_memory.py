@@ -92,8 +92,8 @@ def test_a_terminal_shows_how_far_a_first_pass_is(monkeypatch: pytest.MonkeyPatc
         yield 2
 
     engine = SimpleNamespace(slow_passes=slow)
-    assert list(after_first(rounds(), engine)) == [1, 2]  # type: ignore[arg-type]
+    assert list(after_first(rounds(), engine)) == [1, 2]
     file.truncate(0)
-    assert list(after_first(iter([1, 2]), engine, silent=True)) == [1, 2]  # type: ignore[arg-type]
-    assert list(after_first(iter([1, 2]), SimpleNamespace())) == [1, 2]  # type: ignore[arg-type]
+    assert list(after_first(iter([1, 2]), engine, silent=True)) == [1, 2]
+    assert list(after_first(iter([1, 2]), SimpleNamespace())) == [1, 2]
     assert file.getvalue().strip("\0") == ""
