@@ -13,9 +13,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from paceline.cli import progress
+from paceline.cli import memory, progress
+from paceline.cli.memory import memory_json, print_memory_plan
 from paceline.cli.progress import after_first
 from paceline.engines.llama_cpp import quantize_gguf
+from paceline.engines.memory import NOTHING_BESIDE, MemoryPlan
 from paceline.models.embedded import embedded_target
 from tests.cli.test_run import FAST, Invoke
 from tests.engines.streamed import mostly_streamed
@@ -46,10 +48,9 @@ def test_what_memory_goes_to_is_said_once(invoke: Invoke, target: Path) -> None:
     outcome = invoke(*RUN, "-m", str(target), "--memory", "20M", "--no-speculation")
     assert outcome.status == 0, outcome.err
     assert outcome.out == plain.out
-    lines = outcome.err.splitlines()
-    first = lines.index("20M of memory go to")
-    table = {line.rsplit(maxsplit=2)[0].rstrip() for line in lines[first + 1 : first + 9]}
-    assert table >= {"ring that the other layers go through", "text in the cache, and scratch", "Python"}
+    assert outcome.err.startswith("20M of memory go to\n")
+    for part in ("ring that the other layers go through", "text in the cache, and scratch", "Python"):
+        assert re.search(rf"^{part} +[\d.]+ MB$", outcome.err, re.M)
     assert re.search(
         r"^every pass reads [\d.]+ MB, at [\d.]+ [MG]B/s: [\d.e-]+ s for a token without drafts$", outcome.err, re.M
     )
@@ -58,9 +59,9 @@ def test_what_memory_goes_to_is_said_once(invoke: Invoke, target: Path) -> None:
 @streams
 def test_json_says_it_too(invoke: Invoke, target: Path) -> None:
     outcome = invoke(*RUN, "-m", str(target), "--memory", "20M", "--no-speculation", "--json")
-    memory = json.loads(outcome.out)["memory"]
-    assert memory["total_bytes"] == 20 << 20
-    assert memory["pass_bytes"] > memory["ring_bytes"] > 0
+    told = json.loads(outcome.out)["memory"]
+    assert told["total_bytes"] == 20 << 20
+    assert told["pass_bytes"] > told["ring_bytes"] > 0
     assert json.loads(invoke(*RUN, "-m", str(target), "--no-speculation", "--json").out)["memory"] is None
 
 
@@ -97,3 +98,31 @@ def test_a_terminal_shows_how_far_a_first_pass_is(monkeypatch: pytest.MonkeyPatc
     assert list(after_first(iter([1, 2]), engine, silent=True)) == [1, 2]
     assert list(after_first(iter([1, 2]), SimpleNamespace())) == [1, 2]
     assert file.getvalue().strip("\0") == ""
+
+
+def test_what_costs_more_than_it_need_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(memory, "error_console", lambda: Console(file=file, width=240))
+    plan = MemoryPlan(
+        total_bytes=8 << 30,
+        process_bytes=60_000_000,
+        beside=NOTHING_BESIDE,
+        working_bytes=500_000_000,
+        others_bytes=0,
+        resident_bytes=7_000_000_000,
+        ring_bytes=70_000_000,
+        spare_bytes=40_000_000,
+        pass_bytes=8_000_000_000,
+        bytes_per_s=5e8,
+        is_direct=False,
+        experts=64,
+    )
+    print_memory_plan(plan)
+    said = file.getvalue()
+    assert said.startswith("8.0G of memory go to\n")
+    assert "draft model" not in said
+    assert said.endswith(
+        "every pass reads 8.00 GB, all 64 experts of each layer among them, at 500 MB/s: 16 s for a token without "
+        "drafts; this file system has no reads past the page cache, which costs some of it\n"
+    )
+    assert memory_json(plan)["pass_bytes"] == 8_000_000_000

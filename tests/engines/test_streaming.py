@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -16,9 +17,10 @@ from tests.engines.streamed import ASKED_BYTES, mostly_streamed
 
 import paceline
 from paceline.core.arrays import FloatArray
-from paceline.core.errors import CapabilityError, EngineError, InputError
+from paceline.core.errors import CapabilityError, EngineError, InputError, ModelWarning
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, native, quantize_gguf
+from paceline.engines.llama_cpp import engine as streaming_engine
 from paceline.engines.llama_cpp.streaming import LayerStream, _separable
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.engines.streaming.disk import WeightFiles
@@ -205,6 +207,23 @@ def test_what_cannot_be_streamed_is_run_as_before_where_nobody_asked_for_it(
     engine.close()
     with pytest.raises(InputError, match="of memory \\(--memory\\) are too little"):
         open_engine(dataclasses.replace(options, memory="40M"))
+
+
+def test_a_disk_that_is_too_slow_to_be_of_use_is_told_before_a_pass_waits_for_it(
+    exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming_engine, "_SLOW_S", 0.0)
+    passes: list[LayerStream] = []
+    monkeypatch.setattr(LayerStream, "begin", lambda stream: passes.append(stream) if stream.is_streaming else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ModelWarning)
+        with pytest.raises(
+            ModelWarning,
+            match=r"target-f32\.gguf: [\d.]+ MB are read for every pass, which takes 0 s from this disk: give it more "
+            r"memory \(--memory\), a faster disk, or a smaller quantisation$",
+        ):
+            LlamaCppEngine(config(exact_target))
+    assert not passes
 
 
 def test_what_was_never_tried_is_refused(exact_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

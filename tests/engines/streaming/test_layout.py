@@ -67,8 +67,10 @@ def test_a_section_is_as_much_as_is_read_at_once(tmp_path: Path) -> None:
     assert only.num_bytes > SECTION_BYTES
 
 
-def _written(path: Path, shapes: dict[str, int]) -> Path:
+def _written(path: Path, shapes: dict[str, int], *, experts: int = 0) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
+    if experts:
+        writer.add_expert_count(experts)
     for name, size in shapes.items():
         writer.add_tensor(name, np.zeros(size, np.float32))
     writer.write_header_to_file()
@@ -100,6 +102,12 @@ def test_a_model_of_several_files(tmp_path: Path) -> None:
     assert list(layout.kept.tensors) == ["output.weight"]
     assert layout.looked_up_bytes == 120
     assert [path.name for path in layout.paths] == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+
+
+def test_experts_are_counted(tmp_path: Path) -> None:
+    shapes = {"blk.0.ffn_up_exps.weight": 100}
+    assert gguf_layout(_written(tmp_path / "m.gguf", shapes, experts=8)).experts == 8
+    assert gguf_layout(_written(tmp_path / "d.gguf", shapes)).experts == 0
 
 
 @pytest.mark.parametrize("names", [["output.weight"], ["blk.1.a"], ["blk.0.a", "blk.2.a"]])
