@@ -263,6 +263,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
     context = model = None
     try:
         model, keep_alive, remarks = _load_model(config, is_streamed=stream is not None)
+        made_bytes = sum(native.log.buffers.values())
         _check_kind(model)
         settings = _settings(model, config)
         if stream is not None and memory_bytes is not None:
@@ -271,7 +272,10 @@ def load(config: LlamaCppConfig) -> LoadedModel:
             if config.batch_rows is None:
                 settings = _fit_batch(model, config, settings, int(memory_bytes * _SCRATCH_SHARE))
         context, more = _create_context(model, config, settings, stream)
-        taken_bytes = held_memory()[1] - reserved_bytes
+        scratch_bytes = native.log.buffers.get("compute", 0)
+        made_bytes += sum(native.log.buffers.values())
+        # What was freed before may be used again without being reserved anew.
+        taken_bytes = max(held_memory()[1] - reserved_bytes, made_bytes)
         if stream is not None and memory_bytes is not None:
             # The draft model is part of what is held, but for what it has not written to yet.
             beside = config.beside
@@ -338,7 +342,8 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         keep_alive=keep_alive,
         stream=stream,
         room=room,
-        reserved=Beside(taken_bytes, max(taken_bytes - (held_memory()[0] - held_bytes), 0)),
+        # Scratch memory is not written to before a wide pass.
+        reserved=Beside(taken_bytes, min(scratch_bytes, taken_bytes)),
     )
 
 
@@ -526,14 +531,12 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
 
 def _fit_batch(model: Any, config: LlamaCppConfig, settings: _Settings, scratch_bytes: int) -> _Settings:
     """Return settings with passes as wide as so much scratch memory allows, a power of two."""
-    taken_bytes = []
-    widths = (settings.batch_rows, max(settings.batch_rows // 4, 1))
-    for rows in widths:
-        before_bytes = held_memory()[1]
-        context, _ = _create_context(model, config, settings.with_batch(rows, config.output_rows), None)
-        taken_bytes.append(held_memory()[1] - before_bytes)
-        api.llama_free(context)
-    row_bytes = (taken_bytes[0] - taken_bytes[1]) / max(widths[0] - widths[1], 1)
+    context, _ = _create_context(model, config, settings, None)
+    api.llama_free(context)
+    # Some of it is there for any width, so this is what a row takes at most.
+    row_bytes = native.log.buffers.get("compute", 0) / settings.batch_rows
+    if not row_bytes:
+        return settings
     rows = _MOST_BATCH
     while rows > _LEAST_BATCH and rows * row_bytes > scratch_bytes:
         rows //= 2

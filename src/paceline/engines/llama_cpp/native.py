@@ -28,6 +28,8 @@ MAX_SEQUENCE_IDS: Final = 256
 
 _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUE = 3, 4, 5  # as in ggml.h; the binding has other numbers
 
+_BUFFER_MADE: Final = re.compile(rb"(\S+) +(\w+) buffer size = *(\d+(?:\.\d+)?) MiB")
+
 _MOST_LINES: Final = 4096
 """Lines of trouble that are remembered: more than one load says, which may be some for every layer."""
 
@@ -37,10 +39,16 @@ class NativeLog:
 
     llama.cpp has one log callback for the whole process, so there is one of these, and an engine that wants to be
     verbose makes the log of all engines visible.
+
+    Attributes:
+        verbose: whether it goes to stderr.
+        buffers: bytes of the buffers that were made since the latest :meth:`watch`, by what they are said to be for:
+            ``model``, ``KV``, ``compute``, ``output``. Files that are mapped are none.
     """
 
     def __init__(self) -> None:
         self.verbose = False
+        self.buffers: dict[str, int] = {}
         self._trouble: deque[str] = deque(maxlen=_MOST_LINES)
         self._line_is_trouble = False
 
@@ -48,6 +56,9 @@ class NativeLog:
         """Take one piece of log from native code. Must not raise."""
         if level != _LEVEL_CONTINUE:
             self._line_is_trouble = level in (_LEVEL_WARN, _LEVEL_ERROR)
+        if text is not None and (made := _BUFFER_MADE.search(text)) is not None and not made[1].endswith(b"_Mapped"):
+            purpose = made[2].decode("ascii", errors="replace")
+            self.buffers[purpose] = self.buffers.get(purpose, 0) + int(float(made[3]) * (1 << 20))
         if not (self.verbose or self._line_is_trouble) or text is None:
             return
         decoded = text.decode("utf-8", errors="replace")
@@ -61,6 +72,7 @@ class NativeLog:
     def watch(self) -> Iterator[deque[str]]:
         """Yield the warnings and errors logged inside the ``with`` block, oldest first."""
         self._trouble.clear()
+        self.buffers.clear()
         yield self._trouble
 
 
