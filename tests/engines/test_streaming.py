@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -285,6 +286,31 @@ def test_texts_are_those_of_plain_decoding_for_several_requests(
         for prompt, answer in zip(prompts, answers, strict=True):
             plain = model.generate(prompt, max_tokens=30, temperature=0.0, seed=1, speculate=False)
             assert plain.token_ids == answer.token_ids
+
+
+@pytest.mark.parametrize(("place", "function"), [("ring", "read"), ("weights", "_read_chunk")])
+def test_a_finalizer_in_a_thread_that_passes_wait_for_waits_for_none_of_them(
+    place: str, function: str, exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Garbage is collected wherever something is allocated, and a generator that is garbage closes its stream."""
+    options = ModelOptions(exact_target, memory=ASKED_BYTES, context_length=256)
+    with paceline.load(options, policy=paceline.NO_SPECULATION) as model:
+        left = model.stream("def f(x):", max_tokens=200)
+        plain = getattr(WeightFiles, function)
+        threads: list[str] = []
+
+        def reading(files: WeightFiles, *arguments: object) -> None:
+            if not threads:
+                threads.append(threading.current_thread().name)
+                left.close()
+            plain(files, *arguments)
+
+        monkeypatch.setattr(WeightFiles, function, reading)
+        answer = model.generate("import os", max_tokens=4)
+        monkeypatch.undo()
+        assert len(answer.token_ids) == 4
+        assert place in threads[0]
+        assert left.result().finish_reason == "cancelled"
 
 
 def test_options_that_make_no_sense_are_refused() -> None:

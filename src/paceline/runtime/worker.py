@@ -35,6 +35,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from paceline.core.errors import BusyError, CapabilityError, ClosedError
+from paceline.engines.waited_for import is_waited_for
 
 if TYPE_CHECKING:
     from paceline.runtime.driving import Drive
@@ -248,8 +249,8 @@ class Worker:
 
     @property
     def is_current(self) -> bool:
-        """Whether this is the engine's thread."""
-        return getattr(_here, "room", None) is self._room
+        """Whether this is the engine's thread, or one of its helpers that it waits for."""
+        return is_waited_for() or getattr(_here, "room", None) is self._room
 
     def check(self) -> None:
         """Raise where waiting for the thread would take for ever.

@@ -18,6 +18,7 @@ from typing import Final
 
 from paceline.core.errors import EngineError, InputError
 from paceline.engines.streaming.layout import BLOCK, Extent
+from paceline.engines.waited_for import be_waited_for
 
 CHUNK: Final = 4 << 20
 """Bytes of a single read."""
@@ -89,7 +90,7 @@ class WeightFiles:
         except OSError as error:
             self._close_files()
             raise InputError(f"the weights in {path} cannot be read: {error.strerror or error}") from error
-        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="paceline-weights")
+        self._pool = ThreadPoolExecutor(READERS, "paceline-weights", initializer=be_waited_for)
 
     def read(self, extents: Sequence[Extent], slot: memoryview) -> None:
         """Read extents to their places in a slot.

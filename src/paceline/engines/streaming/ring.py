@@ -26,6 +26,7 @@ from typing import Final, Protocol
 from paceline.core.errors import ClosedError
 from paceline.engines.streaming.disk import own_memory
 from paceline.engines.streaming.layout import Extent, Section
+from paceline.engines.waited_for import be_waited_for
 
 _CLOSING_S: Final = 60.0
 """A read that takes longer than this is one of a disk that is gone."""
@@ -198,6 +199,7 @@ class Ring:
             raise ClosedError("the model whose weights were streamed is closed")
 
     def _read_on(self) -> None:
+        be_waited_for()
         while True:
             with self._changed:
                 while not self._is_closed and (not self._wanted or not self._has_free()):
