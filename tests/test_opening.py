@@ -11,22 +11,19 @@ import pytest
 
 import paceline
 from paceline.core.errors import InputError
-from paceline.engines.llama_cpp import loading, quantize_gguf
+from paceline.engines.llama_cpp import loading
 from paceline.engines.loading import DraftOptions, ModelOptions, foreseen_memory, open_engine, reader_of
 from paceline.engines.memory import NOTHING_BESIDE, Beside
-from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.embedded import embedded_draft
 from paceline.opening import default_draft, open_pair
-from tests.engines.streamed import mostly_streamed
+from tests.engines.streamed import exact_target, mostly_streamed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded target in F32: 52 MB."""
-    path = tmp_path_factory.mktemp("models") / "target-f32.gguf"
-    quantize_gguf(embedded_target(), path, "F32")
-    return path
+@pytest.fixture
+def target() -> Path:
+    return exact_target()
 
 
 @pytest.fixture

@@ -16,23 +16,18 @@ from rich.console import Console
 from paceline.cli import memory, progress
 from paceline.cli.memory import memory_json, print_memory_plan
 from paceline.cli.progress import after_first
-from paceline.engines.llama_cpp import quantize_gguf
 from paceline.engines.memory import NOTHING_BESIDE, MemoryPlan
-from paceline.models.embedded import embedded_target
 from tests.cli.test_run import FAST, Invoke
-from tests.engines.streamed import mostly_streamed
+from tests.engines.streamed import exact_target, mostly_streamed
 
 RUN = ("run", "-p", "def f(x):", "-c", "128", *FAST)
 
 streams = pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded target in F32: 52 MB."""
-    path = tmp_path_factory.mktemp("models") / "target-f32.gguf"
-    quantize_gguf(embedded_target(), path, "F32")
-    return path
+@pytest.fixture
+def target() -> Path:
+    return exact_target()
 
 
 @pytest.fixture

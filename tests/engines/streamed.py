@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import patch
 
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.streaming import layout
 from paceline.engines.streaming.layout import Residency
+from paceline.models.embedded import embedded_target
 
 _SECTION_BYTES = 1 << 20
 """Of which the embedded target has many."""
@@ -33,3 +39,14 @@ def mostly_streamed() -> Iterator[None]:
         patch.object(LayerStream, "least_bytes", -(1 << 60)),
     ):
         yield
+
+
+@functools.cache
+def exact_target() -> Path:
+    """Return the embedded target in F32, 52 MB, whose kernels lay nothing out anew: rows are equal with and without."""
+    from paceline.engines.llama_cpp import quantize_gguf
+
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    quantize_gguf(embedded_target(), folder / "target-f32.gguf", "F32")
+    return folder / "target-f32.gguf"

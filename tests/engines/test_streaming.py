@@ -14,13 +14,13 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from tests.engines.streamed import ASKED_BYTES, mostly_streamed
+from tests.engines.streamed import ASKED_BYTES, exact_target, mostly_streamed
 
 import paceline
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, EngineError, InputError, ModelWarning
 from paceline.engines.base import COMMITTED_END, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, native, quantize_gguf
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, native
 from paceline.engines.llama_cpp import engine as streaming_engine
 from paceline.engines.llama_cpp.streaming import LayerStream, _separable
 from paceline.engines.loading import ModelOptions, open_engine
@@ -33,12 +33,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are str
 TOKENS = [11, 42, 7, 99, 3, 3, 250, 17]
 
 
-@pytest.fixture(scope="module")
-def exact_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the embedded target in F32, whose kernels lay nothing out anew: rows are equal with and without."""
-    path = tmp_path_factory.mktemp("models") / "target-f32.gguf"
-    quantize_gguf(embedded_target(), path, "F32")
-    return path
+@pytest.fixture(name="exact_target")
+def target_in_f32() -> Path:
+    return exact_target()
 
 
 @pytest.fixture
