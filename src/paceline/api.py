@@ -740,7 +740,7 @@ def _open(
     opened = open_pair(
         target_options,
         draft_options,
-        prompts_bytes=kept_bytes if draft_options is None else 2 * kept_bytes,
+        prompts_bytes=0 if target_options.exact else kept_bytes if draft_options is None else 2 * kept_bytes,
         report=report,
     )
     target_engine, target_options = opened.target, opened.target_options

@@ -78,7 +78,8 @@ def open_pair(
             opened.engine.close()
             raise
         return OpenedPair(opened.engine, opened.options, draft_engine, draft, opened.measured)
-    draft_engine = None if draft is None else _open_draft(dataclasses.replace(draft, own_weights=True))
+    draft = None if draft is None else dataclasses.replace(like_target(draft, target), own_weights=True)
+    draft_engine = None if draft is None else _open_draft(draft)
     try:
         reserved: Beside = getattr(draft_engine, "reserved", NOTHING_BESIDE)
         beside = dataclasses.replace(reserved, prompts_bytes=prompts_bytes)

@@ -136,7 +136,7 @@ def test_a_soak_says_what_is_held(
     figures = figures_in(file)
     assert figures["fails"] == []
     last = figures["samples"][-1]
-    assert sum(last["counts"].values()) > 3
+    assert sum(last["counts"].values()) >= 1
     assert last["anonymous_bytes"] <= last["group_bytes"] <= (least_mb + 120) * MB
     assert "it holds what it held" in capsys.readouterr().out
 

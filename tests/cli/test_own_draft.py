@@ -179,7 +179,7 @@ def test_a_terminal_sees_how_far_it_is_and_ctrl_c_ends_it(large: Path, folder: P
     # This type takes seconds.
     with Terminal([*RUN, "-m", str(large), "-md", "self:IQ3_S"], columns=100) as terminal:
         terminal.wait_for("as its own draft, once for this model: ")
-        terminal.wait_for(r"IQ3_S\.gguf .*\d%")
+        terminal.wait_for(r"large-\S+ .*\d%")
         terminal.type(CTRL_C)
         assert terminal.wait() == 130
     assert "Traceback" not in terminal.shown

@@ -37,6 +37,7 @@ def mostly_streamed() -> Iterator[None]:
         patch.object(layout, "SECTION_BYTES", _SECTION_BYTES),
         patch.object(LayerStream, "plan", _mostly),
         patch.object(LayerStream, "least_bytes", -(1 << 60)),
+        patch.object(LayerStream, "needed_bytes", -(1 << 60)),
     ):
         yield
 

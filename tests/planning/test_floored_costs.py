@@ -94,6 +94,14 @@ def test_a_disk_that_nobody_waits_for_any_more_is_noticed() -> None:
     assert costs.round_s(1) == pytest.approx(computing(1))
 
 
+def test_a_lock_on_the_way_is_no_wait() -> None:
+    costs = FlooredCosts(profile(0.25))
+    for _ in range(9):
+        # What its rows take is longer than what it waits for; it took a lock, which is never quite free.
+        costs.observe_round(16, 100, 1, computing(16), 2e-5)
+    assert costs.round_s(1) == pytest.approx(0.25)
+
+
 def test_costs_that_know_of_no_floor_have_none() -> None:
     measured = OnlineCosts(profile(0.0))
     assert not measured.tells_plain

@@ -53,8 +53,8 @@ def dry(engine: Engine) -> Iterator[None]:
     if slow is None:
         yield
         return
-    slow.set_dry(True)
     try:
+        slow.set_dry(True)
         yield
     finally:
         slow.set_dry(False)

@@ -125,7 +125,15 @@ def test_dry_passes_read_nothing_and_the_next_wet_one_has_its_weights(ring: Ring
     for number in ORDER * 3:
         assert 0 <= ring.use(number) < 2
         ring.done(number)
+    before = len(source.reads)
+    # A pass that found no room was cut.
+    ring.use(ORDER[0])
+    ring.restart()
     source.gate.set()
+    for number in ORDER:
+        assert not any(ring.slot_memory(ring.use(number))[:])
+        ring.done(number)
+    assert len(source.reads) == before
     ring.set_dry(False)
     run(ring, ORDER)
 

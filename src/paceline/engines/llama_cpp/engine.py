@@ -47,7 +47,7 @@ from paceline.engines.memory import Beside, MemoryPlan
 from paceline.engines.pending import PendingTree, check_step
 from paceline.engines.streaming.layout import UnstreamableError
 from paceline.engines.warming import warm_up
-from paceline.sizes import size_text
+from paceline.sizes import memory_text, size_text
 
 _SLOW_S: Final = 30.0
 """Seconds for a pass after which it is said that they are many: with few tokens a pass nobody waits for an answer."""
@@ -255,7 +255,14 @@ class LlamaCppEngine:
         stream.start_noting()
         mapped = self._trial_rows(_TRIAL_ROWS)
         stream.stop_noting(config.path)
-        stream.arm(stream.plan(room.weights_bytes(config.beside)))
+        weights_bytes = room.weights_bytes(config.beside)
+        if weights_bytes < stream.needed_bytes:
+            # What a pass reads at once could not be foreseen.
+            raise UnstreamableError(
+                f"the layers of {config.path} cannot be streamed through {memory_text(weights_bytes)}: what a pass "
+                f"reads at once takes {memory_text(stream.needed_bytes)}; give more memory, or run it with --stream off"
+            )
+        stream.arm(stream.plan(weights_bytes))
         self._description += ", layers streamed"
         foreseen_s = stream.memory_plan(room, config.beside).pass_s
         if foreseen_s > _SLOW_S:

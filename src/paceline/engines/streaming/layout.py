@@ -188,7 +188,7 @@ def gguf_layout(path: Path) -> Layout:
         embeddings = others.pop(_EMBEDDINGS)
         looked_up_bytes = embeddings.end - embeddings.start
     if not numbers or sorted(numbers) != list(range(len(numbers))):
-        raise CapabilityError(
+        raise UnstreamableError(
             f"{path} has no layers blk.0, blk.1, ... that could be streamed: run it with --stream off"
         )
     return Layout(paths, layers, others, looked_up_bytes, experts)

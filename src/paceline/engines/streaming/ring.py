@@ -101,6 +101,11 @@ class Ring:
             self._generation += 1
             self._error = None
             self._wanted.clear()
+            if self._is_dry:
+                # Zeros are all that passes have there.
+                for slot in self._slots:
+                    slot.section, slot.is_ready = None, False
+                return
             kept = self._order[: len(self._slots)]
             for slot in self._slots:
                 # What is there already of what comes first is not read again.
@@ -169,14 +174,16 @@ class Ring:
         layout, and these would stay in the cache: nothing times what is no number is no number. Only between passes.
         """
         with self._changed:
-            self._is_dry = is_dry
-            for slot in self._slots:
-                slot.section, slot.is_ready = None, False
             self._wanted.clear()
             self._generation += 1
             if is_dry:
                 while self._is_reading and not self._is_closed:
                     self._changed.wait()
+            # After the wait, which an interrupt may end.
+            self._is_dry = is_dry
+            for slot in self._slots:
+                slot.section, slot.is_ready = None, False
+            if is_dry:
                 for slot in self._slots:
                     ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(slot.memory)), 0, len(slot.memory))
         if not is_dry:

@@ -387,8 +387,8 @@ class Asking:
                 return True
             # An investment: it has to come back over what is left of the answer, and may cost so much at most.
             limit_s = self._hoped_share(name) * left * token_s
+            # Beside what passes wait for rows are free, and reading is all that a draft can lose.
             if not known.costs.tells_plain:
-                # Else rows are free beside what passes wait for, and reading is all that a draft can lose.
                 limit_s = min(limit_s, INVESTED_SHARE * self._reading_s(request) + max(planned.headroom_s, 0.0))
             if catch_up_s <= limit_s and _RETURN_BELIEVED * expected * left > planned.pace * catch_up_s:
                 state.invested[name] = catch_up_s / (left * token_s)

@@ -10,6 +10,9 @@ from paceline.planning.auto.online_costs import AS_MEASURED, OnlineCosts
 from paceline.planning.base import FlooredRoundCosts
 from paceline.planning.costs.profile import DriftTracker
 
+_WAITED_SHARE: Final = 0.05
+"""Of a round's time, from which on it was what the pass waited for that took it, and not a lock on the way."""
+
 _WINDOW: Final = 5
 """Latest rounds by which it is judged how long passes wait."""
 
@@ -61,7 +64,7 @@ class FlooredCosts(OnlineCosts):
 
     def observe_round(self, rows: int, context: int, requests: int, actual_s: float, waited_s: float = 0.0) -> None:
         """Learn from a round of the target that took ``actual_s``, of which it waited ``waited_s``."""
-        if actual_s > 0 and (waited_s > 0 or actual_s < self.floor_s):
+        if actual_s > 0 and (waited_s > _WAITED_SHARE * actual_s or actual_s < self.floor_s):
             self._floor_drift.observe(self._measured_floor_s, actual_s)
             self._floor_ratios.append(actual_s / self._measured_floor_s)
         super().observe_round(rows, context, requests, actual_s - waited_s)

@@ -209,7 +209,7 @@ class AutoPolicy:
                 self._lie_down(requests[0], states[0], plain_s)
             return [None] * count
         planned = RoundPlan(known.costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
-        widest = min(self.draft_max * count, max(_WIDEST, self.draft_max))
+        widest = min(self.draft_max * count, max(_WIDEST, self.draft_max) if known.costs.tells_plain else _WIDEST)
         self._cheapest_s = min(planned.staircase(widest)[1 : widest + 1]) - plain_s
         if not planned.is_hopeful(widest):
             self._off = "no_gain"
