@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline import opening
 from paceline.core.errors import InputError
 from paceline.engines.llama_cpp import loading
-from paceline.engines.loading import DraftOptions, ModelOptions, foreseen_memory, open_engine, reader_of
-from paceline.engines.memory import NOTHING_BESIDE, Beside
+from paceline.engines.llama_cpp.streaming import LayerStream
+from paceline.engines.loading import DraftOptions, ModelOptions, memory_limit, open_engine, reader_of
+from paceline.engines.memory import SPARE_BYTES, Footprint, OtherMemory, held_memory
+from paceline.engines.slow_passes import slow_passes
+from paceline.engines.streaming.layout import UnstreamableError
 from paceline.models.embedded import embedded_draft
 from paceline.opening import default_draft, open_pair
 from tests.engines.streamed import exact_target, mostly_streamed
@@ -36,57 +40,140 @@ def within(target: Path, memory: str | None) -> ModelOptions:
     return ModelOptions(target, memory=memory, context_length=256, threads=1)
 
 
-def test_what_fits_by_all_one_can_see_is_not_foreseen_to_be_streamed(target: Path) -> None:
-    assert foreseen_memory(within(target, "40M")) == 40 << 20
-    assert foreseen_memory(within(target, "16G")) is None
-    assert foreseen_memory(within(target, None)) is None
-
-
-def test_more_weights_than_memory_is_free_are_foreseen_to_be_streamed(
+def test_the_limit_is_what_was_given_or_what_is_free_for_weights_that_are_more(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert memory_limit(within(target, "40M")) == 40 << 20
+    assert memory_limit(within(target, "16G")) == 16 << 30
+    assert memory_limit(within(target, None)) is None
     monkeypatch.setattr(loading, "available_memory", lambda: 30 << 20)
     monkeypatch.setattr(loading, "held_memory", lambda: (0, 0))
-    assert foreseen_memory(within(target, None)) == (30 << 20) - int((30 << 20) * 0.05)
+    assert memory_limit(within(target, None)) == (30 << 20) - int((30 << 20) * 0.05)
 
 
 def test_a_draft_comes_first_and_its_memory_is_taken_off(target: Path, streamed: None) -> None:
     options = within(target, "100M")
     draft = DraftOptions(embedded_draft()).beside(options)
-    pair = open_pair(dataclasses.replace(options, memory="1M"), draft, prompts_bytes=1 << 20)
+    pair = open_pair(dataclasses.replace(options, memory="64M"), draft, kept_bytes=1 << 19)
     plan = pair.target.memory_plan  # type: ignore[attr-defined]
     assert pair.draft is not None
     # All of the draft's, with its cache and scratch, of which not all was written to.
-    assert plan.beside.draft_bytes >= embedded_draft().stat().st_size
-    assert 0 < plan.beside.reserved_bytes < plan.beside.draft_bytes
-    assert plan.beside.prompts_bytes == 1 << 20
+    assert plan.draft_bytes >= embedded_draft().stat().st_size
+    footprint = pair.draft.footprint  # type: ignore[attr-defined]
+    assert plan.draft_bytes == footprint.num_bytes
+    assert 0 < footprint.untouched_bytes < footprint.num_bytes
+    assert plan.prompts_bytes == 1 << 20
     parts = (
         plan.process_bytes
-        + plan.beside.draft_bytes
-        + plan.beside.prompts_bytes
+        + plan.draft_bytes
+        + plan.prompts_bytes
         + plan.working_bytes
         + plan.others_bytes
         + plan.resident_bytes
         + plan.ring_bytes
         + plan.spare_bytes
     )
-    assert parts == plan.total_bytes == 1 << 20
+    assert parts == plan.total_bytes == 64 << 20
     assert plan.pass_s == pytest.approx(plan.pass_bytes / plan.bytes_per_s)
     pair.close()
 
 
 def test_what_is_beside_the_model_leaves_less_for_it(target: Path) -> None:
-    options = within(target, "90M")
-    with pytest.raises(InputError, match="of memory \\(--memory\\) are too little"):
-        open_engine(dataclasses.replace(options, beside=Beside(1 << 40, 1 << 40)))
-    assert options.beside == NOTHING_BESIDE
+    options = within(target, "4G")
+    open_engine(options).close()
+    other = OtherMemory(Footprint(1 << 40, 1 << 40), 0)
+    with pytest.raises(
+        InputError,
+        match=r"4\.0G of memory \(--memory\) are too little .*, of which 1024\.0G are the draft model's, and .*; give "
+        r".*, or a shorter context \(-c\), a smaller draft model \(-md\), or none \(--drafters suffix\)",
+    ):
+        open_engine(dataclasses.replace(options, other_memory=other))
+
+
+def test_what_is_beside_a_target_that_would_fit_alone_counts(target: Path, streamed: None) -> None:
+    # With room for the target, for Python and for little else.
+    tight = ModelOptions(target, memory=held_memory()[0] + (90 << 20), context_length=256, threads=1)
+    draft = DraftOptions(embedded_draft()).beside(tight)
+    pair = open_pair(tight, draft, kept_bytes=64 << 20)
+    assert pair.target.memory_plan is not None  # type: ignore[attr-defined]
+    assert pair.kept_bytes == tight.memory // 64  # type: ignore[operator]
+    pair.close()
+    roomy = within(target, "16G")
+    pair = open_pair(roomy, draft, kept_bytes=64 << 20)
+    assert pair.target.memory_plan is None  # type: ignore[attr-defined]
+    assert pair.kept_bytes == 64 << 20
+    # There it is opened as anywhere else.
+    assert pair.draft_options is not None
+    assert not pair.draft_options.own_weights
+    pair.close()
+
+
+def test_where_layers_cannot_be_streamed_after_all_the_draft_is_mapped(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "available_memory", lambda: 30 << 20)
+    options = within(target, None)
+    pair = open_pair(options, DraftOptions(embedded_draft()).beside(options))
+    assert slow_passes(pair.target) is None
+    assert pair.draft_options is not None
+    assert not pair.draft_options.own_weights
+    pair.close()
+    with pytest.raises(UnstreamableError, match="too little"):
+        open_pair(within(target, "30M"), None)
+
+
+def test_a_draft_that_nobody_named_is_done_without_where_it_cannot_be_made(
+    target: Path, streamed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
+    policy = paceline.FixedPolicy(4)
+    with (
+        pytest.warns(paceline.ModelWarning, match=r"^no draft of the target's own: .* cannot be kept in .*; name one"),
+        paceline.load(within(target, "40M"), policy=policy) as model,
+    ):
+        assert [drafter.name for drafter in model.drafters] == ["suffix"]
+    # Whoever names it counts on it.
+    for asked in ({"drafters": ["draft"]}, {"draft": "self"}):
+        with pytest.raises(InputError, match="cannot be kept in"):
+            paceline.load(within(target, "40M"), policy=policy, **asked)  # type: ignore[arg-type]
+
+
+def test_a_draft_that_nobody_named_is_done_without_where_it_leaves_too_little(
+    target: Path, streamed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    policy = paceline.FixedPolicy(4)
+    # All of its context, so that the draft takes more than Python comes to hold from one load to the next.
+    options = dataclasses.replace(within(target, "40M"), context_length=4096)
+    with paceline.load(options, policy=policy) as model:
+        plan = model.memory_plan
+    assert plan is not None
+    assert plan.draft_bytes > 80 << 20
+    left_bytes = plan.total_bytes - plan.process_bytes - plan.prompts_bytes - plan.working_bytes - SPARE_BYTES
+    monkeypatch.setattr(LayerStream, "least_bytes", left_bytes - plan.draft_bytes * 9 // 10)
+    with (
+        pytest.warns(paceline.ModelWarning, match=r"^no draft of the target's own: 40M of memory .* are too little"),
+        paceline.load(options, policy=policy) as model,
+    ):
+        assert [drafter.name for drafter in model.drafters] == ["suffix"]
+    with pytest.raises(InputError, match="are the draft model's"):
+        paceline.load(options, draft="self", policy=policy)
+
+
+def test_draft_options_say_how_a_draft_runs_beside_its_target(target: Path) -> None:
+    options = within(target, None)
+    with paceline.load(options, draft=DraftOptions("draft", threads=2), policy=paceline.FixedPolicy(4)) as model:
+        assert [drafter.name for drafter in model.drafters] == ["draft"]
+    with paceline.load(options, draft=DraftOptions(threads=2), policy=paceline.FixedPolicy(4)) as model:
+        assert [drafter.name for drafter in model.drafters] == ["suffix"]
 
 
 def test_a_streamed_target_drafts_with_its_own_copy_where_none_is_named(
     target: Path, streamed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr(loading, "SPARE_BYTES", 0)
+    monkeypatch.setattr(opening, "SPARE_BYTES", 0)
     own = default_draft(within(target, "40M"))
     assert own is not None
     assert own.file_type == "Q4_0"
@@ -107,6 +194,6 @@ def test_a_streamed_target_drafts_with_its_own_copy_where_none_is_named(
 
 def test_a_model_that_is_streamed_is_not_streamed_twice_to_read_a_text(target: Path, streamed: None) -> None:
     options = within(target, "1M")
-    reader = reader_of(options)(64)
+    reader = reader_of(options, is_streamed=True)(64)
     assert reader.memory_plan is None  # type: ignore[attr-defined]
     reader.close()

@@ -30,14 +30,14 @@ from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
-from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, ModelOptions, foreseen_memory
+from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, ModelOptions
 from paceline.engines.memory import MemoryPlan
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.models.own_draft import KEYWORD, OwnDraft, own_draft
+from paceline.models.own_draft import OwnDraft
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
-from paceline.opening import default_draft, open_pair
+from paceline.opening import open_pair
 from paceline.options import read_options
 from paceline.planning.auto.learned import load_learned, store_learned
 from paceline.planning.base import Observer, Policy, RoundCosts
@@ -70,10 +70,6 @@ Read: TypeAlias = Callable[[Sequence[int]], ReadPrompt]
 
 PROMPT_CACHE_MIB = 512
 """Host memory for what finished requests have read and said, by default."""
-_PROMPTS_SHARE = 1 / 64
-"""Of the memory there is, for the same at most, where layers are read for every pass."""
-
-
 LEAST_REUSE = 8
 """Tokens that have to be shared with what was read before, for them not to be read again."""
 
@@ -571,7 +567,7 @@ class Model:
 def load(
     target: str | Path | ModelOptions | None = None,
     *,
-    draft: str | Path | ModelOptions | None = None,
+    draft: str | Path | ModelOptions | DraftOptions | None = None,
     drafters: Sequence[str] | None = None,
     policy: Policy | str | None = None,
     verify: VerifierName = "coupled",
@@ -590,7 +586,9 @@ def load(
             the embedded pair.
         draft: a smaller model with mostly the same tokens, given likewise. ``"self"`` is the target itself, quantised
             smaller, which is made once and kept; ``"self:Q4_0"`` and the like say how small. It is the default for a
-            target whose layers are read while they are used (``ModelOptions.memory``).
+            target whose layers are read while they are used (``ModelOptions.memory``), and is done without, with a
+            warning, where it cannot be had. :class:`DraftOptions` say how it runs otherwise than its target does;
+            without a path they are of that default.
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
             ``suffix``, and where there is a draft model ``lookup`` and then that. With a
             :class:`~paceline.planning.policies.fixed.FixedPolicy`, which cannot tell which of them pays, only the draft
@@ -642,37 +640,18 @@ def load(
             draft = embedded_draft()
     # Both are looked up before either is loaded, which may take long.
     target_options = _options(target, context_length, max_sequences, model_defaults)
-    asked = OwnDraft.parse(draft.path if isinstance(draft, ModelOptions) else draft)
-    own = None if asked is None else asked.of(Path(target_options.path))
-    draft_options = None
-    if draft is not None:
-        draft_options = _options(draft, context_length, None, None, path=None if own is None else own.path)
-        if not isinstance(draft, ModelOptions):
-            # The context is meant for the target; a draft made for less still drafts, from the end of the text.
-            draft_options = dataclasses.replace(
-                draft_options, context_may_shrink=True, max_sequences=target_options.max_sequences, stream=False
-            )
-    elif speculates and (drafters is None or "draft" in drafters):
-        own = default_draft(target_options)
-        if own is not None:
-            # It may have to be made first.
-            draft_options = dataclasses.replace(DraftOptions(KEYWORD).beside(target_options), path=own.path)
-    has_draft = draft_options is not None
-    names = drafters if drafters is not None else _default_drafters(policy, speculates, has_draft)
-    most_branches = None if isinstance(policy, str) else policy.most_branches(len(names))
-    if target_options.branches is None and most_branches is not None:
-        branches = min(most_branches * target_options.max_sequences, MAX_BRANCHES)
-        target_options = dataclasses.replace(target_options, branches=branches)
+    target_options = dataclasses.replace(target_options, rollback=speculates)
+    if draft is None and speculates and (drafters is None or "draft" in drafters):
+        draft = DraftOptions()
+    draft_options = None if draft is None else _asked_draft(draft, target_options, context_length)
     worker, loading = Worker(), _Loading(report)
 
     def load_here() -> Model:
-        if own is not None:
-            own_draft(own.target, own.file_type, report=loading.report)
         loading.loaded = _open(
             worker,
-            dataclasses.replace(target_options, rollback=speculates),
+            target_options,
             draft_options,
-            names,
+            drafters,
             policy,
             verify=verify,
             remember=remember,
@@ -722,8 +701,8 @@ class _Loading:
 def _open(
     worker: Worker,
     target_options: ModelOptions,
-    draft_options: ModelOptions | None,
-    names: Sequence[str],
+    asked: ModelOptions | DraftOptions | None,
+    drafters: Sequence[str] | None,
     policy: Policy | str,
     *,
     verify: VerifierName,
@@ -734,15 +713,19 @@ def _open(
 ) -> Model:
     """Open the engines, measure them and build the drafters, in the thread that is to own all of them."""
     speculates = target_options.rollback
-    memory_bytes = foreseen_memory(target_options)
-    if memory_bytes is not None:
-        kept_bytes = min(kept_bytes, int(memory_bytes * _PROMPTS_SHARE))
-    opened = open_pair(
-        target_options,
-        draft_options,
-        prompts_bytes=0 if target_options.exact else kept_bytes if draft_options is None else 2 * kept_bytes,
-        report=report,
-    )
+
+    def names(has_draft: bool) -> Sequence[str]:
+        return drafters if drafters is not None else _default_drafters(policy, speculates, has_draft)
+
+    if target_options.branches is None and not isinstance(policy, str):
+        most_branches = policy.most_branches(len(names(asked is not None)))
+        if most_branches is not None:
+            branches = min(most_branches * target_options.max_sequences, MAX_BRANCHES)
+            target_options = dataclasses.replace(target_options, branches=branches)
+    # Exact arithmetic is that of places in the cache which a request has by itself.
+    kept_bytes = 0 if target_options.exact else kept_bytes
+    # Whoever names drafters counts on them.
+    opened = open_pair(target_options, asked, may_go_without=drafters is None, kept_bytes=kept_bytes, report=report)
     target_engine, target_options = opened.target, opened.target_options
     draft_engine, draft_options = opened.draft, opened.draft_options
     closing: Callable[[], object] | None = None
@@ -754,16 +737,16 @@ def _open(
                 f"{target_engine.description} cannot take tokens back, so drafts cannot be verified: "
                 "decode it without speculation (--no-speculation)"
             )
-        # Exact arithmetic is that of places in the cache which a request has by itself.
-        keeps = kept_bytes > 0 and not target_options.exact
         pools = [
-            SequencePool(engine, max_saved_bytes=kept_bytes, least_reuse=LEAST_REUSE)
-            if keeps and engine is not None
+            SequencePool(engine, max_saved_bytes=opened.kept_bytes, least_reuse=LEAST_REUSE)
+            if opened.kept_bytes > 0 and engine is not None
             else None
             for engine in (target_engine, draft_engine)
         ]
         costs: RoundCosts | None = None
-        built = build_drafters(names, target=target_engine, draft=draft_engine, draft_pool=pools[1])
+        built = build_drafters(
+            names(draft_engine is not None), target=target_engine, draft=draft_engine, draft_pool=pools[1]
+        )
         if isinstance(policy, str):
             budget = FIRST_LOAD.less(ATTENTION_S) if opened.measured else FIRST_LOAD
             kept = find_or_measure(
@@ -792,6 +775,32 @@ def _open(
     except BaseException:
         opened.close()
         raise
+
+
+def _asked_draft(
+    draft: str | Path | ModelOptions | DraftOptions, target: ModelOptions, context_length: int | None
+) -> ModelOptions | DraftOptions:
+    """Return how to run the draft model that :func:`load` was given; one of the target's own may have to be made.
+
+    Raises:
+        InputError: something is given twice, or cannot be had.
+    """
+    named = draft.path if isinstance(draft, (ModelOptions, DraftOptions)) else draft
+    own = OwnDraft.parse(named)
+    if own is not None:
+        own.of(Path(target.path))  # what has none is refused before anything is loaded
+        if not isinstance(draft, (ModelOptions, DraftOptions)):
+            # It is the target but for its weights.
+            draft = DraftOptions(named)
+    path = resolve(named) if own is None and named is not None else named
+    if isinstance(draft, DraftOptions):
+        return draft if path is None else dataclasses.replace(draft, path=path).beside(target)
+    assert path is not None
+    options = _options(draft, context_length, None, None, path=path)
+    if isinstance(draft, ModelOptions):
+        return options
+    # The context is meant for the target; a draft made for less still drafts, from the end of the text.
+    return dataclasses.replace(options, context_may_shrink=True, max_sequences=target.max_sequences, stream=False)
 
 
 def _keep_learned(key: PairKey, policy: Policy) -> None:
@@ -839,7 +848,7 @@ def _options(
     max_sequences: int | None,
     model_defaults: bool | None,
     *,
-    path: Path | None = None,
+    path: str | Path | None = None,
 ) -> ModelOptions:
     """Return how to run a model that :func:`load` was given.
 

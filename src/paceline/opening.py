@@ -7,20 +7,26 @@ is left: there the draft model, which is read again for every token that it draf
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.core.errors import InputError
+from paceline.core.errors import InputError, ModelWarning
 from paceline.engines.base import Engine
-from paceline.engines.loading import ModelOptions, foreseen_memory, open_engine
-from paceline.engines.memory import NOTHING_BESIDE, Beside
-from paceline.models.own_draft import OwnDraft, OwnDraftFile
-from paceline.planning.costs.attention import like_target, open_model
+from paceline.engines.loading import DraftOptions, ModelOptions, memory_limit, open_engine
+from paceline.engines.memory import NO_FOOTPRINT, NO_OTHER_MEMORY, SPARE_BYTES, Footprint, OtherMemory, held_memory
+from paceline.engines.slow_passes import slow_passes
+from paceline.models.gguf_model import gguf_bytes
+from paceline.models.own_draft import OwnDraft, OwnDraftFile, own_draft
+from paceline.planning.costs.attention import OpenedModel, like_target, open_model
 from paceline.planning.costs.meter import Report
 
 _MOST_SHARE: Final = 0.5
 """Of the memory, for a draft that nobody named: what it takes cannot go to layers that stay."""
+
+_KEPT_SHARE: Final = 1 / 64
+"""Of the memory, for what the finished requests of a model have read, at most, where layers are read for every pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,7 @@ class OpenedPair:
         target_options: how it runs.
         draft: the model that drafts, if there is one.
         draft_options: how it runs.
+        kept_bytes: most memory for what the finished requests of each have read.
         measured: attention was measured just now, which took some of the time that a first load may take.
     """
 
@@ -39,6 +46,7 @@ class OpenedPair:
     target_options: ModelOptions
     draft: Engine | None
     draft_options: ModelOptions | None
+    kept_bytes: int
     measured: bool
 
     def close(self) -> None:
@@ -50,9 +58,10 @@ class OpenedPair:
 
 def open_pair(
     target: ModelOptions,
-    draft: ModelOptions | None,
+    draft: ModelOptions | DraftOptions | None,
     *,
-    prompts_bytes: int = 0,
+    may_go_without: bool = False,
+    kept_bytes: int = 0,
     force: bool = False,
     report: Report | None = None,
 ) -> OpenedPair:
@@ -60,35 +69,41 @@ def open_pair(
 
     Args:
         target: how to run the target.
-        draft: how to run the draft model, if there is one.
-        prompts_bytes: memory that is to be left for what finished requests have read.
+        draft: how to run the draft model, if there is one. One of the target's own is made if need be. Options without
+            a path are those of the default one, where there is one (:func:`default_draft`).
+        may_go_without: do without the default draft, and say so, where it cannot be had.
+        kept_bytes: memory that is to be left for what the finished requests of each model have read.
         force: measure what is found out at load again.
-        report: told about progress of that.
+        report: told about progress of making the draft, and then of measuring.
 
     Raises:
         InputError: a model cannot be loaded, or not within the memory there is.
         EngineError: a pass failed.
+
+    Warns:
+        ModelWarning: the default draft had to go.
     """
-    if foreseen_memory(target) is None:
-        opened = open_model(target, force=force, report=report)
-        try:
-            draft = None if draft is None else like_target(draft, opened.options)
-            draft_engine = None if draft is None else _open_draft(draft)
-        except BaseException:
-            opened.engine.close()
-            raise
-        return OpenedPair(opened.engine, opened.options, draft_engine, draft, opened.measured)
-    draft = None if draft is None else dataclasses.replace(like_target(draft, target), own_weights=True)
-    draft_engine = None if draft is None else _open_draft(draft)
+    memory_bytes = memory_limit(target)
+    is_default = isinstance(draft, DraftOptions)
+    if isinstance(draft, DraftOptions):
+        own = default_draft(target)
+        draft = None if own is None else dataclasses.replace(draft, path=own.name).beside(target)
     try:
-        reserved: Beside = getattr(draft_engine, "reserved", NOTHING_BESIDE)
-        beside = dataclasses.replace(reserved, prompts_bytes=prompts_bytes)
-        opened = open_model(dataclasses.replace(target, beside=beside), force=force, report=report)
-    except BaseException:
-        if draft_engine is not None:
-            draft_engine.close()
-        raise
-    return OpenedPair(opened.engine, opened.options, draft_engine, draft, opened.measured)
+        draft = None if draft is None else _made(draft, target, report)
+        if memory_bytes is not None:
+            return _open_within(memory_bytes, target, draft, kept_bytes, force=force, report=report)
+    except InputError as error:
+        if draft is None or not (is_default and may_go_without):
+            raise
+        # Where it was not for the draft, the same error ends this too.
+        pair = open_pair(target, None, kept_bytes=kept_bytes, force=force, report=report)
+        warnings.warn(
+            f"no draft of the target's own: {error}; name one with -md, or none with --drafters suffix",
+            ModelWarning,
+            stacklevel=2,
+        )
+        return pair
+    return _with_draft(open_model(target, force=force, report=report), draft, kept_bytes)
 
 
 def default_draft(target: ModelOptions) -> OwnDraftFile | None:
@@ -96,26 +111,86 @@ def default_draft(target: ModelOptions) -> OwnDraftFile | None:
 
     A target whose layers are read while they are used has one: each of its passes takes so long that any draft that
     stays in memory pays, and none agrees with it as its own copy does. It has none where the copy would take more than
-    half of the memory, or there is no type to quantise to.
+    half of the memory or hardly be smaller, or there is no type to quantise to.
 
     Args:
         target: how it runs.
 
     Raises:
-        ModelFileError: the model cannot be read.
+        InputError: the model cannot be read, or not be run as it was asked for.
     """
-    memory_bytes = foreseen_memory(target)
-    if memory_bytes is None:
+    memory_bytes = memory_limit(target)
+    if memory_bytes is None or not _is_more_than(memory_bytes, target):
         return None
     for file_type in (None, "Q2_K"):
         try:
             own = OwnDraft(file_type).of(Path(target.path))
-            fits = own.foreseen_bytes() <= memory_bytes * _MOST_SHARE
+            num_bytes = own.foreseen_bytes()
         except InputError:
             return None
-        if fits:
+        if num_bytes <= memory_bytes * _MOST_SHARE and own.is_worth(num_bytes):
             return own
     return None
+
+
+def _open_within(
+    memory_bytes: int,
+    target: ModelOptions,
+    draft: ModelOptions | None,
+    kept_bytes: int,
+    *,
+    force: bool,
+    report: Report | None,
+) -> OpenedPair:
+    """Open the draft model first, whole and in memory of its own, and the target in what that leaves."""
+    engine, footprint, first = None, NO_FOOTPRINT, None
+    if draft is not None:
+        first = dataclasses.replace(like_target(draft, target), own_weights=True)
+        held_bytes = held_memory()[0]
+        engine = _open_draft(first)
+        # Engines that do not say it have written to all that they have.
+        footprint = getattr(engine, "footprint", None) or Footprint(max(held_memory()[0] - held_bytes, 0))
+    try:
+        models = 1 if engine is None else 2
+        other = OtherMemory(footprint, models * kept_bytes)
+        if _is_more_than(memory_bytes, target, other):
+            kept_bytes = min(kept_bytes, int(memory_bytes * _KEPT_SHARE))
+            other = OtherMemory(footprint, models * kept_bytes)
+        opened = open_model(dataclasses.replace(target, other_memory=other), force=force, report=report)
+    except BaseException:
+        if engine is not None:
+            engine.close()
+        raise
+    if engine is None or slow_passes(opened.engine) is not None:
+        return OpenedPair(opened.engine, opened.options, engine, first, kept_bytes, opened.measured)
+    # Both fit, or nobody asked for layers to be streamed and they cannot be.
+    engine.close()
+    return _with_draft(opened, draft, kept_bytes)
+
+
+def _made(draft: ModelOptions, target: ModelOptions, report: Report | None) -> ModelOptions:
+    """Return how to run a draft model that is there: one of the target's own is made if need be."""
+    asked = OwnDraft.parse(draft.path)
+    if asked is None:
+        return draft
+    return dataclasses.replace(draft, path=own_draft(Path(target.path), asked.file_type, report=report))
+
+
+def _with_draft(opened: OpenedModel, draft: ModelOptions | None, kept_bytes: int) -> OpenedPair:
+    """Open the draft model of a target that is open; close that where it fails."""
+    try:
+        draft = None if draft is None else like_target(draft, opened.options)
+        engine = None if draft is None else _open_draft(draft)
+    except BaseException:
+        opened.engine.close()
+        raise
+    return OpenedPair(opened.engine, opened.options, engine, draft, kept_bytes, opened.measured)
+
+
+def _is_more_than(memory_bytes: int, target: ModelOptions, other: OtherMemory = NO_OTHER_MEMORY) -> bool:
+    """Return whether the weights alone are more than what so much memory leaves for them, so that they are streamed."""
+    process_bytes = held_memory()[0] - other.draft.held_bytes
+    return gguf_bytes(Path(target.path)) > memory_bytes - process_bytes - other.num_bytes - SPARE_BYTES
 
 
 def _open_draft(draft: ModelOptions) -> Engine:

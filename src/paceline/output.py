@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import InputError
+from paceline.sizes import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +27,15 @@ def check_parent(path: Path) -> None:
         raise InputError(f"{path} cannot be written: there is no directory {path.parent}; make it first")
 
 
-def check_room(path: Path, needed_bytes: int) -> None:
+def check_room(
+    path: Path, needed_bytes: int, *, way_out: str = "choose a smaller type or shape, or another place"
+) -> None:
     """Check that there is room for ``path`` on the disk it is to lie on.
+
+    Args:
+        path: of a file to be.
+        needed_bytes: what it will take.
+        way_out: what to do where there is too little, but for making room.
 
     Raises:
         InputError: there is too little.
@@ -35,8 +43,8 @@ def check_room(path: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(path.parent).free
     if needed_bytes > free_bytes:
         raise InputError(
-            f"{path} needs {needed_bytes:,} bytes, and {free_bytes:,} are free there: free some, or choose a smaller "
-            "type or shape, or another place"
+            f"{path} needs {size_text(needed_bytes)}, and {size_text(free_bytes)} are free there: free some, or "
+            f"{way_out}"
         )
 
 

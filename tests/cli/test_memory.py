@@ -16,7 +16,7 @@ from rich.console import Console
 from paceline.cli import memory, progress
 from paceline.cli.memory import memory_json, print_memory_plan
 from paceline.cli.progress import after_first
-from paceline.engines.memory import NOTHING_BESIDE, MemoryPlan
+from paceline.engines.memory import MemoryPlan
 from tests.cli.test_run import FAST, Invoke
 from tests.engines.streamed import exact_target, mostly_streamed
 
@@ -76,6 +76,20 @@ def test_its_own_copy_drafts_where_no_draft_is_named_and_that_is_said(invoke: In
     assert "its own copy" not in named.err
 
 
+@streams
+def test_where_its_own_copy_cannot_be_made_it_is_done_without(
+    invoke: Invoke, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = invoke(*RUN, "-m", str(target), "--memory", "40M", "--no-speculation")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
+    outcome = invoke(*RUN, "-m", str(target), "--memory", "40M")
+    assert outcome.status == 0, outcome.err
+    assert outcome.out == plain.out
+    assert outcome.err.count("warning: no draft of the target's own: ") == 1
+    assert "set PACELINE_CACHE to another folder; name one with -md, or none with --drafters suffix" in outcome.err
+
+
 def test_a_terminal_shows_how_far_a_first_pass_is(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     monkeypatch.setattr(progress, "error_console", lambda: Console(file=file, force_terminal=True, width=80))
@@ -101,7 +115,8 @@ def test_what_costs_more_than_it_need_is_said(monkeypatch: pytest.MonkeyPatch) -
     plan = MemoryPlan(
         total_bytes=8 << 30,
         process_bytes=60_000_000,
-        beside=NOTHING_BESIDE,
+        draft_bytes=0,
+        prompts_bytes=0,
         working_bytes=500_000_000,
         others_bytes=0,
         resident_bytes=7_000_000_000,

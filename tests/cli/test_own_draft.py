@@ -112,9 +112,17 @@ def test_a_full_disk_is_one_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch
     refused = invoke(*RUN, "-md", "self")
     assert (refused.status, refused.out) == (2, "")
     assert re.fullmatch(
-        r"paceline: the draft .* needs 8\.05 MB, and 1\.00 MB are free there: free some, .*\n", refused.err
+        r"paceline: .*/drafts/.* needs 8\.05 MB, and 1\.00 MB are free there: free some, .*\n", refused.err
     )
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
+def test_what_the_target_cannot_have_is_told_before_its_draft_is_made(invoke: Invoke, folder: Path) -> None:
+    refused = invoke(*RUN, "-m", "target", "-md", "self", "--memory", "1G", "-ot", "exps=CPU")
+    assert (refused.status, refused.out) == (2, "")
+    assert re.fullmatch(r"paceline: tensors placed by hand \(-ot\) are not streamed: .*\n", refused.err), refused.err
+    assert not folder.exists()
 
 
 def test_drafts_are_listed_apart_and_removed_by_name(invoke: Invoke, folder: Path) -> None:

@@ -41,8 +41,9 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
 from paceline.engines.loading import ModelOptions, foreseen_context_length, reader_of
+from paceline.engines.slow_passes import slow_passes
 from paceline.machine import machine
-from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.embedded import embedded_draft
 from paceline.options import ModelChoice
 from paceline.output import whole_file
 from paceline.planning.auto.learned import Learned, load_learned
@@ -227,12 +228,10 @@ def bench(
     named_draft = None
     if "draft" in settings.drafters:
         named_draft = embedded_draft() if models.named_draft is None else models.named_draft
-    path, draft_path = located_pair(embedded_target() if models.target is None else models.target, named_draft)
-    target_options = models.target_options(path)
+    target_options, draft_options = located_pair(models, named_draft)
     if limit_s is None or "tokens" in given:
         # Before the models are loaded and passes are measured; within a time limit answers may become shorter.
         check_room(settings.workloads, Sizes(settings.tokens, foreseen_context_length(target_options)))
-    draft_options = None if draft_path is None else models.draft_options(target_options, draft_path)
     versions = machine()
     if server is not None:
         versions["llama-server"] = check_llama_server(server, target_options, draft_options)
@@ -250,9 +249,8 @@ def bench(
     ):
         if pair.draft is not None:
             check_vocabularies(pair.target.vocabulary, pair.draft.vocabulary)
-        engines = wall_engines(
-            pair.target, pair.draft, worker, reader_of(pair.target_options), stopped=interrupted.is_set
-        )
+        open_reader = reader_of(pair.target_options, is_streamed=slow_passes(pair.target) is not None)
+        engines = wall_engines(pair.target, pair.draft, worker, open_reader, stopped=interrupted.is_set)
         kept = worker.call(
             lambda: _kept_profile(engines, pair.target_options, pair.draft_options, limit_s, interrupted, progress)
         )

@@ -16,10 +16,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Column
 
 from paceline.cli.display import error_console
+from paceline.engines.loading import ModelOptions, memory_limit
 from paceline.models.cache import resolve
+from paceline.models.embedded import embedded_target
 from paceline.models.hub.asked import HubModel
 from paceline.models.hub.fetch import FetchReport, from_hub
 from paceline.models.own_draft import OwnDraft, OwnDraftFile
+from paceline.options import ModelChoice
 from paceline.sizes import size_text
 from paceline.terminal_text import printable_line
 
@@ -45,26 +48,31 @@ def located(model: str | Path | HubModel) -> Path:
         return from_hub(model, report=tell)
 
 
-def located_pair(target: str | Path | HubModel, draft: str | Path | HubModel | None) -> tuple[Path, Path | None]:
-    """Return the paths of a target and of its draft model, if it has one.
+def located_pair(models: ModelChoice, draft: str | Path | HubModel | None) -> tuple[ModelOptions, ModelOptions | None]:
+    """Return how to run a target, the embedded one where none was named, and its draft model, if it has one.
 
     The draft, which is the smaller, is looked for before a target is fetched: what is wrong with its name is not told
     at the end of a long download. One of the target's own (:mod:`paceline.models.own_draft`) is made if need be.
 
+    Args:
+        models: as they were named.
+        draft: what the draft model was called.
+
     Raises:
-        InputError: as :func:`located` does, or the draft of its own cannot be had.
+        InputError: as :func:`located` does, or one of them cannot be run as it was asked for.
     """
-    if draft is None:
-        return located(target), None
+    named = embedded_target() if models.target is None else models.target
     own = OwnDraft.parse(draft)
+    found = located(draft) if draft is not None and own is None and isinstance(named, HubModel) else None
+    target = models.target_options(located(named))
+    if draft is None:
+        return target, None
     if own is not None:
-        found = located(target)
-        return found, made(own.of(found))
-    if isinstance(target, HubModel):
+        memory_limit(target)  # what the target cannot have is told before its draft is made
+        found = made(own.of(Path(target.path)))
+    elif found is None:
         found = located(draft)
-        return located(target), found
-    found = located(target)
-    return found, located(draft)
+    return target, models.draft_options(target, found)
 
 
 def made(draft: OwnDraftFile) -> Path:

@@ -32,7 +32,7 @@ from paceline.cli.options import (
 )
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import Engine
-from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.embedded import embedded_draft
 from paceline.options import ModelChoice
 from paceline.output import whole_file
 from paceline.planning.costs.meter import ProfilingBudget
@@ -116,9 +116,7 @@ def profile_command(
         named_draft = embedded_draft()
     if named_draft is None:
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
-    path, draft_path = located_pair(embedded_target() if models.target is None else models.target, named_draft)
-    target_options = models.target_options(path)
-    draft_options = None if draft_path is None else models.draft_options(target_options, draft_path)
+    target_options, draft_options = located_pair(models, named_draft)
     with (
         # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
         interrupts_held() as interrupted,

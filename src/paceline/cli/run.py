@@ -187,7 +187,8 @@ def run(
             if as_chat:
                 written = loaded.chat_prompt(messages, chat=conversation, max_tokens=options.get("max_tokens"))
                 asked, options = written.token_ids, {**written.options, **options}
-            open_reader = reader_of(loaded.target_options or found.target)
+            options_in_use = loaded.target_options or found.target
+            open_reader = reader_of(options_in_use, is_streamed=loaded.memory_plan is not None)
             _compare(loaded, asked, options, repeats, as_json, interrupted, open_reader)
         elif as_chat:
             _reply(loaded, messages, conversation, options, as_json, interrupted)

@@ -21,6 +21,7 @@ from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, is_
 from paceline.cli.setup import FoundModels, PolicyName, Remember, Setup, choose_setup, request_options
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
+from paceline.engines.loading import ModelOptions
 from paceline.models.description import describe
 from paceline.options import ModelChoice
 from paceline.planning.policies.fixed import FixedPolicy
@@ -220,7 +221,7 @@ def _sized(context: typer.Context, found: FoundModels, models: ModelChoice, opti
         length = min(total if unified else total // parallel, trained)
         target = replace(target, max_sequences=parallel, context_length=length, cells=total if unified else None)
     draft = found.draft
-    if draft is not None:
+    if isinstance(draft, ModelOptions):
         if draft.context_length is not None and draft.context_may_shrink:
             draft = replace(draft, context_length=target.context_length)
         draft = replace(draft, max_sequences=parallel)

@@ -30,8 +30,8 @@ from paceline.cli.options import (
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules, VerifierName
-from paceline.engines.loading import ModelOptions
-from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.models.embedded import embedded_draft
 from paceline.models.hub.asked import HubModel
 from paceline.opening import default_draft
 from paceline.options import ModelChoice, as_options
@@ -103,18 +103,18 @@ class Setup:
         Raises:
             InputError: one of them cannot be had.
         """
-        named = self.models.target
-        path, draft_path = located_pair(embedded_target() if named is None else named, self.draft)
-        target = self.models.target_options(path)
-        if draft_path is None and self.may_draft and (own := default_draft(target)) is not None:
-            error_console().print(
-                f"{path.name} does not fit into memory: its layers are read for every pass, and its own copy in "
-                f"{own.file_type} drafts (-md for another)",
-                style="dim",
-                markup=False,
-            )
-            draft_path = made(own)
-        return FoundModels(target, None if draft_path is None else self.models.draft_options(target, draft_path))
+        target, draft = located_pair(self.models, self.draft)
+        if draft is not None or not self.may_draft or (own := default_draft(target)) is None:
+            return FoundModels(target, draft)
+        error_console().print(
+            f"{Path(target.path).name} does not fit into memory: its layers are read for every pass, and its own copy "
+            f"in {own.file_type} drafts (-md for another)",
+            style="dim",
+            markup=False,
+        )
+        with contextlib.suppress(InputError):  # it is tried again at load, which says what is wrong, and goes on
+            made(own)
+        return FoundModels(target, self.models.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,11 @@ class FoundModels:
 
     Attributes:
         target: and how it runs.
-        draft: and how it runs; ``None`` for none.
+        draft: and how it runs; without a path where it is the default one of the target; ``None`` for none.
     """
 
     target: ModelOptions
-    draft: ModelOptions | None
+    draft: ModelOptions | DraftOptions | None
 
 
 def choose_setup(

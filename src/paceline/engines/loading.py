@@ -19,7 +19,7 @@ from paceline.engines.base import Engine, Vocabulary
 from paceline.engines.context import choose_context_length
 from paceline.engines.exactness import check_exact
 from paceline.engines.limits import check_range
-from paceline.engines.memory import NOTHING_BESIDE, Beside
+from paceline.engines.memory import NO_OTHER_MEMORY, OtherMemory
 from paceline.models.description import describe
 from paceline.models.own_draft import OwnDraft
 from paceline.models.weight_files import check_model_folder
@@ -93,15 +93,15 @@ class ModelOptions:
             they are used (:mod:`paceline.engines.streaming`); ``None`` for what is free, where the weights alone are
             more than that. Only ``llama_cpp``, on a CPU under Linux.
         stream: ``False`` leaves it to the system to read weights that do not fit.
-        beside: what else the process is to hold of ``memory``, where layers are streamed.
-        own_weights: whether weights are copied to memory of the process, from which nothing else can push them out.
-            Only ``llama_cpp``.
-        repack: whether weights may be laid out anew for faster kernels, in memory of the process. Only ``llama_cpp``.
         rollback: whether tokens must be taken back, as verifying drafts needs; without, recurrent models run too.
         dtype: weights' type, such as ``"float32"``; ``None`` takes the model's own. Only ``torch_hf``.
         model_defaults: whether what the model says about how it is to be sampled stands where a request does not say it
             (:mod:`paceline.models.sampling_defaults`).
         verbose: let the engine print what it has to say.
+        other_memory: what else the process is to hold of ``memory``. Only ``llama_cpp``.
+        own_weights: weights are copied to memory of the process, from which nothing else can push them out. Under
+            ``torch_hf`` they always are.
+        repack: weights may be laid out anew for faster kernels, in memory of the process. Only ``llama_cpp``.
     """
 
     path: str | Path = field(
@@ -235,9 +235,6 @@ class ModelOptions:
             help="Requests the engines hold at once.",
         ),
     )
-    beside: Beside = NOTHING_BESIDE
-    own_weights: bool = False
-    repack: bool = True
     cells: int | None = None
     branches: int | None = None
     rollback: bool = True
@@ -270,6 +267,9 @@ class ModelOptions:
             panel="Prompt and output",
         ),
     )
+    other_memory: OtherMemory = NO_OTHER_MEMORY
+    own_weights: bool = False
+    repack: bool = True
 
     def __post_init__(self) -> None:
         take_values(self)
@@ -474,18 +474,21 @@ def open_engine(options: ModelOptions) -> Engine:
     raise InputError(f"unknown engine {name}: choose one of {', '.join(ENGINE_NAMES)}")
 
 
-def foreseen_memory(options: ModelOptions) -> int | None:
-    """Return the bytes within which layers of a model will be streamed; ``None`` where none will, by all one can see.
+def memory_limit(options: ModelOptions) -> int | None:
+    """Return the bytes that the process is to keep to: as it was told, or what is free where the weights are more.
+
+    Returns:
+        ``None`` where there is no such limit, and no layers are streamed.
 
     Raises:
         ModelFileError: the file is missing, or no model.
-        CapabilityError: streaming was asked for, and cannot be had like this.
+        CapabilityError: a limit was given, and layers cannot be streamed like this.
     """
     if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
         return None
-    from paceline.engines.llama_cpp.loading import foreseen_memory
+    from paceline.engines.llama_cpp.loading import memory_limit
 
-    return foreseen_memory(_llama_cpp_config(options))
+    return memory_limit(_llama_cpp_config(options))
 
 
 def foreseen_context_length(options: ModelOptions) -> int:
@@ -548,15 +551,18 @@ def open_vocabulary(options: ModelOptions) -> Iterator[Vocabulary]:
         yield vocabulary
 
 
-def reader_of(options: ModelOptions) -> Callable[[int], Engine]:
+def reader_of(options: ModelOptions, *, is_streamed: bool) -> Callable[[int], Engine]:
     """Return what loads a model once more, to read a text of so many tokens with another sequence beside it.
 
-    Where layers are streamed there is no memory for them twice: the file is left to the system, with the same kernels.
+    Args:
+        options: how the model runs.
+        is_streamed: whether its layers are. There is no memory for them twice: the file is left to the system, with
+            the same kernels.
     """
 
     def open_reader(num_tokens: int) -> Engine:
         own = dataclasses.replace(options, context_length=num_tokens, max_sequences=2, cells=None, branches=0)
-        if foreseen_memory(options) is not None:
+        if is_streamed:
             own = dataclasses.replace(own, memory=None, stream=False, repack=False)
         return open_engine(own)
 
@@ -600,7 +606,7 @@ def _llama_cpp_config(options: ModelOptions) -> LlamaCppConfig:
         cache_cells=options.cells,
         memory_bytes=read_size(options.memory) if isinstance(options.memory, str) else options.memory,
         stream=options.stream,
-        beside=options.beside,
+        other_memory=options.other_memory,
         own_weights=options.own_weights,
         repack=options.repack,
         rollback=options.rollback,

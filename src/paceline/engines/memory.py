@@ -20,21 +20,45 @@ SPARE_BYTES: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """What else a process is to hold, beside the model that it loads within so much memory.
+class Footprint:
+    """What a loaded model takes of the memory of its process.
 
     Attributes:
-        draft_bytes: of a draft model that is open already, with all that it works with.
-        reserved_bytes: of these, what was not written to yet, so that the system does not count it.
+        num_bytes: of weights in memory of the process, of what is cached of texts, and of scratch memory.
+        untouched_bytes: of these, what was not written to yet, so that the system does not count it.
+    """
+
+    num_bytes: int = 0
+    untouched_bytes: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What the system counts of it."""
+        return self.num_bytes - self.untouched_bytes
+
+
+NO_FOOTPRINT: Final = Footprint()
+
+
+@dataclass(frozen=True, slots=True)
+class OtherMemory:
+    """What a process is to hold besides the model that it loads within so much memory.
+
+    Attributes:
+        draft: of a draft model that is open already.
         prompts_bytes: for what finished requests have read.
     """
 
-    draft_bytes: int = 0
-    reserved_bytes: int = 0
+    draft: Footprint = NO_FOOTPRINT
     prompts_bytes: int = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """All of it."""
+        return self.draft.num_bytes + self.prompts_bytes
 
-NOTHING_BESIDE: Final = Beside()
+
+NO_OTHER_MEMORY: Final = OtherMemory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +68,19 @@ class Room:
     Attributes:
         total_bytes: that the process may hold.
         process_bytes: of Python and its libraries.
+        other: what else it is to hold.
         working_bytes: of the model, but for its weights.
     """
 
     total_bytes: int
     process_bytes: int
+    other: OtherMemory
     working_bytes: int
 
-    def weights_bytes(self, beside: Beside) -> int:
-        """Return what is left for weights and slots."""
-        besides_bytes = beside.draft_bytes + beside.prompts_bytes + SPARE_BYTES
-        return self.total_bytes - self.process_bytes - self.working_bytes - besides_bytes
+    @property
+    def weights_bytes(self) -> int:
+        """What is left for weights and slots."""
+        return self.total_bytes - self.process_bytes - self.other.num_bytes - self.working_bytes - SPARE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +90,8 @@ class MemoryPlan:
     Attributes:
         total_bytes: that it may hold.
         process_bytes: of Python and its libraries.
-        beside: the draft model, and what finished requests have read.
+        draft_bytes: of the draft model, with all that it works with.
+        prompts_bytes: for what finished requests have read.
         working_bytes: of the model, but for its weights: what it caches of the text, and scratch memory.
         others_bytes: of weights that every pass reads, and that are of no layer.
         resident_bytes: of what stays of the layers.
@@ -78,7 +105,8 @@ class MemoryPlan:
 
     total_bytes: int
     process_bytes: int
-    beside: Beside
+    draft_bytes: int
+    prompts_bytes: int
     working_bytes: int
     others_bytes: int
     resident_bytes: int

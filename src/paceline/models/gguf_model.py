@@ -98,6 +98,11 @@ def part_paths(path: Path) -> tuple[Path, ...]:
     return tuple(path.with_name(f"{name['model']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
 
 
+def gguf_bytes(path: Path) -> int:
+    """Return the bytes of all files of a model, of whose parts ``path`` is the first."""
+    return sum(part.stat().st_size for part in part_paths(path))
+
+
 def model_name(path: Path) -> str:
     """Return what a model is called by the name of its file, without the number of a part and the ending."""
     name = _PART_NAME.fullmatch(path.name)

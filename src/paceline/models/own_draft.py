@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.models.cache import CACHE_VARIABLE, complete_model, drafts_folder
 from paceline.models.fingerprints import fingerprint
 from paceline.models.gguf_model import model_name, read_gguf_model
+from paceline.output import check_room
 from paceline.sizes import size_text
 
 KEYWORD: Final = "self"
@@ -148,6 +148,11 @@ class OwnDraftFile:
     path: Path
     target_bytes: int
 
+    @property
+    def name(self) -> str:
+        """What it is called where a draft model is named."""
+        return f"{KEYWORD}:{self.file_type}"
+
     def is_there(self) -> bool:
         """Return whether it is made, and whole by what its header says."""
         try:
@@ -166,6 +171,10 @@ class OwnDraftFile:
         from paceline.engines.llama_cpp.quantize import quantized_bytes
 
         return quantized_bytes(self.target, self.file_type) or self.target_bytes
+
+    def is_worth(self, num_bytes: int) -> bool:
+        """Return whether a copy of so many bytes is so much smaller than the target that it may draft."""
+        return num_bytes <= _MOST_SHARE * self.target_bytes
 
     def make(self, report: MakeReport | None = None, *, waiting: Callable[[], None] | None = None) -> Path:
         """Return its path, after making it if it is not there.
@@ -207,18 +216,17 @@ class OwnDraftFile:
 
     def _begin(self, num_bytes: int, report: MakeReport | None) -> None:
         """Check that it is worth it and has room, and tell that it begins."""
-        if num_bytes > _MOST_SHARE * self.target_bytes:
+        if not self.is_worth(num_bytes):
             raise InputError(
                 f"{self.target} in {self.file_type} has {size_text(num_bytes)}, and the target has "
                 f"{size_text(self.target_bytes)}: a draft has to be smaller; take a smaller type, such as "
                 f"{KEYWORD}:Q2_K, or name another draft model"
             )
-        free_bytes = shutil.disk_usage(self.path.parent).free
-        if num_bytes > free_bytes:
-            raise InputError(
-                f"the draft {self.path} needs {size_text(num_bytes)}, and {size_text(free_bytes)} are free there: free "
-                f"some, take a smaller type, such as {KEYWORD}:Q2_K, or set {CACHE_VARIABLE} to another disk"
-            )
+        check_room(
+            self.path,
+            num_bytes,
+            way_out=f"take a smaller type, such as {KEYWORD}:Q2_K, or set {CACHE_VARIABLE} to another disk",
+        )
         if report is not None:
             report(0, num_bytes)
 

@@ -43,7 +43,7 @@ from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, load
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
-from paceline.engines.memory import Beside, MemoryPlan
+from paceline.engines.memory import Footprint, MemoryPlan
 from paceline.engines.pending import PendingTree, check_step
 from paceline.engines.streaming.layout import UnstreamableError
 from paceline.engines.warming import warm_up
@@ -232,6 +232,7 @@ class LlamaCppEngine:
         self._logits_address = 0
         self._logits_view: npt.NDArray[np.float32] | None = None
         self._stream = loaded.stream
+        self._memory_plan: MemoryPlan | None = None
         if loaded.on_devices:
             warm_up(self)
         if loaded.stream is not None:
@@ -249,13 +250,13 @@ class LlamaCppEngine:
         """
         config, room = self._loaded.config, self._loaded.room
         assert room is not None
+        weights_bytes = room.weights_bytes
         stream.start_noting()
         self._trial_rows(1)
         stream.stop_noting(config.path)
         stream.start_noting()
         mapped = self._trial_rows(_TRIAL_ROWS)
         stream.stop_noting(config.path)
-        weights_bytes = room.weights_bytes(config.beside)
         if weights_bytes < stream.needed_bytes:
             # What a pass reads at once could not be foreseen.
             raise UnstreamableError(
@@ -264,7 +265,7 @@ class LlamaCppEngine:
             )
         stream.arm(stream.plan(weights_bytes))
         self._description += ", layers streamed"
-        foreseen_s = stream.memory_plan(room, config.beside).pass_s
+        foreseen_s = stream.memory_plan(room).pass_s
         if foreseen_s > _SLOW_S:
             warnings.warn(
                 f"{config.path}: {size_text(stream.pass_bytes)} are read for every pass, which takes "
@@ -282,6 +283,9 @@ class LlamaCppEngine:
                 raise UnstreamableError(
                     f"the layers of {config.path} cannot be streamed: rows come out otherwise; run it with --stream off"
                 )
+        if stream.is_streaming:
+            # Once: what is read later is read between waits for passes, and says less of the disk.
+            self._memory_plan = stream.memory_plan(room)
 
     def _trial_rows(self, rows: int) -> FloatArray:
         """Return the logits ``[rows, vocab]`` of a chain of some tokens."""
@@ -323,15 +327,13 @@ class LlamaCppEngine:
     def memory_plan(self) -> MemoryPlan | None:
         """What memory goes to, where layers are read while they are used; else ``None``."""
         self._check_open()
-        if self._stream is None or self._loaded.room is None:
-            return None
-        return self._stream.memory_plan(self._loaded.room, self._loaded.config.beside)
+        return self._memory_plan
 
     @property
-    def reserved(self) -> Beside:
-        """What this model is to another that is loaded beside it, within so much memory."""
+    def footprint(self) -> Footprint:
+        """What of the memory of the process loading this model took."""
         self._check_open()
-        return self._loaded.reserved
+        return self._loaded.footprint
 
     @property
     def fused_attention(self) -> bool | None:

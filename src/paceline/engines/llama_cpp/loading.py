@@ -22,10 +22,11 @@ from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
-from paceline.engines.memory import NOTHING_BESIDE, SPARE_BYTES, Beside, Room, available_memory, held_memory
+from paceline.engines.memory import NO_OTHER_MEMORY, Footprint, OtherMemory, Room, available_memory, held_memory
 from paceline.engines.streaming.disk import WeightFiles
-from paceline.engines.streaming.layout import UnstreamableError, gguf_bytes, gguf_layout
+from paceline.engines.streaming.layout import UnstreamableError, gguf_layout
 from paceline.engines.threads import PassThreads
+from paceline.models.gguf_model import gguf_bytes
 from paceline.sizes import memory_text
 
 _INT32_MAX: Final = 2**31 - 1
@@ -119,7 +120,7 @@ class LlamaCppConfig:
         memory_bytes: of all that the process holds; layers that do not fit are read while they are used. ``None`` means
             what is free, where the weights alone are more than that.
         stream: ``False`` leaves the whole file to the page cache.
-        beside: what else the process is to hold of ``memory_bytes``.
+        other_memory: what else the process is to hold of ``memory_bytes``.
         own_weights: weights are copied to memory of the process, from which nothing else can push them out.
         repack: weights may be laid out anew for faster kernels, in memory of the process, as much as they have.
         rollback: the caller needs to drop pending tokens. ``False`` allows recurrent models that cannot.
@@ -144,7 +145,7 @@ class LlamaCppConfig:
     cache_type: CacheType = "f16"
     memory_bytes: int | None = None
     stream: bool | None = None
-    beside: Beside = NOTHING_BESIDE
+    other_memory: OtherMemory = NO_OTHER_MEMORY
     own_weights: bool = False
     repack: bool = True
     rollback: bool = True
@@ -188,7 +189,7 @@ class LoadedModel:
         keep_alive: memory that the model points into.
         stream: of its layers; ``None`` where all of the file is mapped.
         room: for the weights, where layers are streamed.
-        reserved: memory that loading it took, and of it what was not written to yet.
+        footprint: what of the memory of the process loading it took.
     """
 
     config: LlamaCppConfig
@@ -207,7 +208,7 @@ class LoadedModel:
     keep_alive: list[Any]
     stream: LayerStream | None
     room: Room | None
-    reserved: Beside
+    footprint: Footprint
 
     @property
     def fused_attention(self) -> bool | None:
@@ -254,7 +255,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
     native.check_model_file(config.path)
     native.log.verbose |= config.verbose
     native.initialize()
-    memory_bytes = _streaming_memory(config)
+    memory_bytes = memory_limit(config)
     held_bytes, reserved_bytes = held_memory()
     stream = room = None
     if memory_bytes is not None:
@@ -274,21 +275,17 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         context, more = _create_context(model, config, settings, stream)
         scratch_bytes = native.log.buffers.get("compute", 0)
         made_bytes += sum(native.log.buffers.values())
-        # What was freed before may be used again without being reserved anew.
-        taken_bytes = max(held_memory()[1] - reserved_bytes, made_bytes)
+        # What was freed before may be used again without being reserved anew. Drivers of GPUs reserve far more than
+        # they use.
+        now_held_bytes, now_reserved_bytes = held_memory()
+        grown_bytes = now_held_bytes - held_bytes if settings.devices else now_reserved_bytes - reserved_bytes
+        taken_bytes = max(grown_bytes, made_bytes)
         if stream is not None and memory_bytes is not None:
-            # The draft model is part of what is held, but for what it has not written to yet.
-            beside = config.beside
-            room = Room(memory_bytes, held_bytes - (beside.draft_bytes - beside.reserved_bytes), taken_bytes)
-            weights_bytes, least_bytes = room.weights_bytes(beside), stream.least_bytes
-            if weights_bytes < least_bytes:
-                besides_bytes = memory_bytes - weights_bytes
-                kind = UnstreamableError if config.memory_bytes is None else InputError
-                raise kind(
-                    f"{memory_text(memory_bytes)} of memory (--memory) are too little for {config.path.name}: it takes "
-                    f"{memory_text(besides_bytes)} besides its layers, and {memory_text(least_bytes)} are the least to "
-                    f"stream them through; give {memory_text(besides_bytes + least_bytes)}, or a shorter context (-c)"
-                )
+            # The draft model is part of what is held.
+            process_bytes = max(held_bytes - config.other_memory.draft.held_bytes, 0)
+            room = Room(memory_bytes, process_bytes, config.other_memory, taken_bytes)
+            if room.weights_bytes < stream.least_bytes:
+                raise _too_little(config, room, stream.least_bytes)
         warn(config.path, [*remarks, *more])  # in here, as a warning may be an error
         if not api.llama_get_memory(context) or not api.llama_get_causal_attn(context):
             raise CapabilityError(f"{config.path} is an embedding model; use a decoder-only language model")
@@ -307,7 +304,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         if model:
             api.llama_model_free(model)
         raise
-    if stream is not None and room is not None and stream.num_bytes <= room.weights_bytes(config.beside):
+    if stream is not None and room is not None and stream.num_bytes <= room.weights_bytes:
         # Where all of it fits it may be laid out for the fastest kernels, and cached by the system.
         stream.close()
         api.llama_free(context)
@@ -343,7 +340,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         stream=stream,
         room=room,
         # Scratch memory is not written to before a wide pass.
-        reserved=Beside(taken_bytes, min(scratch_bytes, taken_bytes)),
+        footprint=Footprint(taken_bytes, min(scratch_bytes, taken_bytes)),
     )
 
 
@@ -416,8 +413,11 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
         return model, keep_alive, of_model(lines)
 
 
-def foreseen_memory(config: LlamaCppConfig) -> int | None:
-    """Return the bytes within which layers of a model will be streamed; ``None`` where none will, by all one can see.
+def memory_limit(config: LlamaCppConfig) -> int | None:
+    """Return the bytes that the process is to keep to: as it was told, or what is free where the weights are more.
+
+    Returns:
+        ``None`` where there is no such limit, and no layers are streamed.
 
     Raises:
         ModelFileError: the file cannot be read.
@@ -425,18 +425,6 @@ def foreseen_memory(config: LlamaCppConfig) -> int | None:
     """
     native.check_model_file(config.path)
     native.initialize()
-    memory_bytes = _streaming_memory(config)
-    if memory_bytes is None or gguf_bytes(config.path) <= memory_bytes - held_memory()[0] - SPARE_BYTES:
-        return None
-    return memory_bytes
-
-
-def _streaming_memory(config: LlamaCppConfig) -> int | None:
-    """Return how much memory the process may hold, where weights are to be streamed; else ``None``.
-
-    Raises:
-        CapabilityError: it was asked for what was never tried with streamed layers.
-    """
     if config.stream is False:
         return None
     refused = _why_not_streamed(config)
@@ -448,6 +436,20 @@ def _streaming_memory(config: LlamaCppConfig) -> int | None:
     if refused is not None or available is None or gguf_bytes(config.path) <= available:
         return None
     return available - int(available * _LEFT_FREE) + held_memory()[0]
+
+
+def _too_little(config: LlamaCppConfig, room: Room, least_bytes: int) -> UnstreamableError:
+    """Return what to say of memory that the least of a model's layers do not fit into."""
+    besides_bytes = room.total_bytes - room.weights_bytes
+    what, ways_out = f"it takes {memory_text(besides_bytes)} besides its layers", "a shorter context (-c)"
+    if room.other.draft.num_bytes:
+        what += f", of which {memory_text(room.other.draft.num_bytes)} are the draft model's"
+        ways_out += ", a smaller draft model (-md), or none (--drafters suffix)"
+    return UnstreamableError(
+        f"{memory_text(room.total_bytes)} of memory (--memory) are too little for {config.path.name}: {what}, and "
+        f"{memory_text(least_bytes)} are the least to stream them through; give "
+        f"{memory_text(besides_bytes + least_bytes)}, or {ways_out}"
+    )
 
 
 def _why_not_streamed(config: LlamaCppConfig) -> str | None:

@@ -43,12 +43,15 @@ class NativeLog:
     Attributes:
         verbose: whether it goes to stderr.
         buffers: bytes of the buffers that were made since the latest :meth:`watch`, by what they are said to be for:
-            ``model``, ``KV``, ``compute``, ``output``. Files that are mapped are none.
+            ``model``, ``KV``, ``compute``, ``output``. Files that are mapped are none, nor is what devices hold.
+        device_names: what buffers of devices are called by, as :func:`initialize` finds them.
     """
 
     def __init__(self) -> None:
         self.verbose = False
         self.buffers: dict[str, int] = {}
+        self.device_names: tuple[str, ...] = ()
+        self._listeners: list[list[str]] = []
         self._trouble: deque[str] = deque(maxlen=_MOST_LINES)
         self._line_is_trouble = False
 
@@ -56,12 +59,17 @@ class NativeLog:
         """Take one piece of log from native code. Must not raise."""
         if level != _LEVEL_CONTINUE:
             self._line_is_trouble = level in (_LEVEL_WARN, _LEVEL_ERROR)
-        if text is not None and (made := _BUFFER_MADE.search(text)) is not None and not made[1].endswith(b"_Mapped"):
-            purpose = made[2].decode("ascii", errors="replace")
-            self.buffers[purpose] = self.buffers.get(purpose, 0) + int(float(made[3]) * (1 << 20))
-        if not (self.verbose or self._line_is_trouble) or text is None:
+        if text is None:
+            return
+        if (made := _BUFFER_MADE.search(text)) is not None:
+            where, purpose = (made[group].decode("utf-8", errors="replace") for group in (1, 2))
+            if not where.endswith("_Mapped") and not where.startswith(self.device_names):
+                self.buffers[purpose] = self.buffers.get(purpose, 0) + int(float(made[3]) * (1 << 20))
+        if not (self.verbose or self._line_is_trouble or self._listeners):
             return
         decoded = text.decode("utf-8", errors="replace")
+        for heard in self._listeners:
+            heard.append(decoded)
         if self._line_is_trouble and decoded.strip():
             self._trouble.append(decoded.strip())
         if self.verbose and sys.stderr is not None:
@@ -74,6 +82,16 @@ class NativeLog:
         self._trouble.clear()
         self.buffers.clear()
         yield self._trouble
+
+    @contextmanager
+    def listen(self) -> Iterator[list[str]]:
+        """Yield all pieces logged inside the ``with`` block, whatever they say."""
+        heard: list[str] = []
+        self._listeners.append(heard)
+        try:
+            yield heard
+        finally:
+            self._listeners = [each for each in self._listeners if each is not heard]
 
 
 log: Final = NativeLog()
@@ -92,6 +110,7 @@ def initialize() -> None:
     api.llama_backend_init()
     if _device_count() == 0:  # a build with loadable backends has none until asked
         _load_all_backends()
+    log.device_names = tuple(offload_devices())
     check_build()
 
 

@@ -74,7 +74,7 @@ def quantize_into(path: Path, source: Path, file_type: str, *, allow_requantize:
 def quantized_bytes(source: Path, file_type: str) -> int | None:
     """Return how large a file :func:`quantize_gguf` would write, within 1 % or 10 kB; ``None`` if llama.cpp keeps it.
 
-    Nothing of the weights is read. While it is found out, a millisecond or so, llama.cpp's log goes nowhere else.
+    Nothing of the weights is read; it takes a millisecond or so.
 
     Args:
         source: a GGUF file.
@@ -89,17 +89,8 @@ def quantized_bytes(source: Path, file_type: str) -> int | None:
     native.initialize()
     parameters = _parameters(number)
     parameters.dry_run = True
-    pieces: list[str] = []
-
-    @api.llama_log_callback  # type: ignore[untyped-decorator]
-    def hear(_level: int, text: bytes, _user_data: int | None) -> None:
-        pieces.append(text.decode("utf-8", errors="replace"))
-
-    api.llama_log_set(hear, ctypes.c_void_p(0))
-    try:
+    with native.log.listen() as pieces:
         status = api.llama_model_quantize(os.fsencode(source), b"", ctypes.byref(parameters))
-    finally:
-        native.initialize()
     said = "".join(pieces)
     if status != 0 or "require an imatrix" in said:
         raise _error(f"{source} cannot be written as {file_type}", native.reason(said.strip().splitlines()))

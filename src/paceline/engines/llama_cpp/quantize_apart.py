@@ -32,6 +32,7 @@ from typing import IO, Final
 
 from paceline.core import errors
 from paceline.core.errors import InputError, ModelFileError
+from paceline.models.gguf_model import gguf_bytes
 from paceline.output import check_parent, whole_file
 
 _LOOK_S: Final = 0.1
@@ -183,7 +184,7 @@ def quantize_as_told(source: str, partial: str, file_type: str) -> None:
     written = Path(partial)
     try:
         # Where llama.cpp does not tell, it will be no larger than what it is made of.
-        num_bytes = quantized_bytes(Path(source), file_type) or Path(source).stat().st_size
+        num_bytes = quantized_bytes(Path(source), file_type) or gguf_bytes(Path(source))
         _say({"bytes": num_bytes})
         # Not by Python's own reader, which a thread must not be in when the interpreter ends.
         if not os.read(_STDIN, 64):

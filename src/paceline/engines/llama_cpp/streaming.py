@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 import llama_cpp.llama_cpp as api
 
 from paceline.engines.llama_cpp import native
-from paceline.engines.memory import SPARE_BYTES, Beside, MemoryPlan, Room
+from paceline.engines.memory import SPARE_BYTES, MemoryPlan, Room
 from paceline.engines.streaming.disk import WeightFiles, own_memory
 from paceline.engines.streaming.layout import (
     LEAST_SLOTS,
@@ -267,7 +267,7 @@ class LayerStream:
         """Bytes that every pass reads."""
         return sum(self._sections[number].num_bytes for number in self._streamed)
 
-    def memory_plan(self, room: Room, beside: Beside) -> MemoryPlan:
+    def memory_plan(self, room: Room) -> MemoryPlan:
         """Return what the memory of the process goes to."""
         resident = [each.num_bytes for number, each in enumerate(self._sections) if number not in self._streamed]
         ring_bytes = 0 if self._ring is None else self._ring.num_slots * self._slot_bytes
@@ -275,12 +275,13 @@ class LayerStream:
         return MemoryPlan(
             total_bytes=room.total_bytes,
             process_bytes=room.process_bytes,
-            beside=beside,
+            draft_bytes=room.other.draft.num_bytes,
+            prompts_bytes=room.other.prompts_bytes,
             working_bytes=room.working_bytes,
             others_bytes=kept_bytes,
             resident_bytes=sum(resident),
             ring_bytes=ring_bytes,
-            spare_bytes=room.weights_bytes(beside) - kept_bytes - sum(resident) - ring_bytes + SPARE_BYTES,
+            spare_bytes=room.weights_bytes - kept_bytes - sum(resident) - ring_bytes + SPARE_BYTES,
             pass_bytes=self.pass_bytes,
             bytes_per_s=self._files.bytes_read / max(self._files.read_s, 1e-9),
             is_direct=self._files.is_direct,

@@ -194,11 +194,6 @@ def gguf_layout(path: Path) -> Layout:
     return Layout(paths, layers, others, looked_up_bytes, experts)
 
 
-def gguf_bytes(path: Path) -> int:
-    """Return the bytes of all files of a GGUF model, of whose parts ``path`` is the first."""
-    return sum(part.stat().st_size for part in part_paths(path))
-
-
 def _section(tensors: Iterable[tuple[Span, str]]) -> Section:
     """Put tensors, in their order in the files, into as few extents as are worth it."""
     extents: list[Extent] = []
