@@ -136,7 +136,7 @@ def test_a_draft_that_nobody_named_is_done_without_where_it_cannot_be_made(
     # Whoever names it counts on it.
     for asked in ({"drafters": ["draft"]}, {"draft": "self"}):
         with pytest.raises(InputError, match="cannot be kept in"):
-            paceline.load(within(target, "40M"), policy=policy, **asked)  # type: ignore[arg-type]
+            paceline.load(within(target, "40M"), policy=policy, **asked)
 
 
 def test_a_draft_that_nobody_named_is_done_without_where_it_leaves_too_little(

@@ -25,8 +25,7 @@ def answer(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
     Args:
         job: ``variant``, ``draft``, ``memory``, ``temperature``, ``workloads``, ``prompts`` of each, ``tokens`` of
-            an answer, ``few`` where that many do, ``context``, ``seed``, ``threads``; and whether workloads that have
-            a temperature of their own are ``own`` to it.
+            an answer, ``few`` where that many do, ``context``, ``seed``, ``threads``.
     """
     variant = job["variant"]
     started_s = time.perf_counter()

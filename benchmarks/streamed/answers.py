@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -41,7 +40,9 @@ from benchmarks.streamed.options import (
     ModelOption,
     RateOption,
     ThreadsOption,
+    box_text,
     figures_out,
+    found_model,
     limits_of,
     numbers,
     table,
@@ -50,9 +51,8 @@ from paceline.bench.looping import loops
 from paceline.bench.workloads import FORCED_SUFFIX, WORKLOADS
 from paceline.core.divergence import first_difference
 from paceline.core.errors import InputError
-from paceline.models.cache import resolve
 from paceline.models.own_draft import KEYWORD
-from paceline.output import check_parent, temporary_folder
+from paceline.output import temporary_folder
 from paceline.planning.policies.fixed import MAX_DRAFT
 
 EPILOG = """[bold]Examples[/bold]
@@ -109,9 +109,7 @@ def streamed_answers(
         raise InputError(
             f"{tokens} tokens, {few} tokens where few do, {prompts} prompts: give 2 or more, no more than that, and 1"
         )
-    if json_file is not None:
-        check_parent(json_file)
-    path = resolve(model)
+    path = found_model(model, json_file)
     job = {
         "task": "answers",
         "memory": memory,
@@ -151,7 +149,8 @@ def streamed_answers(
         "rows": rows_of(processes, names),
         "processes": processes,
     }
-    _print(path, report, names)
+    console().print(f"{box_text(path, limits)}; {memory} are paceline's")
+    _print(report, names)
     figures_out("streamed answers", {"model": path.name, "draft": draft, **report}, json_file)
 
 
@@ -250,11 +249,8 @@ def _has_its_own(workload: str) -> bool:
     return workload == "hard"
 
 
-def _print(path: Path, report: Mapping[str, Any], names: Sequence[str]) -> None:
-    out = console()
-    limits, rows = report["limits"], report["rows"]
-    slow = "any speed" if limits["bytes_per_s"] is None else f"{limits['bytes_per_s'] / 1e6:.0f} MB/s"
-    out.print(f"{path.name} in {limits['bytes'] / 1e6:.0f} MB, of which {limits['memory']} are paceline's; disk {slow}")
+def _print(report: Mapping[str, Any], names: Sequence[str]) -> None:
+    out, rows = console(), report["rows"]
     for process in report["processes"]:
         title = f"{process['variant']}, temperature {process['temperature']:g}"
         if process["killed"]:

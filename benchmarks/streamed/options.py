@@ -14,7 +14,8 @@ from benchmarks.streamed.box import Limits
 from paceline.core.errors import InputError
 from paceline.engines.limits import check_range
 from paceline.machine import machine
-from paceline.output import whole_file
+from paceline.models.cache import resolve
+from paceline.output import check_parent, whole_file
 from paceline.sizes import read_size
 
 ModelOption: TypeAlias = Annotated[str, typer.Option("-m", "--model", help="A GGUF file or a name.")]
@@ -47,6 +48,24 @@ def limits_of(memory: str, limit: str | None, rate: str | None) -> Limits:
     if bytes_per_s is not None:
         check_range("--rate", bytes_per_s, 1, 1 << 40)
     return Limits(limit_bytes, bytes_per_s)
+
+
+def found_model(model: str, json_file: Path | None) -> Path:
+    """Return the path of a model, once it is known that figures can be written.
+
+    Raises:
+        InputError: there is no such model, or no folder for the figures.
+    """
+    if json_file is not None:
+        check_parent(json_file)
+    return resolve(model)
+
+
+def box_text(path: Path, limits: Limits) -> str:
+    """Return which model is in which box."""
+    rate = limits.bytes_per_s
+    slow = "as fast as the disk is" if rate is None else f"at most {rate / 1e6:.0f} MB/s"
+    return f"{path.name} in {limits.memory_bytes / 1e6:.0f} MB, {slow}"
 
 
 def numbers(text: str, option: str, *, least: int = 1) -> list[int]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -35,15 +34,16 @@ from benchmarks.streamed.options import (
     ModelOption,
     RateOption,
     ThreadsOption,
+    box_text,
     figures_out,
+    found_model,
     limits_of,
     numbers,
     table,
 )
 from benchmarks.streamed.passing import CONTEXT, MMAP, STREAMED, VARIANTS
 from paceline.core.errors import EngineError, InputError
-from paceline.models.cache import resolve
-from paceline.output import check_parent, temporary_folder
+from paceline.output import temporary_folder
 from paceline.sizes import read_size
 
 EPILOG = """[bold]Examples[/bold]
@@ -78,9 +78,7 @@ def streamed_passes(
             f"{max(widths)} rows, {repeats} repeats, {laps} laps: the most rows are {CONTEXT // 2}, and the least of "
             "the others is 1"
         )
-    if json_file is not None:
-        check_parent(json_file)
-    path = resolve(model)
+    path = found_model(model, json_file)
     job = {"task": "passes", "memory_bytes": read_size(memory), "repeats": repeats, "threads": threads}
     found = {variant: Found() for variant in VARIANTS}
     with temporary_folder(path) as cache, progress_bar() as progress:
@@ -91,7 +89,8 @@ def streamed_passes(
                 continue
             found[variant].add(boxed.do(box, {**job, "variant": variant, "rows": in_order}))
     report = summary(found, limits, widths)
-    _print(path, report, widths)
+    console().print(box_text(path, limits))
+    _print(report, widths)
     figures_out("streamed passes", {"model": path.name, **report}, json_file)
 
 
@@ -199,12 +198,8 @@ def _variant(found: Found) -> dict[str, Any]:
     }
 
 
-def _print(path: Path, report: Mapping[str, Any], widths: Sequence[int]) -> None:
-    out = console()
-    limits, variants, ratios = report["limits"], report["variants"], report["ratios"]
-    rate = limits["bytes_per_s"]
-    slow = "as fast as the disk is" if rate is None else f"at most {rate / _MB:.0f} MB/s"
-    out.print(f"{path.name} in {limits['memory_bytes'] / _MB:.0f} MB, {slow}")
+def _print(report: Mapping[str, Any], widths: Sequence[int]) -> None:
+    out, variants, ratios = console(), report["variants"], report["ratios"]
     for name, variant in variants.items():
         for loaded in variant["loaded"][:1]:
             out.print(f"{name}: {loaded['loaded']}")

@@ -26,14 +26,15 @@ from benchmarks.streamed.options import (
     ModelOption,
     RateOption,
     ThreadsOption,
+    box_text,
     figures_out,
+    found_model,
     limits_of,
     table,
 )
 from paceline.cli import exits
 from paceline.core.errors import EngineError, InputError
-from paceline.models.cache import resolve
-from paceline.output import check_parent, temporary_folder
+from paceline.output import temporary_folder
 from paceline.sizes import read_size
 
 EPILOG = """[bold]Examples[/bold]
@@ -55,6 +56,7 @@ def streamed_soak(
         str | None, typer.Option("--draft", help="self, a file or a name. \\[none: suffixes draft]", metavar="MODEL")
     ] = None,
     minutes: Annotated[float, typer.Option("--minutes", help="How long.")] = 60.0,
+    requests: Annotated[int, typer.Option("--requests", help="At least so many, however long that takes.")] = 1,
     every: Annotated[float, typer.Option("--every", help="Seconds between two samples.")] = 60.0,
     margin: Annotated[str, typer.Option("--margin", help="Growth of memory that passes.", metavar="SIZE")] = "16M",
     prompt_cache: Annotated[
@@ -69,21 +71,21 @@ def streamed_soak(
     It needs root, to make control groups (version 1) that hold a process to little memory and a slow disk.
     """
     limits, margin_bytes = limits_of(memory, limit, rate), read_size(margin)
-    if not (minutes > 0 and every > 0):
-        raise InputError(f"{minutes} minutes, a sample every {every} seconds: give more than 0")
-    if json_file is not None:
-        check_parent(json_file)
-    path = resolve(model)
+    if not (minutes > 0 and requests > 0 and every > 0):
+        raise InputError(f"{minutes} minutes, {requests} requests, a sample every {every} seconds: give more than 0")
+    path = found_model(model, json_file)
     job = {
         "task": "soak",
         "memory": memory,
         "threads": threads,
         "seconds": 60 * minutes,
+        "requests": requests,
         "every_s": every,
         "seed": seed,
+        "prompt_cache_mib": prompt_cache,
     }
-    job["prompt_cache_mib"] = prompt_cache
     out = console()
+    out.print(box_text(path, limits))
 
     def told(result: Mapping[str, Any]) -> None:
         if "loaded" in result:

@@ -29,11 +29,11 @@ _INTERRUPTED_WITHIN: Final = 3
 
 
 def soak(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what was loaded, then a sample now and then, until the time is over.
+    """Yield what was loaded, then a sample now and then, until the time is over and there were so many requests.
 
     Args:
-        job: ``memory``, ``draft``, ``threads``, ``seconds`` in all, ``every_s`` of a sample, ``seed``,
-            ``prompt_cache_mib``.
+        job: ``memory``, ``draft``, ``threads``, ``seconds`` in all, ``requests`` at least, ``every_s`` of a
+            sample, ``seed``, ``prompt_cache_mib``.
     """
     group = None if job["groups"] is None else Groups.from_json(job["groups"])
     options = ModelOptions(job["model"], context_length=CONTEXT, threads=job["threads"], memory=job["memory"])
@@ -49,7 +49,7 @@ def soak(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         # Decoded plainly, as its passes are the same every time then, and so is their rounding.
         checked = _Checked(model, texts[0])
         began_s = sampled_s = time.perf_counter()
-        while (now_s := time.perf_counter()) - began_s < job["seconds"]:
+        while (now_s := time.perf_counter()) - began_s < job["seconds"] or counts.total() < job["requests"]:
             _ask(model, texts, rng, checked.round_s, counts)
             if counts.total() % _CHECKED_EVERY == 0:
                 checked.ask(model)
