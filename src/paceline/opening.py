@@ -1,6 +1,6 @@
 """Opening a target and its draft model: in which order, and who gets which memory.
 
-Usually the target comes first. Where its layers are to be read while they are used, what stays of them is what memory
+Usually the target comes first. Where there is so much memory and no more, what stays of its layers is what memory
 is left: there the draft model, which is read again for every token that it drafts, comes first and stays whole.
 """
 
