@@ -10,7 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WHEEL := build/wheel
-SOURCES := pyproject.toml $(shell find src -type f -not -path '*/__pycache__/*')
+SOURCES := pyproject.toml hatch_build.py $(shell find src -type f -not -path '*/__pycache__/*')
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # With a constraints file a torch build can be pinned; see constraints.txt.
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
@@ -89,13 +89,14 @@ bench: $(VENV)/.installed-dev
 train: $(VENV)/.installed-dev
 	$(BIN)/python -m training all
 
-# By way of a source archive, as compiled modules would otherwise lie among the sources and be imported in their place.
+# By way of a source archive, so that what is missing from one shows here. Without a compiler llama.cpp cannot be had
+# either, so the planner is compiled or that is an error.
 $(WHEEL)/.built: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet 'build>=1.5'
 	rm -rf $(WHEEL)
 	@echo "compiling the planner, which takes half a minute"
-	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(BIN)/python -m build --quiet --outdir $(WHEEL)
+	PACELINE_COMPILE=1 $(BIN)/python -m build --quiet --outdir $(WHEEL)
 	touch $@
 
 # A version that is installed already would be left as it is.

@@ -41,7 +41,7 @@ _SHORT: Final = 12
 """Digits of a commit."""
 
 # What code is made of; what a wheel needs besides; and what replays.
-_PACKAGE: Final = ("src", "pyproject.toml")
+_PACKAGE: Final = ("src", "pyproject.toml", "hatch_build.py")
 _BESIDES: Final = ("README.md", "LICENSE")
 _REPLAYS: Final = ("benchmarks",)
 _DECIDING: Final = ("src/paceline/planning", "src/paceline/core", "pyproject.toml")
@@ -186,11 +186,13 @@ def _key(tree: str, paths: Sequence[str]) -> str:
 
 def _install(name: str, tree: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as sources:
-        _unpack(tree, (*_PACKAGE, *_BESIDES), Path(sources))
+        # The first revisions have no build hook of their own, and take its variable from another.
+        there = _git("ls-tree", "--name-only", tree, "--", *_PACKAGE, *_BESIDES).splitlines()
+        _unpack(tree, there, Path(sources))
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         built = subprocess.run(
             [*command, "--target", str(folder / "site"), sources],
-            env={**os.environ, "HATCH_BUILD_HOOK_ENABLE_MYPYC": "true"},
+            env={**os.environ, "HATCH_BUILD_HOOK_ENABLE_MYPYC": "true", "PACELINE_COMPILE": "1"},
             capture_output=True,
             text=True,
             check=False,
