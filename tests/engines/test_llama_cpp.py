@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import gc
 import random
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -1350,7 +1353,21 @@ def test_builds_whose_amx_code_crashes_are_refused(
     if not doubtful:
         check()
         return
-    with pytest.raises(CapabilityError, match="mno-amx-int8"):
+    with pytest.raises(CapabilityError, match="mno-amx-int8") as refused:
         check()
+    command = str(refused.value).partition("install it without: ")[2]
+    variable, *words = shlex.split(command)
+    assert variable == "CMAKE_ARGS=-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
+    # The interpreter that runs this, whatever else `pip` is on a user's path; and the version that is installed.
+    assert words[:4] == [sys.executable, "-m", "pip", "install"]
+    assert words[-1] == f"llama-cpp-python=={version('llama-cpp-python')}"
+    assert "--no-cache-dir" in words
     monkeypatch.setattr(native, "_WIDE_PASS", "raise SystemExit('anything else that goes wrong shows itself later')")
     check()
+
+
+def test_where_there_is_no_pip_the_command_against_crashes_is_one_of_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    _, *words = shlex.split(native._install_without_amx())
+    assert words[:5] == ["uv", "pip", "install", "--python", sys.executable]
+    assert "--no-cache" in words

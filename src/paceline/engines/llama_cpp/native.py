@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections import deque
@@ -14,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import llama_cpp
 import llama_cpp.llama_cpp as api
 from llama_cpp._ctypes_extensions import load_shared_library
 
@@ -162,9 +165,18 @@ def check_build() -> None:
     if doubtful and _crashes(_WIDE_PASS):
         raise CapabilityError(
             f"the installed llama.cpp crashes: GCC {doubtful[0]} compiled its AMX code wrongly; install it without: "
-            "CMAKE_ARGS='-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8' "
-            "pip install --force-reinstall --no-deps --no-cache-dir llama-cpp-python, or with a newer compiler"
+            f"{_install_without_amx()}"
         )
+
+
+def _install_without_amx() -> str:
+    """Return the command that compiles the same llama-cpp-python without AMX, for the environment of this process."""
+    flags = "CMAKE_ARGS='-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8'"
+    python, package = shlex.quote(sys.executable), f"llama-cpp-python=={llama_cpp.__version__}"
+    # Both keep what they compiled, and would install that again.
+    if importlib.util.find_spec("pip") is None:  # uv makes environments without it
+        return f"{flags} uv pip install --python {python} --reinstall --no-deps --no-cache {package}"
+    return f"{flags} {python} -m pip install --force-reinstall --no-deps --no-cache-dir {package}"
 
 
 def _compilers(library: bytes) -> list[str]:
