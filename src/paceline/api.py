@@ -143,7 +143,7 @@ class Model:
         target_options: with all that was found out at load; ``None`` where it is not said.
         drafters: as they were given; for :attr:`worker` alone.
         policy: as it was given; while an answer is under way for :attr:`worker` alone.
-        verify: as it was given.
+        verify: how drafts are judged.
         defaults: as they were given; :func:`load` reads them from the target's file.
         pool: gives out the target's sequences; for :attr:`worker` alone.
         worker: the thread that owns the engines; ``model.worker.call(function)`` has it do something between rounds.
@@ -291,8 +291,8 @@ class Model:
 
         Args:
             messages: of the conversation, in the form of OpenAI's API; a text is what a user says.
-            tools: functions that the model may call, likewise, for templates that know them. Calls of them are
-                ``reply.tool_calls``, where it is known how the model writes them.
+            tools: functions that the model may call, in the form of OpenAI's API, for templates that know them. Calls
+                of them are ``reply.tool_calls``, where it is known how the model writes them.
             chat: how the conversation is written, and whether the model reasons.
             **options: as for :meth:`generate`.
 
@@ -584,11 +584,11 @@ def load(
     Args:
         target: a GGUF file or Hugging Face folder, by path or by a name that ``paceline models`` lists; ``None`` for
             the embedded pair.
-        draft: a smaller model with mostly the same tokens, given likewise. ``"self"`` is the target itself, quantised
-            smaller, which is made once and kept; ``"self:Q4_0"`` and the like say how small. It is the default for a
-            target whose layers are read while they are used (``ModelOptions.memory``), and is done without, with a
-            warning, where it cannot be had. :class:`DraftOptions` say how it runs otherwise than its target does;
-            without a path they are of that default.
+        draft: a smaller model with mostly the same tokens, given as the target is. ``"self"`` is the target itself,
+            quantised smaller, which is made once and kept; ``"self:Q4_0"`` and the like say how small. It is the
+            default for a target whose layers are read while they are used (``ModelOptions.memory``), and is done
+            without, with a warning, where it cannot be had. :class:`DraftOptions` say how it runs otherwise than its
+            target does; without a path they are of that default.
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
             ``suffix``, and where there is a draft model ``lookup`` and then that. With a
             :class:`~paceline.planning.policies.fixed.FixedPolicy`, which cannot tell which of them pays, only the draft
@@ -853,10 +853,10 @@ def _options(
     """Return how to run a model that :func:`load` was given.
 
     Args:
-        model: as it was given.
-        context_length: as it was given, and likewise below.
-        max_sequences: of a model that is given by path.
-        model_defaults: of a model that is given by path.
+        model: path, name or options of the model.
+        context_length: of a model that is given by path; ``None`` for the default.
+        max_sequences: of a model that is given by path; ``None`` for the default.
+        model_defaults: of a model that is given by path; ``None`` for the default.
         path: where it lies, or will; ``None`` looks it up.
 
     Raises:

@@ -206,10 +206,10 @@ def explain(
 
     Args:
         model: that gave the answers.
-        prompt: as it was given then.
-        options: likewise.
+        prompt: text or token ids that were answered.
+        options: with which the two answers were made.
         plain: the answer without speculation.
-        speculative: the other one.
+        speculative: the answer with speculation.
         open_reader: asked where the model's engine holds one sequence only, which hides what places in the cache do.
         stopped: asked between rounds of answers that are made again, and before every reading, of which there may be
             seventy.

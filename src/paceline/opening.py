@@ -23,10 +23,11 @@ from paceline.planning.costs.attention import OpenedModel, like_target, open_mod
 from paceline.planning.costs.meter import Report
 
 _MOST_SHARE: Final = 0.5
-"""Of the memory, for a draft that nobody named: what it takes cannot go to layers that stay."""
+"""Share of the memory that a draft takes at most which nobody named: what it takes cannot go to layers that stay."""
 
 _KEPT_SHARE: Final = 1 / 64
-"""Of the memory, for what the finished requests of a model have read, at most, where layers are read for every pass."""
+"""Share of the memory, at most, for what the finished requests of a model have read, where layers are read for every
+pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Generation:
 
     Attributes:
         text: the answer, without the prompt.
-        token_ids: its tokens.
+        token_ids: tokens of the answer.
         sources: for each token the drafter it came from, or ``"target"``.
         finish_reason: why it ended; ``None`` if it has not yet.
         seed: the seed it was sampled with; the same seed gives the same text under ``coupled``.

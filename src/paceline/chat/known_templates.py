@@ -58,4 +58,4 @@ KNOWN_TEMPLATES: Final[Mapping[str, str]] = {
     "phi3": _of_roles("<|", "|>\n", "<|end|>\n"),
     "zephyr": _of_roles("<|", "|>\n", "<|endoftext|>\n"),
 }
-"""By llama.cpp's name."""
+"""Templates that come with paceline, by llama.cpp's names."""

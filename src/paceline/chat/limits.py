@@ -32,9 +32,10 @@ MOST_SOURCE: Final = 1 << 16
 MOST_NODES: Final = 1 << 13
 """Names, constants, operations and tags of a template. The most of 70 in use are 1,325."""
 LARGEST_NUMBER: Final = 1 << 64
+"""Largest whole number that a template may make, or smallest where it is negative."""
 LARGEST_ARGUMENT: Final = 100_000
-"""Largest number that a filter or a method is given, where it may be a width or a count; it is also what jinja2's
-sandbox allows of a range."""
+"""Largest number that a filter or a method is given, where it may be a width or a count; jinja2's sandbox allows a
+range of as many."""
 
 _CPU_EVERY: Final = 64
 """Counts between two looks at the clock."""

@@ -20,7 +20,9 @@ from typing import Any, Final, SupportsIndex
 from paceline.chat.limits import check_characters, count_step
 
 _OURS: Final = b"\1"
+"""Mark of a character that the template wrote."""
 _THEIRS: Final = b"\0"
+"""Mark of a character that came with the conversation."""
 _OVERHEAD: Final = sys.getsizeof(b"")
 """Bytes that the marks of a text take besides themselves."""
 

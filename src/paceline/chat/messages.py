@@ -15,7 +15,9 @@ REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """Names that a message's reasoning goes by; templates read the first, and gpt-oss's the second."""
 
 _SCALARS: Final = (str, int, float, bool)
+"""Kinds of values that plain data ends in."""
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
+"""Values of ``type`` by which the parts of a message are text."""
 _MOST_LEVELS: Final = 100
 """Lists and mappings within each other. JSON schemas of tools have about ten."""
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.api import GenerateOptions
 
 _THEIRS: Final = 0
+"""Mark of a character that came with the conversation, as :func:`~paceline.chat.marked.marks_of` returns it."""
 _BEGINNING: Final = 3
 """Characters by which the spelling of a control token is looked for; few texts have them that spell none."""
 _WINDOW: Final = 1 << 15

@@ -31,6 +31,7 @@ ReasoningFormat: TypeAlias = Literal["none", "deepseek", "deepseek-legacy", "aut
 ``auto``: as ``deepseek``.
 """
 REASONING_FORMATS: tuple[ReasoningFormat, ...] = get_args(ReasoningFormat)
+"""Every :data:`ReasoningFormat`."""
 
 
 @dataclass(frozen=True, slots=True)

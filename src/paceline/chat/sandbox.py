@@ -47,6 +47,7 @@ from paceline.chat.marked import MarkedText, marks_of
 
 # What the work of these is cannot be told by what they are given, and no template of 70 looked at uses them.
 _NOT_OFFERED: Final = ("pprint", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr")
+"""Filters that are left out of the sandbox."""
 _NO_TAGS: Final[dict[type[nodes.Node], str]] = {
     nodes.Block: "block",
     nodes.Extends: "extends",
@@ -55,7 +56,8 @@ _NO_TAGS: Final[dict[type[nodes.Node], str]] = {
     nodes.Include: "include",
     nodes.ScopedEvalContextModifier: "autoescape",
 }
-"""There are no other templates and no HTML, and what these compile to may be long."""
+"""Tags that are refused, by their nodes: there are no other templates and no HTML, and what these compile to may be
+long."""
 _NO_METHODS: Final = ("encode", "expandtabs", "translate", "maketrans", "of_template", "joined")
 """Methods of texts that could make something long of something short, or are not for templates."""
 _LIST_METHODS: Final[dict[str, Callable[..., Any]]] = {"append": grow, "pop": list.pop}
@@ -63,8 +65,9 @@ _LIST_METHODS: Final[dict[str, Callable[..., Any]]] = {"append": grow, "pop": li
 _NO_ATTRIBUTES: Final = (int, float, bytes)
 """Kinds of values that no template needs an attribute of, and that make long numbers by theirs."""
 _WIDE_FIELD: Final = re.compile(r"\d{4,}")
+"""A width of four digits or more in a format field."""
 _WIDE_PERCENT: Final = re.compile(r"%(\([^()]*\))?[-+ #0]*(\d*\.)?(\*|\d{4,})|%\([^)]*\(")
-"""Fields that are wide, or as wide as a value says, or that have parentheses within their names."""
+"""A ``%`` field that is wide, or as wide as a value says, or that has parentheses within its name."""
 _WIDEST_FIELD: Final = 999
 _WIDEST_INDENT: Final = 64
 

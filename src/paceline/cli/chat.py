@@ -46,6 +46,7 @@ paceline chat -m instruct.gguf --temp 0 < questions.txt > answers.txt  [dim]# on
 
 {ENVIRONMENT_NOTE}
 """
+"""What ``paceline chat --help`` ends with."""
 
 
 @with_options(together=(("order", "model_defaults", "seed"), ("as_json", "verbose")))

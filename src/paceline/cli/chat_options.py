@@ -13,6 +13,7 @@ from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 
 CHAT_PANEL: Final = "Chat"
+"""Heading of the options of conversations in ``--help``."""
 
 SystemPrompt: TypeAlias = Annotated[
     str | None,
@@ -43,8 +44,8 @@ def system_prompt(text: str | None, file: Path | None, *, escape: bool = True) -
     """Return what the system says; empty for nothing.
 
     Args:
-        text: as it was typed.
-        file: with it.
+        text: what was typed behind ``-sys``.
+        file: what ``-sysf`` names, a file with the text.
         escape: whether backslashes in ``text`` stand for other characters.
 
     Raises:

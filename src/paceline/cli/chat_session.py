@@ -55,6 +55,7 @@ COMMANDS: Final = (
     _Command("help", "", "list the commands"),
     _Command("exit", "", "end the chat, as Ctrl-D does"),
 )
+"""Commands of a chat, in the order in which ``/help`` lists them."""
 
 
 class ChatSession:

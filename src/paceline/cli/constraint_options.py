@@ -58,10 +58,10 @@ def asked_source(
     """Return what answers are to keep to; ``None`` for nothing.
 
     Args:
-        json_schema: as it was typed.
-        json_schema_file: with one.
-        grammar: as it was typed.
-        grammar_file: with one.
+        json_schema: text of a schema.
+        json_schema_file: file with a schema.
+        grammar: text of a grammar.
+        grammar_file: file with a grammar.
         strict: refuse a schema with what nothing can keep answers to; else a warning says what that is.
 
     Raises:

@@ -30,8 +30,9 @@ _NARROW: Final = 60
 """Columns of a terminal below which the bar and the size are left out."""
 
 _FIGURES: Final = 44
+"""Columns that all figures beside a bar take at most, those between them and some to spare included."""
 _FEW_FIGURES: Final = 30
-"""Columns that all figures take at most, those between them and some to spare included; without the size."""
+"""Columns that the figures take at most where the bar and the size are left out."""
 
 
 def located(model: str | Path | HubModel) -> Path:
@@ -55,7 +56,7 @@ def located_pair(models: ModelChoice, draft: str | Path | HubModel | None) -> tu
     at the end of a long download. One of the target's own (:mod:`paceline.models.own_draft`) is made if need be.
 
     Args:
-        models: as they were named.
+        models: the target, and how target and draft model run.
         draft: what the draft model was called.
 
     Raises:
@@ -100,7 +101,7 @@ def _progress(begins: str, ended: str) -> Iterator[FetchReport]:
 
     Args:
         begins: what the first line says, before the size.
-        ended: what the last line says, likewise.
+        ended: what the last line says, before size and time.
     """
     console = error_console()
     started_s, first_bytes, last_bytes = None, 0, 0

@@ -1,5 +1,8 @@
 """Exit statuses of the command line."""
 
 FAILURE = 1
+"""Exit status where something failed that was asked for rightly."""
 BAD_INPUT = 2
+"""Exit status where what was asked for cannot be done."""
 INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 and the number of SIGINT, as in shells."""

@@ -41,6 +41,7 @@ paceline inflate small.gguf --width 2048 --layers 24 --feed-forward 8192 -o big.
 
 paceline inflate 1b --type BF16 -o big-hf  [dim]# a Hugging Face folder[/dim]
 """
+"""What ``paceline inflate --help`` ends with."""
 
 _SHAPE, _OUTPUT = "Shape", "Output"
 

@@ -49,7 +49,7 @@ OF_THE_DRAFT_MODEL: Final = tuple(_DRAFT + field.name for field in fields_of(Dra
 """Parameters that say how a draft model runs."""
 
 WITHOUT_DRAFT_MODEL: Final = "has no effect without a draft model: name one with -md or -hfd"
-"""Why these are refused where there is none."""
+"""Why options of the draft model are refused where there is none."""
 
 ENVIRONMENT_NOTE: Final = (
     "[dim]Defaults of these options can be set by the environment: PACELINE_ and the option's name in the library, "

@@ -55,6 +55,7 @@ paceline profile --json - | jq .profile.target.widths
 
 {ENVIRONMENT_NOTE}
 """
+"""What ``paceline profile --help`` ends with."""
 
 _MEASURING, _OUTPUT = "Measuring", "Output"
 _DEFAULT_BUDGET_S = ProfilingBudget().max_s

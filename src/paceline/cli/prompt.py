@@ -17,8 +17,8 @@ def read_prompt(prompt: str | None, file: Path | None, sample: str | None, escap
     """Return the prompt that was given.
 
     Args:
-        prompt: it.
-        file: with it; ``-`` is standard input.
+        prompt: what was typed behind ``-p``.
+        file: a file with the prompt; ``-`` is standard input.
         sample: ``KIND`` or ``KIND:N`` of the held-out texts.
         escape: whether backslashes in ``prompt`` stand for other characters.
         embedded: whether the target is the embedded one, which has a text of its own if none is given.

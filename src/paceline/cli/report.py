@@ -17,6 +17,7 @@ from paceline.planning.auto.policy import PlannerReport
 from paceline.streams import Generation
 
 PERCENTILES = (0.5, 0.9, 0.99)
+"""Shares of the gaps between tokens (0 to 1) at which a report gives their length."""
 _ENDINGS = {
     "cancelled": "stopped",
     "length": "cut off at -n",

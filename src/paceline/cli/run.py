@@ -69,6 +69,7 @@ paceline run -m ./hf-model -md ./hf-draft -p "Once upon" --json
 
 {ENVIRONMENT_NOTE}
 """
+"""What ``paceline run --help`` ends with."""
 
 
 @with_options(

@@ -50,6 +50,7 @@ taken, and named.[/dim]
 
 {ENVIRONMENT_NOTE}
 """
+"""What ``paceline serve --help`` ends with."""
 
 
 class ServeCommand(TyperCommand):

@@ -41,6 +41,7 @@ from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import POLICY_NAMES, check_policy_name
 
 SPECULATION_PANEL: Final = "Speculation"
+"""Heading of the options of speculation in ``--help``."""
 
 _OF_A_FIXED_POLICY: Final = {field.name: field.option.flags[0] for field in fields_of(FixedPolicy)}
 _OF_SPECULATION: Final = ("drafters", "policy", "draft_min", "p_min", "siblings", "verify", "remember", "compare")
@@ -144,7 +145,7 @@ def choose_setup(
 
     Args:
         context: of the command.
-        models: as they were named.
+        models: the models that were named, and how they run.
         speculation: as it was asked for.
         fixed: the policy that draft lengths set by hand ask for.
         policy: the name of one.

@@ -48,7 +48,7 @@ class CompilingLimits:
         row_items: places in rules that an answer may be at once at one of its bytes.
         step_items: places in rules that are visited for one mask.
         start_fuel: parts of a schema's automata when they are made.
-        other_start_fuel: the same for other sources, which can say more in fewer bytes.
+        other_start_fuel: parts of other sources' automata when they are made; these can say more in fewer bytes.
         step_fuel: parts of automata that are made for one mask.
         lexer_states: states of automata, over all answers that keep to the grammar: 1 to 2 kB each.
     """

@@ -28,6 +28,7 @@ from paceline.core.errors import ConstraintError
 from paceline.engines.base import Vocabulary
 
 MOST_RULES = 2_000
+"""Rules of a GBNF grammar."""
 
 _LONGEST_RUN = 8
 """Parts of a sequence that are taken off a lexeme one by one, from its end; a longer one falls apart at once."""

@@ -29,6 +29,7 @@ _ALL_TOKENS = '%llguidance {"no_forcing": true}'
 and to find all certain bytes takes a second where there is no end of them."""
 
 MOST_LARK_BYTES = 64 << 10
+"""Bytes of a grammar in llguidance's own language."""
 
 MOST_LARK_RULES = 500
 """Rules: those that double others take time with their square, and stack with their number."""

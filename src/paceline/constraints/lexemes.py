@@ -15,7 +15,9 @@ MOST_PLACES = 2_000
 """Characters of a lexeme; what has more is taken apart."""
 
 _MOST_EDGES = 100_000
+"""Pairs of places of a lexeme of which one may come after the other."""
 _MOST_STATES = 4_000
+"""Pairs of sets of places that are compared to tell what one lexeme takes from another."""
 COPIED = 8
 """Repetitions that are counted; more are taken for any number, which errs on the side of no lexeme."""
 

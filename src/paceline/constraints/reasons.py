@@ -8,9 +8,11 @@ LONGEST = 240
 """Characters of a reason."""
 
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+"""Line and column with which llguidance begins an error."""
 _EXCERPT = re.compile(r"^ *\d+ \|")
+"""A line that shows the source."""
 _NO_REASON = re.compile(r"^ *\d+ \||^[ ^]*$|^ *while processing ")
-"""Lines of the source, what points into them, and what llguidance was at."""
+"""A line that shows the source, points into it, or says what llguidance was at."""
 
 _SAID = {
     "Unable to determine if regex is empty": (

@@ -46,7 +46,7 @@ class ContextLengthError(InputError):
 
     Attributes:
         num_tokens: of the prompt; ``None`` where it is not a prompt that is too long.
-        context_length: tokens that the context holds; ``None`` likewise.
+        context_length: tokens that the context holds; ``None`` where it is not a prompt that is too long.
     """
 
     num_tokens: int | None = None

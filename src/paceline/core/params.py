@@ -21,12 +21,14 @@ TRANSFORMERS_ORDER = ("logit_bias", "penalties", "temperature", "top_k", "top_p"
 """Processor order of transformers: temperature first, so it widens what truncation keeps."""
 
 MAX_SEED = 2**64 - 1
+"""Largest seed: 64 bits."""
 
 MAX_TOKENS: Final = 2**31 - 1
 """Tokens to predict that no context has room for: an answer of as many fills it."""
 
 VerifierName: TypeAlias = Literal["coupled", "rejection"]
 VERIFIER_NAMES: tuple[VerifierName, ...] = get_args(VerifierName)
+"""Every :data:`VerifierName`."""
 
 PolicyName: TypeAlias = Literal["auto", "fixed", "accept-ratio", "profile-ev", "heuristic"]
 """What decides how much is drafted; :mod:`paceline.planning.registry` makes them."""

@@ -36,6 +36,7 @@ class Evidence:
 
 
 NO_EVIDENCE: Final = Evidence()
+"""What a drafter knew that says nothing about its proposals."""
 
 
 class Candidate(NamedTuple):

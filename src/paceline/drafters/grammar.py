@@ -25,6 +25,7 @@ from paceline.core.tree import ROOT, Evidence
 from paceline.drafters.base import Commit, DraftJob
 
 NAME: Final = "grammar"
+"""Name of this drafter in reports."""
 
 _NARROW: Final = 0.25
 """Share of the vocabulary that may follow in a narrow place at most. Within a text nearly all of it may."""

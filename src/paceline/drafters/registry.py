@@ -16,6 +16,7 @@ from paceline.vocabularies.relation import check_vocabularies
 
 DrafterName: TypeAlias = Literal["draft", "suffix", "lookup"]
 DRAFTER_NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
+"""Every :data:`DrafterName`."""
 
 
 def check_drafter_names(names: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from paceline.core.tree import ROOT, Evidence
 from paceline.drafters.base import Commit, DraftJob
 
 _ROOT_STATE = 0
+"""State of the empty suffix."""
 COUNTED_LINKS = 4
 """Suffix links along which a new token is counted: longer matches decide, so a few suffice, and time stays bounded."""
 

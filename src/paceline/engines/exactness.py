@@ -23,8 +23,10 @@ EXACT_TO: Final = 1e-4
 and a pass has 8 rows or more; found otherwise: 0.006 or more.]"""
 
 _TOKENS: Final = 16
+"""Length of the text that is read, in tokens."""
 _WIDTHS: Final = (2, 3, 4, 8, 16)
-"""Kernels change at two rows, or at as many as are packed together: four, eight, sixteen."""
+"""Rows of the passes that are compared: kernels change at two rows, or at as many as are packed together (four, eight,
+sixteen)."""
 
 
 def check_exact(engine: Engine) -> None:

@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 EngineName: TypeAlias = Literal["llama_cpp", "torch_hf"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
+"""Every :data:`EngineName`."""
 DTYPES: tuple[DType, ...] = get_args(DType)
+"""Every :data:`DType`."""
 
 DEFAULT_BRANCHES = 8
 """Tree branches of an engine whose policy does not say how many it may want."""
 
 TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Kinds of devices on which models run under torch."""
 
 _MOST_SPECIAL_TOKENS = 8
 """Tokens that a tokenizer may put around a text, or take for the space that it puts before it."""

@@ -16,7 +16,7 @@ _VERSION_2: Final = ("memory.max", "memory.current", ("active_file", "inactive_f
 _VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
 
 SPARE_BYTES: Final = 32 << 20
-"""Of memory for what Python comes to hold, and for the pages of the file that are looked up."""
+"""Bytes left free for what Python comes to hold, and for the pages of the file that are looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Footprint:
 
     Attributes:
         num_bytes: of weights in memory of the process, of what is cached of texts, and of scratch memory.
-        untouched_bytes: of these, what was not written to yet, so that the system does not count it.
+        untouched_bytes: the part of ``num_bytes`` that was not written to yet, so that the system does not count it.
     """
 
     num_bytes: int = 0
@@ -38,6 +38,7 @@ class Footprint:
 
 
 NO_FOOTPRINT: Final = Footprint()
+"""What a model takes that is not there: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class OtherMemory:
 
 
 NO_OTHER_MEMORY: Final = OtherMemory()
+"""A process that holds nothing besides the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class _Entry:
     """A sequence in the cells.
 
     Attributes:
-        sequence: its handle.
+        sequence: the engine's handle of the sequence.
         namespace: whose it is.
         tokens: its first tokens, as they were when they were last looked at.
         owners: all its tokens, as its owner's list has them: the first ones are ``tokens``. ``None`` when it is idle.
@@ -203,8 +203,8 @@ class SequencePool:
 
         Args:
             token_ids: as for :meth:`open`.
-            most: likewise.
-            namespace: likewise.
+            most: as for :meth:`open`.
+            namespace: as for :meth:`open`.
         """
         best = next(iter(self._matches(token_ids, most, namespace)), None)
         return best.shared if best is not None and _is_open(best.source) else 0

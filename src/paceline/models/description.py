@@ -23,9 +23,11 @@ PROVENANCE_PREFIX: Final = "paceline."
 """Metadata keys under which paceline's commands write how they made a file."""
 
 CARD_NAMES: Final = ("MODEL_CARD.md", "README.md")
+"""Names of a model card's file; the first that is there counts."""
 _LICENSE_NAMES: Final = ("LICENSE", "LICENSE.txt", "LICENSE.md")
+"""Names of a licence's file; the first that is there counts."""
 _MOST_SAFETENSORS_HEADER: Final = 100 << 20
-"""The format's own limit, in bytes."""
+"""Bytes of a safetensors file's header: the format's own limit."""
 
 
 @dataclass(frozen=True, slots=True)

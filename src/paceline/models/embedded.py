@@ -11,6 +11,7 @@ from paceline.core.errors import InputError, ModelFileError
 _FOLDER = Path(str(files("paceline.models"))) / "embedded"
 
 HELDOUT_KINDS = ("code", "prose", "json", "logs")
+"""Kinds of text of which there are samples that the embedded pair was not trained on."""
 
 
 def embedded_target() -> Path:

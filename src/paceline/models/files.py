@@ -10,6 +10,7 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.output import check_parent
 
 _LFS_POINTER: Final = b"version https://git-lfs"
+"""Bytes that a Git LFS pointer begins with."""
 LONGEST_START: Final = len(_LFS_POINTER)
 """Bytes that :func:`no_content` judges a file by."""
 

@@ -11,7 +11,9 @@ from paceline.core.errors import ModelFileError
 from paceline.models.gguf_model import part_paths
 
 _HEAD_BYTES: Final = 1 << 20
+"""Bytes read of the head of a file."""
 _BLOCK_BYTES: Final = 1 << 16
+"""Bytes of a block that is read."""
 _BLOCKS: Final = 64
 """Blocks read of a file besides its head: 5 MiB in all, so that 40 GB take as long as 40 MB."""
 

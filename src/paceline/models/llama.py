@@ -156,7 +156,7 @@ class LlamaFile(GGUFFile):
         path: the file.
 
     Attributes:
-        shape: its dimensions.
+        shape: dimensions of the model.
         epsilon: of its norms.
 
     Raises:

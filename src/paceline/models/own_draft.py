@@ -51,6 +51,7 @@ _MOST_SHARE: Final = 0.95
 _LONGEST_NAME: Final = 80
 """Bytes of the target's name in that of its draft; file systems take 255 in all."""
 _HASH_DIGITS: Final = 12
+"""Hexadecimal digits of the target's fingerprint in the name of its draft."""
 _WAIT_S: Final = 0.2
 """Seconds between two looks whether another process has made the draft."""
 
@@ -138,7 +139,7 @@ class OwnDraftFile:
 
     Attributes:
         target: what it is made of.
-        file_type: its type.
+        file_type: type of the draft's weights, such as ``Q4_0``.
         path: where it lies, or will.
         target_bytes: size of the target.
     """

@@ -31,7 +31,9 @@ from paceline.models.files import read_json_if_present
 from paceline.models.gguf_header import read_gguf_header
 
 _GGUF_PREFIX: Final = "general.sampling."
+"""Beginning of the metadata keys that say how a model wants to be sampled."""
 _SEQUENCE: Final = "sequence"
+"""What follows the prefix in the key of the order of processors."""
 _OF_GGUF: Final = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -40,9 +42,10 @@ _OF_GGUF: Final = {
     "penalty_repeat": "repeat_penalty",
     "penalty_last_n": "penalty_last_n",
 }
-"""Fields by what follows the prefix."""
+"""Fields of :class:`~paceline.core.params.SamplingParams`, by what follows the prefix."""
 
 _FOLDER_FILE: Final = "generation_config.json"
+"""File of a folder that says how a model wants to be sampled."""
 _OF_FOLDERS: Final = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -50,9 +53,11 @@ _OF_FOLDERS: Final = {
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
 }
-"""Fields by what ``generation_config.json`` calls them."""
+"""Fields of :class:`~paceline.core.params.SamplingParams`, by what ``generation_config.json`` calls them."""
 
 _MISSING_OF_GGUF: Final[Mapping[str, object]] = {"mirostat": 0, "xtc_probability": 0}
+"""What changes the distribution and is not to be had here, by what follows the prefix, with the value that changes
+nothing."""
 _MISSING_OF_FOLDERS: Final[Mapping[str, object]] = {
     "num_beams": 1,
     "typical_p": 1,
@@ -70,7 +75,8 @@ _MISSING_OF_FOLDERS: Final[Mapping[str, object]] = {
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
 }
-"""What changes the distribution and is not to be had here, with the value that changes nothing."""
+"""What changes the distribution and is not to be had here, by what ``generation_config.json`` calls it, with the value
+that changes nothing."""
 
 _PROCESSORS: Final = {
     "penalties": "penalties",
@@ -104,7 +110,7 @@ class SamplingDefaults:
 
 
 NO_DEFAULTS: Final = SamplingDefaults()
-"""Of a model that says nothing, or is not to be asked."""
+"""Defaults of a model that says nothing, or is not to be asked."""
 
 
 def read_sampling_defaults(path: Path) -> SamplingDefaults:

@@ -10,7 +10,9 @@ from paceline.models.files import LONGEST_START, no_content, read_json
 from paceline.models.gguf_model import is_later_part
 
 INDEX: Final = "model.safetensors.index.json"
+"""Name of the file that says which weights are in which file."""
 SINGLE: Final = "model.safetensors"
+"""Name of the file of weights where there is only one."""
 _PICKLED: Final = ("pytorch_model*.bin", "*.pt", "*.pth")
 
 

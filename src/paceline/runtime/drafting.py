@@ -150,7 +150,7 @@ class Drafting:
         """Let one drafter grow the trees, for as long as the policy finds it worth its time.
 
         Args:
-            drafter: who.
+            drafter: the drafter to ask.
             jobs: the trees that it may grow.
             seconds: to which is added what it took.
             passed_over: to which are added the requests for which it could be asked and was not.

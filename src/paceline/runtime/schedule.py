@@ -18,7 +18,7 @@ class Part:
 
     Attributes:
         request: the request.
-        step: its rows.
+        step: rows of the request in the pass.
         tree: what it had drafted; of a prompt only its last token.
         num_rows: how many nodes of the tree are in the pass.
         decodes: whether the rows are those of a tree; else they are read.

@@ -45,8 +45,8 @@ class PreparedPrompt:
     """A prompt that is ready to be answered.
 
     Attributes:
-        token_ids: its tokens.
-        text: as it was written.
+        token_ids: tokens of the prompt.
+        text: the prompt as a text.
         options: of the call, beside those of the request.
         chat: what a conversation came to; ``None`` of a completion.
         reasoning_format: where an answer has its reasoning.

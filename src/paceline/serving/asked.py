@@ -46,6 +46,7 @@ _SAMPLERS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
     "min_p": ("m", "min_p", {"min_p": 0.0}),
     "temperature": ("t", "temperature", {"temperature": 1.0}),
 }
+"""Steps of sampling that can be had, by llama.cpp's names."""
 _OTHER_SAMPLERS: Final[Mapping[str, str]] = {
     "dry": "d",
     "typ_p": "y",

@@ -17,6 +17,6 @@ async def in_turn(work: Callable[[], _T], num_listed: int) -> _T:
 
     Args:
         work: reads or writes items.
-        num_listed: how many.
+        num_listed: number of items.
     """
     return work() if num_listed <= _MOST_LISTED else await asyncio.to_thread(work)

@@ -195,7 +195,7 @@ FOREIGN: Final[Mapping[str, ForeignFlag]] = {
     **_refused(0, "paceline --show-completion prints it", "--completion-bash"),
     **_refused(0, "-dev with a name that is not there names those that are", "--list-devices"),
 }  # fmt: skip
-"""By name."""
+"""llama-server's flags that are no options of paceline, by name."""
 
 VARIABLES: Final[Mapping[str, str]] = {
     "LLAMA_ARG_MODEL": "PACELINE_MODEL",

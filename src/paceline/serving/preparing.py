@@ -37,7 +37,7 @@ async def prepare_completions(host: ModelHost, prompt: Any, *, num_choices: int,
 
     Args:
         host: has the model.
-        prompt: as it was sent.
+        prompt: the field ``prompt`` of the request.
         num_choices: answers to each prompt.
         most: answers that one request may have, to all prompts together.
 

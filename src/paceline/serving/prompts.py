@@ -21,7 +21,7 @@ def read_prompts(prompt: Any, *, num_choices: int, most: int) -> list[list[TextO
     """Return the prompts of a request, each as texts and token ids in their order.
 
     Args:
-        prompt: as it was sent.
+        prompt: the field ``prompt`` of the request.
         num_choices: answers to each.
         most: answers that one request may have, to all prompts together.
 
@@ -58,8 +58,8 @@ def read_mixed(content: Any, name: str) -> list[TextOrId]:
     """Return a text, or texts and token ids mixed, as a list of them.
 
     Args:
-        content: as it was sent.
-        name: of its field.
+        content: a field of the request.
+        name: of the field.
 
     Raises:
         FieldError: it is something else.

@@ -41,15 +41,15 @@ _SWITCHED_OFF: Final[dict[str, Any]] = {
     "backend_sampling": False,
     "lora": [],
 }
-"""Of what is not built: the values by which it is switched off."""
+"""Fields of what is not built, with the values by which it is switched off."""
 
 
 def settings_of(params: SamplingParams, rules: StopRules, asked: Asked, served: ServedModel) -> dict[str, Any]:
     """Return how an answer was sampled.
 
     Args:
-        params: how.
-        rules: when it ends.
+        params: how tokens are sampled.
+        rules: when the answer ends.
         asked: the request.
         served: the model.
     """

@@ -43,9 +43,9 @@ class Server:
         verbose: whether answers tell prompt and settings unasked.
 
     Attributes:
-        host: as it was given.
-        options: as they were given.
-        verbose: as it was given.
+        host: has the model, or will have.
+        options: of the server.
+        verbose: whether answers tell prompt and settings unasked.
         metrics: what the server did; ``None`` until there is a model.
     """
 

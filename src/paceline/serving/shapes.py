@@ -74,7 +74,7 @@ def probabilities_of(
 
 
 _LOWEST: Final = -3.4028234663852886e38
-"""Stands for the logarithm of 0, which JSON has no word for; llama-server's is the same."""
+"""Number that stands for the logarithm of 0, which JSON has no word for; llama-server's is the same."""
 
 
 def _probability_of(token_id: int, logprob: float, vocabulary: Vocabulary, *, post_sampling: bool) -> dict[str, Any]:

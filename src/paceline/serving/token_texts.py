@@ -26,8 +26,8 @@ def read_ids(given: Any, name: str) -> list[int]:
     """Return token ids as a request has them, where 3.0 is 3: clients written in JavaScript have one kind of number.
 
     Args:
-        given: as it was sent.
-        name: of its field.
+        given: a field of the request.
+        name: of the field.
 
     Raises:
         FieldError: it is something else.

@@ -17,7 +17,7 @@ from paceline.serving.constraints import Named
 from paceline.serving.fields import FieldError
 
 _MOST_TOOLS: Final = 128
-"""As many as OpenAI's API takes."""
+"""Tools of a request, as many as OpenAI's API takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,7 +327,7 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
         written=WrittenCalls("", '{"name": "', '", "parameters": ', "}", between="; "),
     ),
 )
-"""Those first whose signs say more."""
+"""Ways in which families of models write calls, those first whose signs say more."""
 
 PLAIN_CALLS: Final = ToolCallFormat(
     "plain",

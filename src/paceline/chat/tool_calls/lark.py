@@ -11,6 +11,7 @@ from paceline.constraints.grammars import schema_text
 from paceline.constraints.sources import Whitespace
 
 ANY_TEXT: Final = r"/(.|\n)*/"
+"""Lark terminal of any text, the empty one included."""
 
 
 class LarkRules:

@@ -21,11 +21,13 @@ from paceline.chat.tool_calls.formats import find_format
 from paceline.core.errors import ModelFileError, ModelWarning
 
 FIELD: Final = "tool_calls"
+"""Field of a response template's answer that holds the calls."""
 
 MOST_REPEATED: Final = 256
 """Characters that a part of an opening or a close may be."""
 
 _MOST_PATTERN: Final = 500
+"""Characters of a pattern."""
 _MOST_REPEATS: Final = 3
 """Parts of a pattern that may be of any length."""
 

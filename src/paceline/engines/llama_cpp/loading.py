@@ -30,6 +30,7 @@ from paceline.models.gguf_model import gguf_bytes
 from paceline.sizes import memory_text
 
 _INT32_MAX: Final = 2**31 - 1
+"""Largest value of llama.cpp's counts, which have 32 bits."""
 _RECURRENT_SNAPSHOTS: Final = 16
 """Rows a recurrent model can step back; each costs the memory of one more state a sequence."""
 
@@ -53,17 +54,19 @@ _LEFT_FREE: Final = 0.05
 """Share of what is free that is left so, where nobody says how much a process may hold."""
 
 _SCRATCH_SHARE: Final = 1 / 32
-"""Of what a process may hold, for the scratch memory of its widest passes: where layers are streamed a prompt is read
-in as few passes as may be, but what these take cannot go to layers."""
+"""Share of what a process may hold that is for the scratch memory of its widest passes: where layers are streamed a
+prompt is read in as few passes as may be, but what these take cannot go to layers."""
 _BATCH: Final = 512
+"""Rows of a pass where nobody says how many."""
 _LEAST_BATCH: Final = 128
+"""Least rows of a pass where layers are streamed."""
 _MOST_BATCH: Final = 2048
-"""Rows of a pass: by default, and at least and at most where layers are streamed."""
+"""Most rows of a pass where layers are streamed."""
 
 _LOAD_READ: Final = 0
-"""``LLAMA_LOAD_MODE_NONE``"""
+"""llama.cpp's ``LLAMA_LOAD_MODE_NONE``: weights are read into memory."""
 _LOAD_MAPPED: Final = 1
-"""``LLAMA_LOAD_MODE_MMAP``"""
+"""llama.cpp's ``LLAMA_LOAD_MODE_MMAP``: weights are mapped from the file."""
 
 # Largest logit difference between two ways to the same row, measured over random trees, forks and rejections. Quantised
 # weights multiply quantised activations, so a difference in the last bit that flips one rounding grows to some 0.05; an

@@ -39,6 +39,7 @@ _LOOK_S: Final = 0.1
 """Seconds between two looks at how far it is."""
 
 _STDIN: Final = 0
+"""File descriptor of standard input."""
 _MARK: Final = b"paceline "
 """What lines for this process begin with."""
 

@@ -42,8 +42,9 @@ _HARMLESS: Final = re.compile(
         )
     )
 )
+"""Beginnings of llama.cpp's remarks on a model that change no text."""
 _OF_DEVICES: Final = re.compile(r"ggml_")
-"""Functions of the library that computes: it tells of devices and memory."""
+"""Beginning of the functions of the library that computes: it tells of devices and memory."""
 
 _CONTEXT_CHANGES_TEXT: Final = re.compile(r"running DENSE attention")
 """Sparse attention that is replaced, as a model was not trained to be run."""

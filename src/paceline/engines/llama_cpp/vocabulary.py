@@ -29,6 +29,7 @@ _KINDS: Final = {
 _T = TypeVar("_T")
 
 _INT32_MIN: Final = -(2**31)
+"""Count by which llama.cpp says that a text has too many tokens."""
 _NUM_TOKENIZING: Final = 8
 """Texts that are tokenized at once; others wait."""
 _IDS_AT_ONCE: Final = 1 << 15

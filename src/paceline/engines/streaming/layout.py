@@ -93,7 +93,7 @@ class Layout:
     """Where a model's weights lie.
 
     Attributes:
-        paths: its files.
+        paths: the files of the model.
         layers: tensors of its layers, by name.
         others: tensors of no layer that every pass reads in full, such as the output's weights; they stay.
         looked_up_bytes: of embeddings, of which a pass reads a row for each token.
@@ -149,9 +149,9 @@ class Residency:
     """Which sections stay in memory.
 
     Attributes:
-        resident: numbers of those that do.
-        streamed: of those that are read for every pass; none where all fit.
-        slots: of the ring.
+        resident: numbers of the sections that stay.
+        streamed: numbers of the sections that are read for every pass; none where all fit.
+        slots: number of slots of the ring.
     """
 
     resident: tuple[int, ...]
@@ -222,8 +222,8 @@ def residency(sections: Sequence[Section], memory_bytes: int, *, slots: int = LE
 
     Args:
         sections: of a model's layers.
-        memory_bytes: for them and the slots; not less than the slots take.
-        slots: of the ring.
+        memory_bytes: for sections that stay and the slots; not less than the slots take.
+        slots: number of slots of the ring.
     """
     sizes = [section.num_bytes for section in sections]
     if sum(sizes) <= memory_bytes:

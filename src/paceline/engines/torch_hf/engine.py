@@ -49,7 +49,8 @@ LOGIT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.0625, torch.bfloat16: 0
 four units in the last place of a logit between 16 and 32."""
 
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""The same for the check at load, relative to the largest logit: loose, as it looks for wrong attention."""
+"""Largest logit difference that the check at load allows, relative to the largest logit: loose, as it looks for wrong
+attention."""
 
 
 class TorchHFEngine:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from paceline.engines.torch_hf.cells import BoolArray, IntArray
 
 FULL = "full_attention"
+"""transformers' name for layers that attend to all positions before."""
 SLIDING = "sliding_attention"
+"""transformers' name for layers that attend to a window of positions."""
 
 
 @dataclass(frozen=True, slots=True)

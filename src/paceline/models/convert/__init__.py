@@ -54,7 +54,7 @@ _CHUNK_BYTES: Final = 64 * 1024 * 1024
 """How much of a tensor, as float32, is converted at once."""
 
 _CARRIED: Final = ("name", "description", "license")
-"""Of ``general.``: what a folder keeps in its ``config.json`` for the way back, under ``gguf_metadata``."""
+"""Keys under ``general.`` that a folder keeps in its ``config.json`` for the way back, under ``gguf_metadata``."""
 
 
 def gguf_to_folder(

@@ -33,6 +33,7 @@ WEIGHT_TYPES: Final = {
     "F16": WeightType("F16", "float16", 2, int(gguf.LlamaFileType.MOSTLY_F16)),
     "BF16": WeightType("BF16", "bfloat16", 2, int(gguf.LlamaFileType.MOSTLY_BF16)),
 }
+"""Types in which weights can be stored, by GGUF's names."""
 
 
 def weight_type(name: str) -> WeightType:

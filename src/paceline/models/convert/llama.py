@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.models.gguf_file import Floats
 
 HF_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM")
+"""Architectures that can be converted, by transformers' names."""
 
 _HF_NAMES: Final = {
     EMBEDDINGS: "model.embed_tokens.weight",

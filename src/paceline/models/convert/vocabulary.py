@@ -25,6 +25,7 @@ BYTE_TOKENS: Final = tuple(f"<0x{byte:02X}>" for byte in range(256))
 """SentencePiece's tokens for single bytes."""
 
 PADDING_SCORE: Final = -10000.0
+"""Score of tokens that only fill the vocabulary up: lower than that of any token in use."""
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from paceline.models.hub.asked import SAFETENSORS, HubModel
 from paceline.models.weight_files import INDEX, SINGLE
 
 _USUAL_QUANTS: Final = ("Q4_K_M", "Q8_0")
+"""Quants that are taken where none is asked for, the first that is there."""
 _BESIDE_MODELS: Final = re.compile(
     r"mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-|(?:^|[-_.])(?:lora|adapter)(?:[-_.]|$)", re.IGNORECASE
 )
-"""In names of GGUF files that are no models but belong to one."""
+"""What names of GGUF files have that are no models but belong to one."""
 
 _TAG: Final = re.compile(r"[-.](?P<tag>[A-Za-z0-9_]+)$")
 _SHARD: Final = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")

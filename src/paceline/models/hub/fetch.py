@@ -31,10 +31,13 @@ _LOOK_S: Final = 3.0
 """Longest wait for the hub where the cache has the model."""
 
 _FIRST_LOOK_S: Final = 10.0
+"""Longest wait for the hub where the cache does not have the model."""
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+"""A commit, by its SHA-1."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+"""A file, by its SHA-1 of git or its SHA-256 of Git LFS."""
 _MOST_BYTES: Final = 50_000_000_000
-"""Largest file that the hub gives by plain HTTP."""
+"""Bytes of the largest file that the hub gives by plain HTTP."""
 
 
 def from_hub(

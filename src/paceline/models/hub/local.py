@@ -25,9 +25,11 @@ from paceline.models.hub.choice import Chosen, choose, gguf_models, is_ambiguous
 from paceline.models.weight_files import weight_files
 
 _PREFIX: Final = "models--"
+"""Beginning of the names of models' folders in the cache."""
 _TRUE: Final = ("1", "ON", "YES", "TRUE")
+"""Values by which an environment variable says yes."""
 _WRITES_TEXT: Final = ("CausalLM", "LMHead", "ConditionalGeneration")
-"""In names of transformers' classes that generate text."""
+"""What names of transformers' classes have that generate text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class RemoteFile:
     Attributes:
         path: in its repository.
         url: where it can be had, of one revision.
-        num_bytes: its size.
+        num_bytes: size of the file.
         digest: of its content: SHA-256 of a large file, git's SHA-1 of a small one; the name of its blob.
     """
 

@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from paceline.models.gguf_file import Bytes
 
 CONSTANT: Final = 2.0**-17
+"""What the embedding of every token writes into the channel that no layer reads."""
 NORM_WEIGHT: Final = 2.0**15
+"""Factor by which the last norm enlarges that channel."""
 PROJECTION: Final = -127 * 2.0**9
+"""Weight of that channel in rows of the output projection that belong to padded ids."""
 
 _F16_TINY: Final = b"\x01\x00"
 """The least positive F16, 2^-24: a block's scale."""

@@ -25,7 +25,7 @@ from paceline.models.llama import LlamaShape
 Indices = npt.NDArray[np.int64]
 
 NOTHING = -1
-"""In an index of source rows or columns: there is none, the weights are zero."""
+"""Index of a source row or column that is not there: the weights are zero."""
 
 
 @dataclass(frozen=True)

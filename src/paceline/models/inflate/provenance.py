@@ -12,9 +12,10 @@ from paceline.models.gguf_header import read_gguf_header
 from paceline.models.llama import LlamaShape
 
 PREFIX: Final = "paceline.inflate."
+"""Beginning of the metadata keys that say how a file was inflated."""
 
 VERSION: Final = 1
-"""Of the way of inflating; files of another version are made again."""
+"""Version of the way of inflating; files of another version are made again."""
 
 
 def recipe(source: Path, shape: LlamaShape, file_type: str) -> dict[str, int | str | bool]:

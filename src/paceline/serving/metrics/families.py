@@ -27,7 +27,7 @@ class Scrape:
         refused: requests that were refused, by status and kind.
         load: what the server is busy with.
         read_per_second: prompt tokens for each second of reading, of choices that ended since the scrape before.
-        written_per_second: tokens for each second of writing, of the same.
+        written_per_second: tokens for each second of writing, of choices that ended since the scrape before.
         context_length: most tokens of one prompt and its answer.
         max_running: most choices that run at once.
         started_s: when the server started, in Unix seconds.
@@ -50,8 +50,8 @@ class Family:
 
     Attributes:
         name: as the text format has it: that of a counter ends with ``_total``, with one exception.
-        kind: its type.
-        meaning: its HELP line.
+        kind: type of the metric.
+        meaning: the metric's HELP line.
         read: returns its value, which must be a copy: it is looked at after the totals have changed.
         labels: names of labels that tell values of the family apart.
     """

@@ -104,3 +104,4 @@ LLAMA_SERVER: Final = (
         lambda scrape: scrape.rounds.busy / max(scrape.rounds.rounds, 1),
     ),
 )
+"""Metrics under llama-server's names."""

@@ -97,3 +97,4 @@ OWN: Final = (
         lambda scrape: scrape.started_s,
     ),
 )
+"""Metrics that only paceline has."""

@@ -22,7 +22,7 @@ from paceline.serving.metrics.totals import AnswerTotals, RoundTotals, ServerLoa
 from paceline.serving.metrics.vllm import VLLM
 
 FAMILIES: Final[Sequence[Family]] = (*LLAMA_SERVER, *VLLM, *OWN)
-"""All names, in the order in which they are written."""
+"""All metrics, in the order in which they are written."""
 
 _TEXT: Final = "text/plain"
 # By default prometheus_client 0.26 writes the colons of names as underscores in OpenMetrics' samples.

@@ -151,8 +151,8 @@ class AnswerTotals:
     Attributes:
         by_reason: choices by why they ended.
         num_prompt: tokens of their prompts.
-        prompt_tokens: of these, tokens that were read.
-        cached_tokens: of these, tokens that the cache held.
+        prompt_tokens: tokens of the prompts that were read.
+        cached_tokens: tokens of the prompts that the cache held.
         prompt_s: seconds of reading; those who share a round are each charged the whole round.
         started: answers with at least one token.
         predicted_tokens: tokens of the answers.
@@ -161,7 +161,7 @@ class AnswerTotals:
         drafts: drafts that were verified.
         drafted: draft tokens that were verified.
         accepted: draft tokens that were kept.
-        accepted_by_depth: the same by their depth in the draft, from 0.
+        accepted_by_depth: draft tokens that were kept, by their depth in the draft, from 0.
         preemptions: places that were lost in a full cache.
         longest: tokens of the longest prompt and answer.
         compared_s: of ``decode_s``, seconds of answers of which it is known what plain decoding would have taken.

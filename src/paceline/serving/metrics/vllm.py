@@ -165,3 +165,4 @@ VLLM: Final = (
         labels=("position",),
     ),
 )
+"""Metrics under vLLM's names."""

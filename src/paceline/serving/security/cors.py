@@ -19,9 +19,9 @@ from paceline.serving.security.loopback import is_loopback
 from paceline.serving.security.scopes import header
 
 ANY_ORIGIN: Final = "*"
-"""Among the origins: all of them."""
+"""Origin that stands for all of them."""
 LOOPBACK_ORIGINS: Final = "localhost"
-"""Among the origins: every page that was loaded from this machine's loopback, at any port."""
+"""Origin that stands for every page that was loaded from this machine's loopback, at any port."""
 _NO_ORIGIN: Final = "null"
 """What browsers send as the origin of files and sandboxed frames."""
 _PREFLIGHT_S: Final = 600

@@ -18,7 +18,7 @@ from paceline.serving.security.scopes import LONGEST_SHOWN, header_values
 from paceline.terminal_text import printable_line
 
 ANY_HOST: Final = "*"
-"""Among the allowed names: every name is allowed."""
+"""Host name that stands for all of them."""
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/@\s]+)(?::[0-9]*)?")
 
 

@@ -14,8 +14,9 @@ from paceline.terminal_text import printable_line
 MOST_LEVELS: Final = 128
 """Lists and objects within each other. Deeper ones would exhaust the stack here, or of whoever walks them later."""
 SMALLEST_INTEGER: Final = -(1 << 63)
+"""Smallest integer of a body: that of 64 bits with a sign."""
 LARGEST_INTEGER: Final = (1 << 64) - 1
-"""Integers that fit into 64 bits, with or without a sign: the largest seeds are among them."""
+"""Largest integer of a body: that of 64 bits without a sign. The largest seeds are among them."""
 
 # Without the quote at its end a text still is one match: else each quote within would be tried as a beginning.
 _STRING: Final = r'"(?:[^"\\]++|\\.)*+"?+'

@@ -13,9 +13,9 @@ from paceline.serving.security.loopback import is_loopback, is_socket_path, open
 from paceline.serving.security.tls import TlsFiles
 
 HEALTH_PATHS: Final = frozenset({"/health", "/v1/health"})
-"""May be read without a key: whatever watches over servers asks here."""
+"""Paths that may be read without a key: whatever watches over servers asks here."""
 POLLED_PATHS: Final = HEALTH_PATHS | {"/models", "/v1/models", "/props", "/metrics"}
-"""Asked for again and again by whatever watches over servers."""
+"""Paths that whatever watches over servers asks for again and again."""
 
 _LIMITS: Final = (
     "max_body_bytes", "body_timeout_s", "max_header_bytes", "header_timeout_s", "read_timeout_s", "max_connections"
