@@ -134,7 +134,7 @@ class TestRejectionByHand:
     def test_accepted_without_a_row_of_its_own(self) -> None:
         """A pass without room for the node still judges it; what hangs below is left for the next."""
         walk = with_dice(0.499).walk(self.tree(), 1, lambda node: np.log(TARGET_PROBS), [2])
-        assert (walk.path, walk.token_ids, walk.unread) == ([], [1], 1)
+        assert (walk.path, walk.token_ids, walk.unread_node) == ([], [1], 1)
 
     def test_siblings_meet_the_residual(self) -> None:
         """After 0 is turned down the target is norm(max(p - q, 0)); token 1 then meets q without 0."""

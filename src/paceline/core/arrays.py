@@ -10,4 +10,5 @@ import numpy.typing as npt
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+Int64Array: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

@@ -15,11 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.arrays import FloatArray
+from paceline.core.arrays import FloatArray, Int64Array
 from paceline.core.errors import SamplingError
 from paceline.core.params import SamplingParams
-
-IntArray: TypeAlias = npt.NDArray[np.int64]
 
 TOP_P_FIRST_LOOK = 256
 """Largest candidates sorted first when looking for a top-p set; the look widens only if they do not reach p."""
@@ -41,11 +39,11 @@ class Candidates:
         owned: whether ``logits`` may be changed in place (the engine's rows are borrowed).
     """
 
-    ids: IntArray | None
+    ids: Int64Array | None
     logits: FloatArray
     owned: bool
 
-    def keep(self, indices: IntArray) -> Candidates:
+    def keep(self, indices: Int64Array) -> Candidates:
         """Return the candidates at ``indices`` (ascending)."""
         ids = indices if self.ids is None else self.ids[indices]
         return Candidates(ids, self.logits[indices], owned=True)
@@ -178,7 +176,7 @@ def _temperature(params: SamplingParams) -> Processor | None:
     return apply
 
 
-def largest(values: FloatArray, count: int) -> IntArray:
+def largest(values: FloatArray, count: int) -> Int64Array:
     """Return the ascending indices of the ``count`` largest values, and of any equal to the smallest of them.
 
     Including the ties keeps the set independent of how a partition happens to order equal values.
@@ -209,7 +207,7 @@ def _locate(candidates: Candidates, token_ids: Sequence[int] | dict[int, Any]) -
     return [(int(i), int(t)) for i, t in zip(indices, wanted[found], strict=True)]
 
 
-def _found(candidates: Candidates, wanted: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+def _found(candidates: Candidates, wanted: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
     """Return the indices into candidates of those ``wanted`` token ids that are candidates, and which these are."""
     if candidates.ids is None:
         found = wanted < len(candidates.logits)

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.arrays import BoolArray, Float64Array, FloatArray
+from paceline.core.arrays import BoolArray, Float64Array, FloatArray, Int64Array
 from paceline.core.constraint import Constraint, ConstraintKeeper
 from paceline.core.errors import ConstraintError, EngineError
 from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, TokenNoise
 from paceline.core.params import SamplingParams
-from paceline.core.processors import Candidates, IntArray, build_processors, largest
+from paceline.core.processors import Candidates, build_processors, largest
 from paceline.core.reasoning import BudgetKeeper
 from paceline.core.tree import DraftTree
 
@@ -51,7 +51,7 @@ class Tail:
 
     __slots__ = ("_candidates", "_head", "_top", "_weights", "noise", "score_bound")
 
-    def __init__(self, candidates: Candidates, head: IntArray, top: float, border: float, noise: float) -> None:
+    def __init__(self, candidates: Candidates, head: Int64Array, top: float, border: float, noise: float) -> None:
         self._candidates = candidates
         self._head = head
         self._top = top
@@ -104,7 +104,7 @@ class PerturbedRow:
         tail: everything else, or ``None`` if the head is all there is.
     """
 
-    ids: IntArray
+    ids: Int64Array
     scores: Float64Array
     tail: Tail | None
 

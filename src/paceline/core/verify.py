@@ -50,14 +50,14 @@ class Walk:
         path: accepted nodes, from below the root downwards.
         token_ids: ``[len(path) + 1]`` emitted tokens: the accepted ones, then the recovered or bonus token.
         reached_leaf: whether the last token is a bonus token: nothing was drafted where it stands.
-        unread: drafted node that is the last token: it was accepted, but its row was left out of the pass. What is
+        unread_node: drafted node that is the last token: it was accepted, but its row was left out of the pass. What is
             drafted below it is still to be judged. ``None`` almost always.
     """
 
     path: list[int]
     token_ids: list[int]
     reached_leaf: bool
-    unread: int | None = None
+    unread_node: int | None = None
 
 
 RowLogits: TypeAlias = Callable[[int], FloatArray]
@@ -238,7 +238,7 @@ class RejectionVerifier:
             token_id = tree.token_ids[accepted]
             token_ids.append(token_id)
             if accepted >= num_rows:
-                return Walk(path, token_ids, reached_leaf=True, unread=accepted)
+                return Walk(path, token_ids, reached_leaf=True, unread_node=accepted)
             path.append(accepted)
             node = accepted
             if self.sampler.reads_history:

@@ -86,7 +86,7 @@ class ScriptedVocabulary:
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _ScriptedSequence:
     committed: list[int]
     pending: PendingTree
     pending_tokens: list[int]
@@ -167,7 +167,7 @@ class ScriptedEngine:
         self.clock = clock or VirtualClock()
         self._model = model
         self._cost = cost or (lambda rows, context: 1.0)
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, _ScriptedSequence] = {}
         self._cell_count = CellCount()
         self._next_handle = 0
         self._closed = False
@@ -181,7 +181,7 @@ class ScriptedEngine:
             )
         handle = self._next_handle
         self._next_handle += 1
-        self._sequences[handle] = _Sequence([], PendingTree(), [])
+        self._sequences[handle] = _ScriptedSequence([], PendingTree(), [])
         return handle
 
     def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
@@ -284,7 +284,7 @@ class ScriptedEngine:
             raise NoRoomError(f"{used} of {cells} cells are used and {more} more are needed")
         return used
 
-    def _drop_pending(self, state: _Sequence) -> None:
+    def _drop_pending(self, state: _ScriptedSequence) -> None:
         state.pending.clear()
         state.pending_tokens.clear()
 
@@ -292,7 +292,7 @@ class ScriptedEngine:
         if self._closed:
             raise ClosedError("this engine is closed")
 
-    def _sequence(self, handle: int) -> _Sequence:
+    def _sequence(self, handle: int) -> _ScriptedSequence:
         self._check_open()
         state = self._sequences.get(handle)
         if state is None:

@@ -122,8 +122,8 @@ class Settling:
         """Commit what stands of a request that goes on, and tell the drafters."""
         request = part.request
         self._drafting.forget(request)
-        if walk.unread is not None:
-            self._drafting.keep(request, part.tree.below(walk.unread))
+        if walk.unread_node is not None:
+            self._drafting.keep(request, part.tree.below(walk.unread_node))
         self._commit(part, walk.path)
         if part.decodes:
             commit = Commit(part.tree, walk.path, walk.token_ids, rows)

@@ -39,7 +39,7 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, ModelWarning, NoRoomError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.forks import native_threads
-from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, load
+from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, loaded_model
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
@@ -57,7 +57,7 @@ _TRIAL_ROWS: Final = 5
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _NativeSequence:
     """One open sequence, and which native ids hold which of its tokens.
 
     Attributes:
@@ -118,7 +118,7 @@ class _Placement:
         fresh: branch ids that the step took.
     """
 
-    state: _Sequence
+    state: _NativeSequence
     before: int
     tips: dict[int, int] | None = None
     fresh: list[int] = field(default_factory=list)
@@ -207,7 +207,7 @@ class LlamaCppEngine:
     """
 
     def __init__(self, config: LlamaCppConfig) -> None:
-        loaded = load(config)
+        loaded = loaded_model(config)
         self._vocabulary = GgufVocabulary(api.llama_model_get_vocab(loaded.model))
         self._vocabulary_size = self._vocabulary.size
         self._finalizer = weakref.finalize(self, _release, loaded, self._vocabulary)
@@ -221,7 +221,7 @@ class LlamaCppEngine:
         self._has_keepers = loaded.keepers
         self._max_branches = loaded.branches
 
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, _NativeSequence] = {}
         self._next_handle = 0
         self._num_ids = loaded.sequence_ids
         self._threads = loaded.threads
@@ -378,7 +378,7 @@ class LlamaCppEngine:
             )
         handle = self._next_handle
         self._next_handle += 1
-        state = _Sequence(self._take_id(), None)
+        state = _NativeSequence(self._take_id(), None)
         self._sequences[handle] = state
         try:
             if self._has_keepers:
@@ -635,7 +635,7 @@ class LlamaCppEngine:
         if self._context is None:
             raise ClosedError(f"the engine of {self._path} was closed")
 
-    def _state(self, sequence: int, *, even_torn: bool = False) -> _Sequence:
+    def _state(self, sequence: int, *, even_torn: bool = False) -> _NativeSequence:
         self._check_open()
         try:
             state = self._sequences[sequence]
@@ -645,9 +645,9 @@ class LlamaCppEngine:
             raise EngineError(f"an interrupt cut short what was done to sequence {sequence}: close it and open another")
         return state
 
-    def _check_steps(self, steps: Sequence[Step]) -> tuple[list[_Sequence], int]:
+    def _check_steps(self, steps: Sequence[Step]) -> tuple[list[_NativeSequence], int]:
         """Return the sequences of ``steps`` and the number of rows; changes nothing."""
-        states: list[_Sequence] = []
+        states: list[_NativeSequence] = []
         rows = outputs = 0
         for step in steps:
             state = self._state(step.sequence)
@@ -673,7 +673,7 @@ class LlamaCppEngine:
 
     # --- inside: placing rows -----------------------------------------------------------------------------------------
 
-    def _place(self, state: _Sequence, step: Step, row: int, placements: list[_Placement]) -> int:
+    def _place(self, state: _NativeSequence, step: Step, row: int, placements: list[_Placement]) -> int:
         """Write the rows of ``step`` into the batch from ``row`` on; return the row after them."""
         batch = self._batch
         token_ids = step.token_ids
@@ -703,7 +703,7 @@ class LlamaCppEngine:
             batch.wanted[row + output] = 1
         return end
 
-    def _place_tree(self, state: _Sequence, parents: Sequence[int], row: int, placement: _Placement) -> None:
+    def _place_tree(self, state: _NativeSequence, parents: Sequence[int], row: int, placement: _Placement) -> None:
         """Give each new node the ids of the lines below it, starting a line where a node is not alone."""
         batch = self._batch
         lines, tips, depths = state.lines, state.tips, state.pending.depths
@@ -737,7 +737,7 @@ class LlamaCppEngine:
             batch.id_counts[index] = len(ids)
             batch.ids[index, : len(ids)] = ids
 
-    def _start_line(self, state: _Sequence, join: int, placement: _Placement) -> int:
+    def _start_line(self, state: _NativeSequence, join: int, placement: _Placement) -> int:
         """Return a branch id that sees the committed tokens and the pending path down to ``join``."""
         if sum(len(state.tips) - 1 for state in self._sequences.values()) == self._max_branches:
             raise NoRoomError(f"all {self._max_branches} branches are in use; draft a narrower tree")
@@ -807,7 +807,7 @@ class LlamaCppEngine:
 
     # --- inside: deciding ---------------------------------------------------------------------------------------------
 
-    def _commit_branch(self, state: _Sequence, path: Sequence[int], length: int) -> None:
+    def _commit_branch(self, state: _NativeSequence, path: Sequence[int], length: int) -> None:
         """Keep the line through the last node of ``path``, up to there, as the main one; the others only follow."""
         keep = state.main
         tip: int | None = None
@@ -822,14 +822,14 @@ class LlamaCppEngine:
         self._drop_lines(state, keep, state.committed)
         state.main = keep
 
-    def _drop_lines(self, state: _Sequence, keep: int, length: int) -> None:
+    def _drop_lines(self, state: _NativeSequence, keep: int, length: int) -> None:
         """Turn all lines in use but ``keep`` back into ids that follow ``length`` committed tokens."""
         for line in state.tips.values():
             if line != keep:
                 api.llama_memory_seq_rm(self._memory, line, length, -1)
                 state.following[line] = length
 
-    def _step_back(self, state: _Sequence, length: int) -> None:
+    def _step_back(self, state: _NativeSequence, length: int) -> None:
         """Drop the tokens of a recurrent sequence from position ``length`` on.
 
         llama.cpp keeps the states after the last rows of the *latest* pass only, and takes one step back a pass. It
@@ -853,7 +853,7 @@ class LlamaCppEngine:
         api.llama_memory_seq_rm(self._memory, state.main, -1, -1)
         state.rewound = False
 
-    def _keep(self, state: _Sequence) -> None:
+    def _keep(self, state: _NativeSequence) -> None:
         """Let the keeper see all committed tokens.
 
         In a model with sliding windows llama.cpp reuses the cells that a sequence's window has left, even when others

@@ -244,7 +244,7 @@ class LoadedModel:
         api.llama_model_free(self.model)
 
 
-def load(config: LlamaCppConfig) -> LoadedModel:
+def loaded_model(config: LlamaCppConfig) -> LoadedModel:
     """Load the model and make a context for it.
 
     Raises:
@@ -312,7 +312,7 @@ def load(config: LlamaCppConfig) -> LoadedModel:
         stream.close()
         api.llama_free(context)
         api.llama_model_free(model)
-        return load(dataclasses.replace(config, memory_bytes=None, stream=False))
+        return loaded_model(dataclasses.replace(config, memory_bytes=None, stream=False))
     branches = 0 if recurrent else settings.branches
     return LoadedModel(
         config=config,

@@ -11,19 +11,17 @@ rolling back is forgetting cells and nothing ever moves; sequences that share a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.arrays import BoolArray, Int64Array
 from paceline.core.errors import NoRoomError
 from paceline.engines.pending import PendingTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-IntArray: TypeAlias = npt.NDArray[np.int64]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 class CellPool:
@@ -34,7 +32,7 @@ class CellPool:
     """
 
     def __init__(self, size: int) -> None:
-        self.positions: IntArray = np.zeros(size, dtype=np.int64)
+        self.positions: Int64Array = np.zeros(size, dtype=np.int64)
         self._uses: npt.NDArray[np.int32] = np.zeros(size, dtype=np.int32)
 
     def __len__(self) -> int:
@@ -45,13 +43,13 @@ class CellPool:
         """Number of cells in use."""
         return int(np.count_nonzero(self._uses))
 
-    def find(self, count: int) -> IntArray:
+    def find(self, count: int) -> Int64Array:
         """Return the ``count`` lowest free cells, which stay free: low, because attention runs to the highest used.
 
         Raises:
             NoRoomError: fewer are free.
         """
-        free: IntArray = np.flatnonzero(self._uses == 0)
+        free: Int64Array = np.flatnonzero(self._uses == 0)
         if len(free) < count:
             raise NoRoomError(
                 f"{count} rows need as many free cells and {len(free)} of {len(self)} are free; "
@@ -59,22 +57,22 @@ class CellPool:
             )
         return free[:count]
 
-    def share(self, cells: IntArray) -> None:
+    def share(self, cells: Int64Array) -> None:
         """Count one more use of each of ``cells``, which are distinct."""
         self._uses[cells] += 1
 
-    def release(self, cells: IntArray) -> None:
+    def release(self, cells: Int64Array) -> None:
         """Count one use less of each of ``cells``, which are distinct; those with none left are free."""
         self._uses[cells] -= 1
 
-    def recount(self, holders: Iterable[IntArray]) -> None:
+    def recount(self, holders: Iterable[Int64Array]) -> None:
         """Count the uses anew: one for every sequence in ``holders``, the cells that each holds."""
         uses = np.zeros_like(self._uses)
         for cells in holders:
             uses[cells] += 1
         self._uses = uses
 
-    def width_with(self, cells: IntArray) -> int:
+    def width_with(self, cells: Int64Array) -> int:
         """Return how many columns reach every used cell and all of ``cells``."""
         used = np.flatnonzero(self._uses)
         highest_used = int(used[-1]) if len(used) else -1
@@ -87,7 +85,7 @@ class SequenceCells:
     def __init__(self, capacity: int) -> None:
         self.pending = PendingTree()
         self.pending_cells: list[int] = []
-        self._cells: IntArray = np.empty(capacity, dtype=np.int64)
+        self._cells: Int64Array = np.empty(capacity, dtype=np.int64)
         self._length = 0
 
     @property
@@ -96,12 +94,12 @@ class SequenceCells:
         return self._length
 
     @property
-    def committed(self) -> IntArray:
+    def committed(self) -> Int64Array:
         """``[length]`` cells of the committed tokens: a view, valid until the next change."""
         return self._cells[: self._length]
 
     @property
-    def held(self) -> IntArray:
+    def held(self) -> Int64Array:
         """All cells it holds: those of the committed tokens, then those of the pending nodes."""
         return np.concatenate((self.committed, np.array(self.pending_cells, dtype=np.int64)))
 
@@ -111,12 +109,12 @@ class SequenceCells:
         self.pending.truncate(size)
         del self.pending_cells[size:]
 
-    def append_committed(self, cells: IntArray | list[int]) -> None:
+    def append_committed(self, cells: Int64Array | list[int]) -> None:
         """Put ``cells`` behind the committed ones."""
         self._cells[self._length : self._length + len(cells)] = cells
         self._length += len(cells)
 
-    def keep(self, path: Sequence[int]) -> IntArray:
+    def keep(self, path: Sequence[int]) -> Int64Array:
         """Commit the pending nodes of ``path``, forget the others and return the cells of those others."""
         kept = set(path)
         dropped = [cell for node, cell in enumerate(self.pending_cells) if node not in kept]
@@ -127,13 +125,13 @@ class SequenceCells:
         self.append_committed(committed)
         return np.array(dropped, dtype=np.int64)
 
-    def cut(self, length: int) -> IntArray:
+    def cut(self, length: int) -> Int64Array:
         """Forget the committed tokens after the first ``length`` and return their cells."""
-        dropped: IntArray = self._cells[length : self._length].copy()
+        dropped: Int64Array = self._cells[length : self._length].copy()
         self._length = length
         return dropped
 
-    def mark_visible(self, visible: BoolArray, parents: Sequence[int], cells: IntArray) -> None:
+    def mark_visible(self, visible: BoolArray, parents: Sequence[int], cells: Int64Array) -> None:
         """Set what new rows see: the committed tokens, their pending ancestors and themselves.
 
         Args:

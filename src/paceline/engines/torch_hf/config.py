@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from paceline.engines.limits import check_range
 
-DType: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
+TorchDType: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 Attention: TypeAlias = Literal["auto", "sdpa", "eager"]
 
 SMALLEST_CONTEXT = 4
@@ -45,7 +45,7 @@ class TorchHFConfig:
 
     path: str | Path
     device: str = "auto"
-    dtype: DType = "auto"
+    dtype: TorchDType = "auto"
     attention: Attention = "auto"
     context_length: int | None = None
     context_may_shrink: bool = False

@@ -21,7 +21,7 @@ from paceline.engines.torch_hf.cells import CellPool, SequenceCells
 from paceline.engines.torch_hf.config import TorchHFConfig
 from paceline.engines.torch_hf.loading import (
     LoadedModel,
-    load,
+    loaded_model,
     longest_context,
     one_line,
     refuse_unsupported,
@@ -34,8 +34,7 @@ from paceline.engines.warming import warm_up
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.core.arrays import FloatArray
-    from paceline.engines.torch_hf.cells import BoolArray, IntArray
+    from paceline.core.arrays import BoolArray, FloatArray, Int64Array
 
 WIDTH_STEP = 64
 """Attention reads the pool in steps of so many cells: few shapes, and rows aligned for the GPU's masked kernels."""
@@ -81,7 +80,7 @@ class TorchHFEngine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
             self._set_threads = config.threads
-        loaded = load(config)
+        loaded = loaded_model(config)
         if config.threads is None and loaded.model.device.type == "cpu":
             self._spare_cores = SpareCores(own_threads, cores())
         self._start(
@@ -395,7 +394,7 @@ class TorchHFEngine:
         return output
 
     def _pack(
-        self, steps: Sequence[Step], states: Sequence[SequenceCells], cells: IntArray, width_step: int
+        self, steps: Sequence[Step], states: Sequence[SequenceCells], cells: Int64Array, width_step: int
     ) -> _PackedRows:
         """Lay the rows of all steps side by side."""
         token_ids = [token_id for step in steps for token_id in step.token_ids]
@@ -570,10 +569,10 @@ class _Saved(NamedTuple):
 class _PackedRows(NamedTuple):
     """One pass: ``[rows]`` tokens and cells, ``[rows, width]`` who sees what, ``[outputs]`` rows wanted."""
 
-    token_ids: IntArray
-    cells: IntArray
+    token_ids: Int64Array
+    cells: Int64Array
     visible: BoolArray
-    outputs: IntArray
+    outputs: Int64Array
     first_outputs: list[int]
 
 

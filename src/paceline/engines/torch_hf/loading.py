@@ -36,7 +36,7 @@ class LoadedModel(NamedTuple):
     """End tokens besides those that model and tokenizer name: llama.cpp knows some in a GGUF file by their text."""
 
 
-def load(settings: TorchHFConfig) -> LoadedModel:
+def loaded_model(settings: TorchHFConfig) -> LoadedModel:
     """Load the model and the tokenizer that ``settings`` name.
 
     Raises:

@@ -10,7 +10,7 @@ import torch
 from paceline.core.errors import CapabilityError
 
 if TYPE_CHECKING:
-    from paceline.engines.torch_hf.cells import BoolArray, IntArray
+    from paceline.core.arrays import BoolArray, Int64Array
 
 FULL = "full_attention"
 """transformers' name for layers that attend to all positions before."""
@@ -61,8 +61,8 @@ class AttentionPattern:
     def masks(
         self,
         visible: BoolArray,
-        row_positions: IntArray,
-        cell_positions: IntArray,
+        row_positions: Int64Array,
+        cell_positions: Int64Array,
         dtype: torch.dtype,
         device: torch.device,
     ) -> Any:

@@ -3,7 +3,7 @@
 ::
 
     LlamaFile ──> LlamaSettings ──> config.json         folder ──> LlamaSettings ──> metadata
-              ──> Vocabulary ──> tokenizer*.json               ──> Vocabulary ──> metadata
+              ──> TokenizerTables ──> tokenizer*.json               ──> TokenizerTables ──> metadata
               ──> rows, a few at a time ──> shards             ──> rows, a few at a time ──> tensor data
 
 Neither torch nor transformers is needed. llama.cpp is, as it knows end tokens by their text (``ends.py``). Memory holds
@@ -33,7 +33,7 @@ from paceline.models.convert.llama import (
 )
 from paceline.models.convert.safetensors_files import SHARD_BYTES, PlannedTensor, read_tensors, write_tensors
 from paceline.models.convert.tokenizer_json import vocabulary_of_folder, write_tokenizer
-from paceline.models.convert.vocabulary import Vocabulary, add_vocabulary_to_gguf, vocabulary_of_gguf
+from paceline.models.convert.vocabulary import TokenizerTables, add_vocabulary_to_gguf, vocabulary_of_gguf
 from paceline.models.files import check_new_folder, read_json, write_json
 from paceline.models.llama import ARCHITECTURE, ROPE_DIVISORS, LlamaFile, check_tensors
 from paceline.models.weight_files import check_model_folder
@@ -250,6 +250,6 @@ class _Progress:
                 self._report(self._done, self.total)
 
 
-def _text_bytes(vocabulary: Vocabulary) -> int:
+def _text_bytes(vocabulary: TokenizerTables) -> int:
     """Return about how much the configuration and the tokenizer take, rather too much."""
     return 1_000_000 + 200 * len(vocabulary.tokens) + 100 * len(vocabulary.merges)

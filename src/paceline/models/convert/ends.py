@@ -17,14 +17,14 @@ from typing import Final
 import gguf
 
 from paceline.core.errors import InputError, ModelWarning
-from paceline.models.convert.vocabulary import Vocabulary, add_vocabulary_to_gguf
+from paceline.models.convert.vocabulary import TokenizerTables, add_vocabulary_to_gguf
 from paceline.models.llama import ARCHITECTURE
 from paceline.vocabularies.turns import END_OF_TURN
 
 _END_OF_MESSAGE: Final = frozenset({"<|eom_id|>"})
 
 
-def name_ends(vocabulary: Vocabulary, name: str) -> dict[str, int]:
+def name_ends(vocabulary: TokenizerTables, name: str) -> dict[str, int]:
     """Return the end tokens that a GGUF file has to name so that llama.cpp ends where the folder does.
 
     Args:
@@ -65,7 +65,7 @@ def name_ends(vocabulary: Vocabulary, name: str) -> dict[str, int]:
     return named
 
 
-def _give_keys(vocabulary: Vocabulary, unknown: Collection[int]) -> dict[str, int]:
+def _give_keys(vocabulary: TokenizerTables, unknown: Collection[int]) -> dict[str, int]:
     """Give end tokens GGUF's keys: those llama.cpp does not know before those whose text says what they are."""
     first, *others = vocabulary.ends
     named: dict[str, int] = {}
@@ -79,7 +79,7 @@ def _give_keys(vocabulary: Vocabulary, unknown: Collection[int]) -> dict[str, in
     return {"eos": first, **named}
 
 
-def _ends_in_llama_cpp(vocabulary: Vocabulary, named: Mapping[str, int]) -> frozenset[int]:
+def _ends_in_llama_cpp(vocabulary: TokenizerTables, named: Mapping[str, int]) -> frozenset[int]:
     """Return where llama.cpp ends with such a vocabulary, of which the first merge stands for all."""
     from paceline.engines.llama_cpp.ends import read_end_ids
 
@@ -95,5 +95,5 @@ def _ends_in_llama_cpp(vocabulary: Vocabulary, named: Mapping[str, int]) -> froz
         return read_end_ids(path)
 
 
-def _listed(token_ids: Iterable[int], vocabulary: Vocabulary) -> str:
+def _listed(token_ids: Iterable[int], vocabulary: TokenizerTables) -> str:
     return ", ".join(f"{vocabulary.tokens[token_id]!r} ({token_id})" for token_id in token_ids)

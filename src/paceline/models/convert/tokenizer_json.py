@@ -12,7 +12,7 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.models.convert.merges import merges_of_scores, scores_of_merges
 from paceline.models.convert.pretokenizers import pre_tokenizer_of_json
 from paceline.models.convert.sentencepiece_model import read_sentencepiece
-from paceline.models.convert.vocabulary import BYTE_TOKENS, PADDING_SCORE, ChatTemplate, Vocabulary
+from paceline.models.convert.vocabulary import BYTE_TOKENS, PADDING_SCORE, ChatTemplate, TokenizerTables
 from paceline.models.files import read_json, read_json_if_present, write_json
 from paceline.vocabularies.turns import unnamed_turn_ends
 
@@ -25,7 +25,7 @@ _SPACE = "▁"
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write_tokenizer(vocabulary: Vocabulary, folder: Path, context_length: int) -> None:
+def write_tokenizer(vocabulary: TokenizerTables, folder: Path, context_length: int) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json`` into ``folder``."""
     ids = vocabulary.ids()
     added = [
@@ -83,7 +83,7 @@ def _added_token(token: str, token_id: int, *, special: bool) -> dict[str, Any]:
     return {"id": token_id, "content": token, **flags, "special": special}
 
 
-def _byte_level_parts(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, Any]:
+def _byte_level_parts(vocabulary: TokenizerTables, ids: dict[str, int]) -> dict[str, Any]:
     assert vocabulary.pre is not None, "a byte-level vocabulary has a pre-tokenizer"
     return {
         "normalizer": None,
@@ -93,7 +93,7 @@ def _byte_level_parts(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, 
     }
 
 
-def _sentencepiece_parts(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, Any]:
+def _sentencepiece_parts(vocabulary: TokenizerTables, ids: dict[str, int]) -> dict[str, Any]:
     # The older form of the Llama tokenizer: a space before every piece between special tokens, as llama.cpp has it.
     steps: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
     decoders: list[dict[str, Any]] = [
@@ -118,7 +118,7 @@ def _sentencepiece_parts(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[st
     }
 
 
-def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
+def _post_processor(vocabulary: TokenizerTables) -> dict[str, Any] | None:
     before = vocabulary.bos if vocabulary.add_bos else None
     after = vocabulary.ends[0] if vocabulary.add_eos else None
     if before is None and after is None:
@@ -146,7 +146,7 @@ def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def vocabulary_of_folder(folder: Path, config: dict[str, Any], vocab_size: int) -> Vocabulary:
+def vocabulary_of_folder(folder: Path, config: dict[str, Any], vocab_size: int) -> TokenizerTables:
     """Read the tokenizer of a Hugging Face folder.
 
     A normalizer to NFC is left out, as in every GGUF file: llama.cpp has none. Texts that are NFC already, which almost
@@ -183,7 +183,7 @@ def vocabulary_of_folder(folder: Path, config: dict[str, Any], vocab_size: int) 
 
 def _vocabulary(
     path: Path, content: dict[str, Any], folder: Path, config: dict[str, Any], vocab_size: int
-) -> Vocabulary:
+) -> TokenizerTables:
     settings = read_json_if_present(folder / "tokenizer_config.json")
     generation = read_json_if_present(folder / "generation_config.json")
     model = content["model"]
@@ -225,7 +225,7 @@ def _vocabulary(
             content.get("pre_tokenizer"), ignore_merges=bool(model.get("ignore_merges")), file=str(path)
         )
         unknown = _special_id("unk", settings, config, ids)
-        return Vocabulary(kind="bpe", merges=merges, pre=pre, unknown=unknown, **common)
+        return TokenizerTables(kind="bpe", merges=merges, pre=pre, unknown=unknown, **common)
     if model.get("ignore_merges"):
         raise InputError(f"{path} sets ignore_merges with byte fallback, which llama.cpp cannot")
     unknown = ids.get(model.get("unk_token") or "")
@@ -233,12 +233,12 @@ def _vocabulary(
         types[unknown] = TokenType.UNKNOWN
     known_scores = scores_of_merges(merges, ids, str(path))
     scores = [PADDING_SCORE if token is None else known_scores[i] for i, token in enumerate(tokens)]
-    return Vocabulary(
+    return TokenizerTables(
         kind="spm", scores=scores, unknown=unknown, add_space_prefix=_adds_space(content, str(path)), **common
     )
 
 
-def _sentencepiece_vocabulary(path: Path, folder: Path, config: dict[str, Any], vocab_size: int) -> Vocabulary:
+def _sentencepiece_vocabulary(path: Path, folder: Path, config: dict[str, Any], vocab_size: int) -> TokenizerTables:
     settings = read_json_if_present(folder / "tokenizer_config.json")
     generation = read_json_if_present(folder / "generation_config.json")
     model = read_sentencepiece(path)
@@ -259,7 +259,7 @@ def _sentencepiece_vocabulary(path: Path, folder: Path, config: dict[str, Any], 
         _place(tokens, types, token["content"], token_id, kind, path)
     ids = {token: token_id for token_id, token in enumerate(tokens) if token is not None}
     own = {"bos_token_id": model.bos, "eos_token_id": model.eos}
-    return Vocabulary(
+    return TokenizerTables(
         kind="spm",
         tokens=tokens,
         types=types,
@@ -312,7 +312,7 @@ def _ends(
     return tuple(dict.fromkeys(int(token_id) for token_id in ends if token_id is not None))
 
 
-def _with_turn_ends(vocabulary: Vocabulary) -> Vocabulary:
+def _with_turn_ends(vocabulary: TokenizerTables) -> TokenizerTables:
     """Return a vocabulary that ends answers where the torch engine does."""
     template = vocabulary.chat_template
     templates = [entry["template"] for entry in template] if isinstance(template, list) else [template or ""]

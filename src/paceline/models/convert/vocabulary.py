@@ -29,8 +29,8 @@ PADDING_SCORE: Final = -10000.0
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """Everything about a tokenizer."""
+class TokenizerTables:
+    """Everything about a tokenizer, as files store it."""
 
     kind: Literal["bpe", "spm"]
     """Byte-level BPE (GGUF: ``gpt2``), or SentencePiece BPE with byte fallback (``llama``)."""
@@ -111,7 +111,7 @@ class Vocabulary:
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def vocabulary_of_gguf(file: GGUFFile) -> Vocabulary:
+def vocabulary_of_gguf(file: GGUFFile) -> TokenizerTables:
     """Read the tokenizer of a GGUF file.
 
     Raises:
@@ -142,7 +142,7 @@ def vocabulary_of_gguf(file: GGUFFile) -> Vocabulary:
         needed |= {piece for merge in merges for piece in (*merge, "".join(merge))}
         if TokenType.BYTE in types:
             raise InputError(f"{name} has byte tokens in a byte-level vocabulary, which tokenizer.json cannot have")
-        vocabulary = Vocabulary(
+        vocabulary = TokenizerTables(
             kind="bpe",
             **_without_padding(tokens, types, needed),
             merges=merges,
@@ -155,7 +155,7 @@ def vocabulary_of_gguf(file: GGUFFile) -> Vocabulary:
         # llama.cpp's own numbers where the file names none.
         common["bos"] = 1 if common["bos"] is None else common["bos"]
         common["unknown"] = 0 if common["unknown"] is None else common["unknown"]
-        vocabulary = Vocabulary(
+        vocabulary = TokenizerTables(
             kind="spm",
             **_without_padding(tokens, types, needed),
             scores=scores,
@@ -226,7 +226,7 @@ def _chat_template(file: GGUFFile) -> ChatTemplate | None:
     return [{"name": name, "template": template} for name, template in templates.items()]
 
 
-def add_vocabulary_to_gguf(vocabulary: Vocabulary, writer: gguf.GGUFWriter, ends: Mapping[str, int]) -> None:
+def add_vocabulary_to_gguf(vocabulary: TokenizerTables, writer: gguf.GGUFWriter, ends: Mapping[str, int]) -> None:
     """Write the tokenizer as metadata.
 
     Args:
