@@ -94,7 +94,7 @@ class OwnDraft:
 
         Raises:
             InputError: as the class does.
-            CapabilityError: likewise.
+            CapabilityError: a type is named, and llama.cpp cannot be loaded.
         """
         if not isinstance(name, str):
             return None
@@ -245,7 +245,7 @@ def own_draft(target: Path, file_type: str | None = None, *, report: Callable[[f
 
     Raises:
         InputError: as :meth:`OwnDraft.of` and :meth:`OwnDraftFile.make` do.
-        ModelFileError: likewise.
+        ModelFileError: as :meth:`OwnDraft.of` and :meth:`OwnDraftFile.make` do.
     """
     draft = OwnDraft(file_type).of(target)
     if report is None:

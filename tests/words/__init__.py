@@ -1,0 +1,1 @@
+"""Counts old private terms and docstrings that do not stand by themselves: ``python -m tests.words``."""
