@@ -35,15 +35,15 @@ class TokenizerTables:
     kind: Literal["bpe", "spm"]
     """Byte-level BPE (GGUF: ``gpt2``), or SentencePiece BPE with byte fallback (``llama``)."""
     tokens: list[str | None]
-    """By id, one for every row of the embedding; ``None`` for rows that no token has."""
+    """Tokens by id, one for every row of the embedding; ``None`` for rows that no token has."""
     types: list[TokenType]
-    """By id."""
+    """Types of the tokens, by id."""
     merges: list[tuple[str, str]] = field(default_factory=list)
-    """Of byte-level BPE, first merge first."""
+    """Merges of byte-level BPE, first merge first."""
     pre: PreTokenizer | None = None
-    """Of byte-level BPE."""
+    """How byte-level BPE cuts a text before it merges."""
     scores: list[float] = field(default_factory=list)
-    """Of SentencePiece, by id."""
+    """Scores of SentencePiece's tokens, by id."""
     bos: int | None = None
     ends: tuple[int, ...] = ()
     """Tokens that end an answer, the end-of-text token first."""
