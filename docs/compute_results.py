@@ -1,0 +1,174 @@
+"""Computes the tables that are not measured: ``python docs/compute_results.py``.
+
+They are what drafts take of memory, by a formula, and the most that an answer can lose, by the ledger's own constants.
+``--check`` writes nothing, and ends with status 1 where a file would change.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.planning.auto.asking import HOPED_SHARE
+from paceline.planning.auto.ledger import ALLOWED_SHARE
+from paceline.planning.auto.policy import PAPER_ROUNDS, START_ROUNDS, START_SHARE
+
+RESULTS = Path(__file__).parent / "results"
+
+ANSWER = 300
+"""Tokens of the answer in the worked example."""
+
+Q4_0_BITS, Q8_0_BITS, Q2_K_BITS = 4.5, 8.5, 2.625
+"""Bits a weight: in Q4_0 and Q8_0 32 weights share a scale of 16 bits; Q2_K has blocks of 256 weights in 84 bytes."""
+
+CACHE_BYTES, CONTEXT = 2, 4096
+"""Bytes of a number in the cache (F16), and the tokens that a draft is given by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A draft model, as its publisher describes it.
+
+    Attributes:
+        billions: parameters.
+        layers: attention layers; 0 where they are of several kinds, so that the formula does not hold.
+        heads: heads of keys and values.
+        size: numbers in each.
+    """
+
+    name: str
+    billions: float
+    layers: int = 0
+    heads: int = 0
+    size: int = 0
+
+
+DRAFTS = (
+    Shape("Qwen2.5-Coder-0.5B-Instruct", 0.49, 24, 2, 64),
+    Shape("Qwen3-0.6B", 0.6, 28, 8, 128),
+    Shape("Qwen3.5-0.8B", 0.8),
+    Shape("gemma-3-1b-it", 1.0),
+    Shape("Llama-3.2-1B-Instruct", 1.23, 16, 8, 64),
+    Shape("DeepSeek-R1-Distill-Qwen-1.5B", 1.78, 28, 2, 128),
+    Shape("Ministral-3-3B-Instruct-2512", 3.4),
+    Shape("gemma-4-E2B-it", 5.1),
+)
+
+TARGETS = (("8B", 8.0), ("14B", 14.0), ("27B", 27.0), ("32B", 32.0), ("70B", 70.0))
+
+
+def weights_gb(billions: float, bits: float) -> float:
+    """Return what weights take, in GB (10^9 bytes)."""
+    return billions * bits / 8
+
+
+def cache_mb(shape: Shape) -> float:
+    """Return what keys and values of a full context take, in MB (10^6 bytes)."""
+    return 2 * shape.layers * shape.heads * shape.size * CACHE_BYTES * CONTEXT / 1e6
+
+
+def draft_memory() -> dict[str, Any]:
+    """Return the table of draft models."""
+    return _table(
+        ["draft model", "parameters, billions", "in Q8_0, GB", "in Q4_0, GB", f"cache of {CONTEXT:,} tokens, MB"],
+        [
+            [
+                shape.name,
+                f"{shape.billions:g}",
+                f"{weights_gb(shape.billions, Q8_0_BITS):.2f}",
+                f"{weights_gb(shape.billions, Q4_0_BITS):.2f}",
+                f"{cache_mb(shape):.0f}" if shape.layers else None,
+            ]
+            for shape in DRAFTS
+        ],
+        [
+            "Computed. Weights take parameters times bits a weight over 8: 8.5 bits in Q8_0, 4.5 in Q4_0. The cache "
+            "takes 2 times layers, heads, numbers a head, bytes a number and tokens. It is left open where layers are "
+            "of several kinds. A real file differs by some per cent, as its embeddings may be of another type."
+        ],
+    )
+
+
+def own_draft_memory() -> dict[str, Any]:
+    """Return the table of targets' own copies."""
+    return _table(
+        ["target", "its copy in Q4_0, GB", "its copy in Q2_K, GB"],
+        [
+            [name, f"{weights_gb(billions, Q4_0_BITS):.1f}", f"{weights_gb(billions, Q2_K_BITS):.1f}"]
+            for name, billions in TARGETS
+        ],
+        ["Computed as above, with 2.625 bits a weight in Q2_K."],
+    )
+
+
+def credited_rounds(tokens: int) -> float:
+    """Return the most plain rounds that counterfactual credit can add in an answer of so many tokens.
+
+    Each grant needs twice the proven gain of the one before, and adds half as much. Gains are of tokens that were said,
+    so all of them together are at most the answer.
+    """
+    added, needed, scale = 0.0, 0.0, 1.0
+    while needed + PAPER_ROUNDS * scale <= tokens:
+        needed += PAPER_ROUNDS * scale
+        added += START_ROUNDS / scale
+        scale *= 2
+    return added
+
+
+def bound(tokens: int) -> list[tuple[str, float]]:
+    """Return the parts of the most plain rounds that an answer can lose."""
+    return [
+        ("to begin with", min(START_ROUNDS, START_SHARE * tokens)),
+        (f"{ALLOWED_SHARE:.1%} of {tokens} tokens".replace("%", " %"), ALLOWED_SHARE * tokens),
+        ("counterfactual credit, if drafts that were held back would have won", credited_rounds(tokens)),
+        (f"a draft model reads the prompt: {HOPED_SHARE:.0%} of {tokens} tokens".replace("%", " %"),
+         HOPED_SHARE * tokens),
+    ]
+
+
+def bound_table() -> dict[str, Any]:
+    """Return the worked example of the promise."""
+    parts = bound(ANSWER)
+    rows, total = [], 0.0
+    for name, rounds in parts:
+        total += rounds
+        rows.append([name, f"{rounds:.1f}", f"{total:.1f}", f"{100 * total / ANSWER:.1f} %"])
+    return _table(["may be lost", "plain rounds", "all together", f"of an answer of {ANSWER} tokens"], rows, [])
+
+
+def _table(columns: list[str], rows: list[list[Any]], notes: list[str]) -> dict[str, Any]:
+    return {"machine": "", "date": "", "commands": [], "notes": notes, "columns": columns, "rows": rows}
+
+
+def written(table: dict[str, Any]) -> str:
+    """Return the text of a file of results: a row a line."""
+    head = ",\n".join(f'  "{key}": {json.dumps(value)}' for key, value in table.items() if key != "rows")
+    rows = ",\n".join(f"    {json.dumps(row)}" for row in table["rows"])
+    return f'{{\n{head},\n  "rows": [\n{rows}\n  ]\n}}\n'
+
+
+TABLES = {"draft-memory": draft_memory, "own-draft-memory": own_draft_memory, "bound": bound_table}
+
+
+def main(arguments: list[str]) -> int:
+    """Write all computed tables; return the exit status."""
+    if arguments not in ([], ["--check"]):
+        print(f"{' '.join(arguments)}: the only option is --check", file=sys.stderr)
+        return 2
+    stale = []
+    for name, compute in TABLES.items():
+        path, new = RESULTS / f"{name}.json", written(compute())
+        if not path.exists() or path.read_text(encoding="utf-8") != new:
+            stale.append(path.name)
+            if not arguments:
+                path.write_text(new, encoding="utf-8")
+    for name in stale:
+        print(f"docs/results/{name}: {'is not' if arguments else 'now'} as it is computed")
+    return 1 if stale and arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
