@@ -103,8 +103,8 @@ class Priced:
 
 
 BESIDE_CPU_PASSES: Final = 3.0
-"""A pass over large weights empties the CPU's caches: two to four times as long was measured (docs/measurements.md,
-Deciding)."""
+"""A pass over large weights empties the CPU's caches: two to four times as long was measured
+(docs/notes/2026-11-25-deciding.md)."""
 
 MEASURED: Final = (
     "q4_0-quiet",

@@ -2,7 +2,7 @@
 
 All threads of a pass meet after every operation, some hundred times a pass. One that has to wait for its core holds up
 the others, which spin meanwhile and so lose their own claim to a core: beside a single busy process a pass on all cores
-takes several times as long as one that leaves a core free (docs/measurements.md, "A busy machine").
+takes several times as long as one that leaves a core free (docs/benchmarks.md, "A busy machine").
 
 What others use is what all cores were busy for, less this process's own time. That needs no privilege, no probing and
 no knowledge of how long a pass should take.
