@@ -68,7 +68,9 @@ def main(arguments: list[str]) -> int:
         print("give the folder of the built site", file=sys.stderr)
         return 2
     found = faults(Path(arguments[0]))
-    print("\n".join(found) if found else "every link of the site leads somewhere, and nothing is fetched from elsewhere")
+    print(
+        "\n".join(found) if found else "every link of the site leads somewhere, and nothing is fetched from elsewhere"
+    )
     return 1 if found else 0
 
 

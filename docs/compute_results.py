@@ -124,8 +124,10 @@ def bound(tokens: int) -> list[tuple[str, float]]:
         ("to begin with", min(START_ROUNDS, START_SHARE * tokens)),
         (f"{ALLOWED_SHARE:.1%} of {tokens} tokens".replace("%", " %"), ALLOWED_SHARE * tokens),
         ("counterfactual credit, if drafts that were held back would have won", credited_rounds(tokens)),
-        (f"a draft model reads the prompt: {HOPED_SHARE:.0%} of {tokens} tokens".replace("%", " %"),
-         HOPED_SHARE * tokens),
+        (
+            f"a draft model reads the prompt: {HOPED_SHARE:.0%} of {tokens} tokens".replace("%", " %"),
+            HOPED_SHARE * tokens,
+        ),
     ]
 
 
@@ -136,7 +138,7 @@ def bound_table() -> dict[str, Any]:
     for name, rounds in parts:
         total += rounds
         rows.append([name, f"{rounds:.1f}", f"{total:.1f}", f"{100 * total / ANSWER:.1f} %"])
-    return _table(["may be lost", "plain rounds", "all together", f"of an answer of {ANSWER} tokens"], rows, [])
+    return _table(["may be lost", "plain rounds", "all together", f"of {ANSWER} tokens"], rows, [])
 
 
 def _table(columns: list[str], rows: list[list[Any]], notes: list[str]) -> dict[str, Any]:

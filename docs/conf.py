@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 project = "paceline"
 author = "The paceline authors"
-copyright = "the paceline authors; Apache-2.0"
+copyright = "the paceline authors; Apache-2.0"  # noqa: A001 - Sphinx calls it so
 version = release = re.search(r'^__version__ = "(.+)"', (ROOT / "src/paceline/__init__.py").read_text(), re.M)[1]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]

@@ -14,7 +14,8 @@ from paceline.planning.auto.ledger import ALLOWED_SHARE
 from paceline.planning.auto.policy import START_ROUNDS
 
 FOLDER = Path(__file__).parent / "drawings"
-WIDTH = 460
+WIDTH = 360
+"""Units of a drawing's width, so that its texts can be read on a phone."""
 
 TARGET, DRAFT, REFUSED = "draw-target", "draw-draft", "draw-refused"
 
@@ -35,9 +36,7 @@ class Drawing:
 
     def box(self, x: float, y: float, width: float, height: float, kind: str, label: str = "") -> None:
         """Draw a box with a label in its middle."""
-        self.parts.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" class="{kind}"/>'
-        )
+        self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" class="{kind}"/>')
         if label:
             self.text(x + width / 2, y + height / 2 + 4.5, label, anchor="middle", kind="draw-label")
 
@@ -63,106 +62,106 @@ class Drawing:
 
 
 def one_round() -> Drawing:
-    """A round: draft, one pass, walk."""
+    """Draw a round: draft, one pass, walk."""
     drawing = Drawing(
-        "A round. The text so far ends in: of France is. A drafter proposes four tokens: Paris, comma, a, town. "
+        "A round. The text so far ends in: France is. A drafter proposes four tokens: Paris, comma, a, town. "
         "One pass of the target checks all four. It keeps the first three, and says city where town was drafted.",
-        286,
+        308,
     )
     draft = ["Paris", ",", "a", "town"]
     said = ["Paris", ",", "a", "city"]
-    columns = [168 + 74 * index for index in range(4)]
-    drawing.text(8, 22, "the text so far")
+    columns = [126 + 58 * index for index in range(4)]
+    drawing.text(4, 18, "the text so far")
     for index, token in enumerate(("France", "is")):
-        drawing.box(8 + 66 * index, 32, 60, 28, TARGET, token)
-    drawing.text(columns[0], 22, "1. a drafter proposes: cheap")
+        drawing.box(4 + 58 * index, 28, 54, 28, TARGET, token)
+    drawing.text(columns[0], 18, "1. a drafter proposes, cheaply")
     for x, token in zip(columns, draft, strict=True):
-        drawing.box(x, 32, 66, 28, DRAFT, token)
-        drawing.arrow(x + 33, 64, x + 33, 92)
-    drawing.text(8, 112, "2. the target")
-    drawing.text(8, 129, "checks them")
-    drawing.box(columns[0] - 4, 96, 74 * 4, 40, "draw-pass", "one pass over the large model's weights")
+        drawing.box(x, 28, 54, 28, DRAFT, token)
+        drawing.arrow(x + 27, 60, x + 27, 104)
+    drawing.text(4, 86, "2. the target")
+    drawing.box(4, 108, WIDTH - 10, 36, "draw-pass", "one pass over the large model's weights")
     for x in columns:
-        drawing.arrow(x + 33, 140, x + 33, 168)
-    drawing.text(8, 184, "3. what the")
-    drawing.text(8, 201, "target says")
+        drawing.arrow(x + 27, 148, x + 27, 192)
+    drawing.text(4, 174, "3. what it says")
     for x, token, drafted in zip(columns, said, draft, strict=True):
-        drawing.box(x, 172, 66, 28, DRAFT if token == drafted else TARGET, token)
-        drawing.text(x + 33, 218, "accepted" if token == drafted else "recovered", anchor="middle", kind="draw-small")
-    drawing.text(8, 254, "4 tokens from one pass. Plain decoding takes 4 passes for the same")
-    drawing.text(8, 272, "4 tokens, since the target says the same either way.")
+        drawing.box(x, 196, 54, 28, DRAFT if token == drafted else TARGET, token)
+        drawing.text(x + 27, 241, "accepted" if token == drafted else "recovered", anchor="middle", kind="draw-small")
+    drawing.text(4, 276, "Four tokens from one pass. Plain decoding takes")
+    drawing.text(4, 294, "four passes for the same four tokens.")
     return drawing
 
 
 def two_clocks() -> Drawing:
-    """Plain decoding beside a round of three drafted tokens, to scale."""
+    """Draw plain decoding beside a round of three drafted tokens, to scale."""
     drafted_ms = 3 * LEVEL_MS + FOUR_ROWS_MS
     plain_ms = 4 * ONE_ROW_MS
-    scale = (WIDTH - 16) / plain_ms
+    scale = (WIDTH - 8) / plain_ms
     drawing = Drawing(
         f"Four tokens take {plain_ms:.0f} milliseconds plainly, in four passes, and {drafted_ms:.0f} milliseconds "
         "as one draft of three tokens and one wide pass, if all three are right.",
-        196,
+        204,
     )
-    drawing.text(8, 20, f"plain: 4 passes, {plain_ms:.0f} ms for 4 tokens")
+    drawing.text(4, 18, f"plain: {plain_ms:.0f} ms for 4 tokens")
     for index in range(4):
-        drawing.box(8 + index * ONE_ROW_MS * scale, 30, ONE_ROW_MS * scale - 3, 30, TARGET, f"{ONE_ROW_MS:g} ms")
-    drawing.text(8, 90, f"speculative, all 3 drafted tokens right: {drafted_ms:.0f} ms for 4 tokens")
+        drawing.box(4 + index * ONE_ROW_MS * scale, 28, ONE_ROW_MS * scale - 3, 30, TARGET, f"{ONE_ROW_MS:g} ms")
+    drawing.text(4, 88, f"speculative: {drafted_ms:.0f} ms for up to 4 tokens")
     for index in range(3):
-        drawing.box(8 + index * LEVEL_MS * scale * 3, 100, LEVEL_MS * scale * 3 - 1, 30, DRAFT)
-    start = 8 + 9 * LEVEL_MS * scale
-    drawing.box(start, 100, FOUR_ROWS_MS * scale, 30, TARGET, f"{FOUR_ROWS_MS:g} ms, 4 rows")
-    drawing.text(8, 160, f"none right: the same {drafted_ms:.0f} ms for 1 token, instead of {ONE_ROW_MS:.0f} ms.")
-    drawing.text(8, 178, "So whether a draft pays depends on the text and on the machine.")
-    drawing.text(8, 194, "Drafting is drawn three times as wide as it is.", kind="draw-small")
+        drawing.box(4 + index * LEVEL_MS * scale * 3, 98, LEVEL_MS * scale * 3 - 1, 30, DRAFT)
+    drawing.box(4 + 9 * LEVEL_MS * scale, 98, FOUR_ROWS_MS * scale, 30, TARGET, f"{FOUR_ROWS_MS:g} ms, 4 rows")
+    drawing.text(4, 156, f"All 3 drafted tokens right: {drafted_ms:.0f} ms instead of {plain_ms:.0f}.")
+    drawing.text(4, 174, f"None right: {drafted_ms:.0f} ms for one token, instead of {ONE_ROW_MS:.0f}.")
+    drawing.text(4, 196, "Drafting (green) is drawn three times as wide as it is.", kind="draw-small")
     return drawing
 
 
 def tree() -> Drawing:
-    """A tree of two drafters, and the path that was accepted."""
+    """Draw a tree of two drafters, and the path that was accepted."""
     drawing = Drawing(
         "A tree of drafts below the last token. The draft model's second choice and a lookup give it branches. "
         "The target walks it from the top, and one path is accepted.",
-        214,
+        196,
     )
     places = {
-        "is": (20, 88, TARGET), "Paris": (116, 42, DRAFT), "the": (116, 134, REFUSED), "capital": (212, 134, REFUSED),
-        ",": (212, 42, DRAFT), ".": (212, 88, REFUSED), "a": (308, 42, DRAFT), "city": (404, 42, TARGET),
+        "is": (4, 62, TARGET),
+        "Paris": (78, 22, DRAFT),
+        "the": (78, 108, REFUSED),
+        "home": (152, 108, REFUSED),
+        ",": (152, 22, DRAFT),
+        ".": (152, 65, REFUSED),
+        "a": (226, 22, DRAFT),
+        "city": (300, 22, TARGET),
     }
-    for parent, child in (("is", "Paris"), ("is", "the"), ("Paris", ","), ("Paris", "."), (",", "a"), ("a", "city"),
-                          ("the", "capital")):
+    lines = ("is Paris", "is the", "Paris ,", "Paris .", ", a", "a city", "the home")
+    for parent, child in (line.split(" ") for line in lines):
         (x1, y1, _), (x2, y2, _) = places[parent], places[child]
-        drawing.line([(x1 + 56, y1 + 14), (x2, y2 + 14)])
+        drawing.line([(x1 + 54, y1 + 14), (x2, y2 + 14)])
     for token, (x, y, kind) in places.items():
-        drawing.box(x, y, 56 if token != "city" else 50, 28, kind, token)
-    drawing.box(20, 182, 18, 18, DRAFT)
-    drawing.text(44, 196, "accepted")
-    drawing.box(150, 182, 18, 18, REFUSED)
-    drawing.text(174, 196, "refused")
-    drawing.box(270, 182, 18, 18, TARGET)
-    drawing.text(294, 196, "the target's own")
+        drawing.box(x, y, 54, 28, kind, token)
+    for x, kind, label in ((4, DRAFT, "accepted"), (112, REFUSED, "refused"), (212, TARGET, "the target's own")):
+        drawing.box(x, 168, 16, 16, kind)
+        drawing.text(x + 22, 181, label)
     return drawing
 
 
 def ledger() -> Drawing:
-    """What may be lost against plain decoding, and an answer whose drafts never pay."""
+    """Draw what may be lost against plain decoding, and an answer whose drafts never pay."""
     tokens, most = 300, 8.0
-    left, top, height = 60, 30, 150
-    across, up = (WIDTH - left - 20) / tokens, height / most
+    left, top, height = 30, 30, 150
+    across, up = (WIDTH - left - 16) / tokens, height / most
     bottom = top + height
     drawing = Drawing(
         "The ledger of an answer of 300 tokens. The allowance begins at four plain rounds and grows to 6.1. "
         "The loss of an answer whose drafts never pay climbs towards it and never crosses it.",
         236,
     )
-    drawing.text(8, 16, "plain rounds lost so far")
+    drawing.text(4, 16, "plain rounds lost so far")
     for value in (0, 2, 4, 6, 8):
         y = bottom - value * up
-        drawing.line([(left, y), (WIDTH - 20, y)], "draw-grid")
+        drawing.line([(left, y), (WIDTH - 16, y)], "draw-grid")
         drawing.text(left - 8, y + 4, str(value), anchor="end", kind="draw-small")
     for value in (0, 100, 200, 300):
         drawing.text(left + value * across, bottom + 18, str(value), anchor="middle", kind="draw-small")
-    drawing.text(WIDTH - 20, bottom + 36, "tokens of the answer", anchor="end", kind="draw-small")
+    drawing.text(WIDTH - 8, bottom + 38, "tokens of the answer", anchor="end", kind="draw-small")
 
     def at(token: float, rounds: float) -> tuple[float, float]:
         return round(left + token * across, 1), round(bottom - rounds * up, 1)
@@ -177,8 +176,8 @@ def ledger() -> Drawing:
             lost += 1.6
     path.append((float(tokens), lost))
     drawing.line([at(*point) for point in path], "draw-loss")
-    drawing.text(left + 12, at(0, START_ROUNDS)[1] - 14, "what may be lost: 4, and 0.7 % of the tokens")
-    drawing.text(left + 108, at(0, 2.0)[1] + 20, "drafts that never paid")
+    drawing.text(left + 10, at(0, START_ROUNDS)[1] - 46, "what may be lost: 4, and 0.7 % of tokens")
+    drawing.text(left + 118, at(0, 2.0)[1] + 16, "drafts that never paid")
     return drawing
 
 

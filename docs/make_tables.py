@@ -68,11 +68,12 @@ def read(path: Path) -> Results:
 
 def markdown(results: Results) -> str:
     """Return the table, and below it the notes, the machine, the day and the commands."""
-    texts = [["" if cell is None else f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row]
-             for row in results.rows]
+    texts = [
+        ["" if cell is None else f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row]
+        for row in results.rows
+    ]
     numeric = [
-        all(NUMBER.fullmatch(cell) for cell in column if cell) and any(column)
-        for column in zip(*texts, strict=True)
+        all(NUMBER.fullmatch(cell) for cell in column if cell) and any(column) for column in zip(*texts, strict=True)
     ]
     lines = [_line(results.columns), _line(["--:" if is_number else "---" for is_number in numeric])]
     lines += [_line(row) for row in texts]
