@@ -91,6 +91,7 @@ bench: $(VENV)/.installed-dev
 
 # A link that leads nowhere fails, and so do a docstring that cannot be read and a page that no other leads to.
 docs: $(VENV)/.installed-docs
+	rm -rf $(SITE)
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs $(SITE)
 	$(BIN)/python docs/check_site.py $(SITE)
 

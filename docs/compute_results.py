@@ -122,10 +122,10 @@ def bound(tokens: int) -> list[tuple[str, float]]:
     """Return the parts of the most plain rounds that an answer can lose."""
     return [
         ("to begin with", min(START_ROUNDS, START_SHARE * tokens)),
-        (f"{ALLOWED_SHARE:.1%} of {tokens} tokens".replace("%", " %"), ALLOWED_SHARE * tokens),
-        ("counterfactual credit, if drafts that were held back would have won", credited_rounds(tokens)),
+        (f"{ALLOWED_SHARE:.1%} of {tokens}".replace("%", " %"), ALLOWED_SHARE * tokens),
+        ("counterfactual credit", credited_rounds(tokens)),
         (
-            f"a draft model reads the prompt: {HOPED_SHARE:.0%} of {tokens} tokens".replace("%", " %"),
+            f"reading the prompt: {HOPED_SHARE:.0%} of {tokens}".replace("%", " %"),
             HOPED_SHARE * tokens,
         ),
     ]
