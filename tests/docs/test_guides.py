@@ -9,6 +9,7 @@ import pytest
 
 from paceline import DraftBudget, Drafter, Model
 from paceline.core.params import SamplingParams, StopRules
+from paceline.core.stats import OFF_REASONS
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.docs.test_site import DOCS
@@ -75,3 +76,9 @@ def test_pages_that_take_the_embedded_pair_run(page: str, capsys: pytest.Capture
     assert said
     if page == "promise.md":
         assert said == said[: len(said) // 3] * 3
+
+
+def test_every_reason_for_drafting_nothing_is_explained() -> None:
+    text = (DOCS / "limits.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"\| what it says .*\n\|---.*\n((?:\|.*\n)+)", text)
+    assert {line.split("|")[1].strip() for line in table.splitlines()} == set(OFF_REASONS.values())
