@@ -13,6 +13,7 @@ from paceline.cli.display import error_console, print_json, print_path
 from paceline.cli.progress import stage_progress
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.cache import complete_model, models_folder, resolve
+from paceline.models.embedded import embedded_target
 from paceline.models.inflate import (
     FILE_TYPES,
     PRESETS,
@@ -26,6 +27,7 @@ from paceline.models.inflate import (
     preset_shape,
 )
 from paceline.output import check_parent
+from paceline.sizes import size_text
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -147,6 +149,37 @@ def inflate_command(
         with stage_progress() as report:
             inflate(gguf_source, destination, shape, file_type=file_type, report=report)
     made.tell(as_json, seconds=time.perf_counter() - started)
+
+
+def at_large_cost(preset: str, file_type: str) -> Path:
+    """Return the path of the embedded target at the cost of a large model, in the cache, making it if need be.
+
+    Its progress is shown on a terminal, and what was made is said in a line on standard error.
+
+    Args:
+        preset: the shape whose cost it is to have.
+        file_type: of its weights.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    source = embedded_target()
+    destination = models_folder() / _cache_name("target", preset, None, file_type)
+    _make_folder(destination.parent)
+    source_shape = LlamaShape.from_gguf(source)
+    shape = fitted_shape(source_shape, preset_shape(preset, source_shape), None)
+    if is_up_to_date(destination, source, shape, file_type):
+        return destination
+    started_s = time.perf_counter()
+    with stage_progress() as report:
+        inflate(source, destination, shape, file_type=file_type, report=report)
+    error_console().print(
+        f"made {destination.name}, {size_text(destination.stat().st_size)}, once for this machine, "
+        f"in {time.perf_counter() - started_s:.1f} s (paceline models remove {destination.stem} deletes it)",
+        style="dim",
+        markup=False,
+    )
+    return destination
 
 
 @dataclass(frozen=True)

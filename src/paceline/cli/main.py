@@ -20,6 +20,8 @@ from paceline.cli.chat import EPILOG as CHAT_EPILOG
 from paceline.cli.chat import chat
 from paceline.cli.convert import EPILOG as CONVERT_EPILOG
 from paceline.cli.convert import convert
+from paceline.cli.demo import EPILOG as DEMO_EPILOG
+from paceline.cli.demo import demo
 from paceline.cli.display import escape_what_streams_lack
 from paceline.cli.inflate import EPILOG as INFLATE_EPILOG
 from paceline.cli.inflate import inflate_command
@@ -57,6 +59,7 @@ def _add_command(
 
 
 # In the order in which one comes to need them.
+_add_command("demo", demo, DEMO_EPILOG)
 _add_command("run", run, RUN_EPILOG, allow_extra_args=True)  # it refuses them itself, and says where a prompt goes
 _add_command("chat", chat, CHAT_EPILOG)
 # Flags of llama-server that are no options of ours come as words, and are told apart by the command.

@@ -1,0 +1,266 @@
+"""``paceline demo``: what speculation does, shown in a minute, and what to type next."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from paceline.api import GenerateOptions, Model
+from paceline.cli import exits
+from paceline.cli.display import error_console, output_console, print_json
+from paceline.cli.inflate import at_large_cost
+from paceline.cli.race_view import lane_lines, legend, play, verdict_line
+from paceline.cli.setup import FoundModels, Setup, opened
+from paceline.comparison import Stop, Stopped, answer
+from paceline.engines.loading import ModelOptions, reader_of
+from paceline.machine import machine
+from paceline.models.embedded import embedded_draft, heldout
+from paceline.models.inflate import file_type_named
+from paceline.options import ModelChoice
+from paceline.race import LaneName, Race, run_race
+
+EPILOG = """[bold]Examples[/bold]
+
+paceline demo  [dim]# under a minute, and half a minute more the first time[/dim]
+
+paceline demo | cat  [dim]# without pictures: the lines alone[/dim]
+
+paceline demo --json > race.json  [dim]# every token with its time; docs/draw_race.py draws it[/dim]
+"""
+
+PRESET: Final = "1b"
+FILE_TYPE: Final = "Q8_0"
+"""Of the target's weights."""
+
+_PROMPT_TOKENS: Final = 96
+_SEED: Final = 1
+_WARM_UP_TOKENS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One race of the demo.
+
+    Attributes:
+        title: what is decoded, as a heading.
+        about: what is to be seen, in a sentence.
+        kind: of held-out text, whose beginning is the prompt.
+        number: of the text, from 1.
+        options: how both answers are sampled.
+        seconds: about how long the plain answer is to take.
+        tokens: fewest and most of an answer.
+    """
+
+    title: str
+    about: str
+    kind: str
+    number: int
+    options: GenerateOptions
+    seconds: float
+    tokens: tuple[int, int]
+
+    def prompt_ids(self, model: Model) -> list[int]:
+        """Return the beginning of the text, up to the end of a line where there is one."""
+        vocabulary = model.target.vocabulary
+        token_ids = vocabulary.tokenize(heldout(self.kind)[self.number - 1])[:_PROMPT_TOKENS]
+        ends = [index + 1 for index, token_id in enumerate(token_ids) if vocabulary.token_bytes(token_id)[-1:] == b"\n"]
+        return token_ids[: ends[-1]] if ends else token_ids
+
+
+SCENES: Final = (
+    Scene(
+        "A server log, whose next words are easily guessed",
+        "Drafts are guesses at the next tokens. The target checks many of them in one pass, and keeps those that it "
+        "would have said itself.",
+        "logs",
+        8,
+        {"temperature": 0.4, "seed": _SEED},
+        seconds=8.0,
+        tokens=(48, 192),
+    ),
+    Scene(
+        "Prose at temperature 1, which nobody can guess",
+        "Where guesses do not pay, none are made, and nothing is lost.",
+        "prose",
+        3,
+        {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": _SEED},
+        seconds=4.0,
+        tokens=(32, 96),
+    ),
+)
+
+_NEXT: Final = (
+    ("paceline run -m big.gguf -md small.gguf -p 'Once upon a time' --compare", "two GGUF files of your own"),
+    ("paceline run -m big.gguf -md self -p 'Once upon a time'", "no second file: a smaller copy of the first"),
+    ("paceline chat -hf ggml-org/gemma-3-1b-it-GGUF", "a model of the Hugging Face hub, fetched once"),
+    ("paceline serve -m big.gguf -md small.gguf", "OpenAI's API at http://127.0.0.1:8080/v1"),
+)
+_PYTHON: Final = (
+    "import paceline",
+    'model = paceline.load("big.gguf", draft="small.gguf")',
+    'print(model.generate("Once upon a time").text)',
+)
+
+
+def demo(
+    file_type: Annotated[
+        str,
+        typer.Option("--type", help="Of the target's weights; paceline inflate --help lists all.", metavar="TYPE"),
+    ] = FILE_TYPE,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead: every token with its time.")
+    ] = False,
+) -> None:
+    """Show what speculative decoding does: one prompt answered plainly and speculatively, side by side.
+
+    The target is the small model that travels with paceline, at the cost of a model of a billion weights. The first
+    time it is made, which takes some 1.1 GB in the cache, and what its passes cost here is measured.
+
+    Both answers are made one after the other, for honest times, and then replayed side by side at these times. Then
+    comes a text that cannot be guessed, and what to type for a model of your own.
+    """
+    target = ModelOptions(at_large_cost(PRESET, file_type_named(file_type)))
+    draft = ModelOptions(embedded_draft())
+    # Nothing that an earlier demo has learned: each shows what a first answer is like.
+    setup = Setup(
+        ModelChoice.of({"path": target.path}, {}),
+        draft=draft.path,
+        drafters=None,
+        policy="auto",
+        verify="coupled",
+        remember=False,
+        may_draft=False,
+    )
+    steps = error_console()
+    with opened(setup, FoundModels(target, draft)) as (model, interrupted):
+        show = _Show(output_console(soft_wrap=False), silent=as_json)
+        try:
+            with step(steps, "warming up"):
+                per_second = _plain_speed(model, interrupted.is_set)
+            show.begin(model)
+            races = []
+            for number, scene in enumerate(SCENES, 1):
+                show.announce(number, scene)
+                race = _race(model, target, scene, per_second, interrupted.is_set, steps)
+                show.race(race, interrupted.is_set)
+                races.append((scene, race))
+                if interrupted.is_set():
+                    raise Stopped
+        except Stopped:
+            steps.print("interrupted", style="dim")
+            raise typer.Exit(exits.INTERRUPTED) from None
+        if as_json:
+            facts = {"target": model.target.description, "machine": machine()}
+            print_json({**facts, "races": [{"title": scene.title, **race.to_json()} for scene, race in races]})
+    show.end()
+
+
+def _plain_speed(model: Model, stopped: Stop) -> float:
+    """Return how many tokens a second plain decoding makes, after a warm-up with drafts."""
+    scene = SCENES[0]
+    options: GenerateOptions = {**scene.options, "max_tokens": _WARM_UP_TOKENS}
+    prompt_ids = scene.prompt_ids(model)
+    answer(model, prompt_ids, options, speculate=True, stopped=stopped)
+    plain = answer(model, prompt_ids, options, speculate=False, stopped=stopped)
+    return plain.stats.predicted_per_second or 1.0
+
+
+def _race(
+    model: Model, target: ModelOptions, scene: Scene, per_second: float, stopped: Stop, steps: Console
+) -> Race:
+    fewest, most = scene.tokens
+    tokens = min(max(round(scene.seconds * per_second), fewest), most)
+    options: GenerateOptions = {**scene.options, "max_tokens": tokens, "ignore_end": True}
+    with contextlib.ExitStack() as running:
+
+        def tell(lane: LaneName) -> None:
+            running.close()
+            order = "first plainly" if lane == "plain" else "then speculatively, with the same seed"
+            running.enter_context(step(steps, f"decoding {tokens} tokens: {order}"))
+
+        open_reader = reader_of(model.target_options or target, is_streamed=model.memory_plan is not None)
+        return run_race(
+            model, scene.prompt_ids(model), options, open_reader=open_reader, stopped=stopped, tell=tell
+        )
+
+
+@contextlib.contextmanager
+def step(console: Console, words: str) -> Iterator[None]:
+    """Say on standard error what is being done, for as long as it takes; in a pipe as a line, with the time it took."""
+    if console.is_terminal:
+        # Four times a second: more would take time from what is measured.
+        with console.status(words, refresh_per_second=4):
+            yield
+        return
+    started_s = time.monotonic()
+    yield
+    console.print(f"{words}: {time.monotonic() - started_s:.1f} s", markup=False)
+
+
+class _Show:
+    """Tells the story on standard output: with lanes on a terminal, in lines into a pipe.
+
+    Args:
+        console: on standard output.
+        silent: show nothing.
+    """
+
+    def __init__(self, console: Console, *, silent: bool) -> None:
+        self._console = console
+        self._silent = silent
+
+    def begin(self, model: Model) -> None:
+        """Say what is shown."""
+        if self._silent:
+            return
+        self._console.print(Text("One prompt, one seed, decoded twice: plainly and speculatively.", "bold"))
+        self._console.print(
+            Text(
+                "The target is the small model that travels with paceline, at the cost of a large one: "
+                f"{model.target.description.removeprefix(' ').strip()}. It says little, and takes as long.",
+                "dim",
+            )
+        )
+
+    def announce(self, number: int, scene: Scene) -> None:
+        """Say which race comes."""
+        if self._silent:
+            return
+        self._console.print()
+        self._console.print(Text(f"{number}. {scene.title}", "bold"))
+        self._console.print(Text(scene.about, "dim"))
+
+    def race(self, race: Race, stopped: Stop) -> None:
+        """Show a race, and how it ended."""
+        if self._silent:
+            return
+        if self._console.is_terminal:
+            play(self._console, race, stopped=stopped)
+            if (line := legend(self._console, race)) is not None:
+                self._console.print(line)
+        else:
+            for words in lane_lines(race):
+                self._console.print(words, markup=False, soft_wrap=True)
+        if not stopped():
+            self._console.print(verdict_line(race), soft_wrap=not self._console.is_terminal)
+
+    def end(self) -> None:
+        """Say what to type for a model of one's own."""
+        if self._silent:
+            return
+        self._console.print()
+        self._console.print(Text(f"{len(SCENES) + 1}. Now with a model of your own", "bold"))
+        for command, about in _NEXT:
+            self._console.print(Text(f"# {about}", "dim"), soft_wrap=True)
+            self._console.print(Padding(Text(command, "cyan"), (0, 0, 0, 2), expand=False), soft_wrap=True)
+        self._console.print(Text("# in Python", "dim"))
+        for line in _PYTHON:
+            self._console.print(Text(f"  {line}", "cyan"), soft_wrap=True)
