@@ -27,11 +27,13 @@ from paceline.streams import Generation
 
 LaneName: TypeAlias = Literal["plain", "speculative"]
 
-Verdict: TypeAlias = Literal["faster", "slower", "level", "nothing drafted", "texts differ"]
+Verdict: TypeAlias = Literal["faster", "slower", "level", "unexplained", "nothing drafted", "texts differ"]
 """How a race ended.
 
-``faster``, ``slower`` and ``level`` speak of the speculative lane, whose text is the plain one's. ``nothing drafted``:
-both lanes were plain decoding. ``texts differ``: the lanes hold different tokens, and their times say nothing.
+``faster``, ``slower`` and ``level`` speak of the speculative lane, whose text is the plain one's. ``unexplained``: it
+was faster by more than its accepted drafts can bring, so that the machine was not equally fast for both. ``nothing
+drafted``: both lanes were plain decoding. ``texts differ``: the lanes hold different tokens, and their times say
+nothing.
 """
 
 LEVEL = 0.03
@@ -154,6 +156,15 @@ class Race:
         return self.plain.seconds / self.speculative.seconds if self.speculative.seconds > 0 else float("inf")
 
     @property
+    def most_speedup(self) -> float:
+        """What the accepted drafts can bring at most: the passes of plain decoding over those of speculative decoding.
+
+        A pass with drafts in it takes at least as long as one without.
+        """
+        passes = len(self.plain.pieces) - 1
+        return passes / max(passes - self.speculative.num_accepted, 1)
+
+    @property
     def seconds(self) -> float:
         """Seconds until both lanes are through."""
         return max(self.plain.seconds, self.speculative.seconds)
@@ -167,6 +178,8 @@ class Race:
             return "nothing drafted"
         if abs(self.speedup - 1.0) <= LEVEL:
             return "level"
+        if self.speedup > (1.0 + LEVEL) * self.most_speedup:
+            return "unexplained"
         return "faster" if self.speedup > 1.0 else "slower"
 
     def to_json(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -16,7 +16,7 @@ from rich.text import Text
 from paceline.cli.display import SOURCE_STYLES
 from paceline.comparison import Stop
 from paceline.core.stats import OFF_REASONS
-from paceline.race import Lane, LaneName, Race
+from paceline.race import Lane, LaneName, Piece, Race
 from paceline.terminal_text import printable
 
 FRAME_S: Final = 1 / 20
@@ -79,13 +79,8 @@ def _lane(
     console: Console, name: LaneName, lane: Lane, prompt: str, at_s: float, width: int, height: int
 ) -> RenderableType:
     pieces = lane.until(at_s)
-    text = Text(tab_size=4)
-    # Where the answer goes on, the last line of the prompt says what of.
-    text.append(printable(prompt[prompt[:-1].rfind("\n") + 1 :]), Style(dim=True))
-    for piece in pieces:
-        text.append(printable(piece.text), source_style(console, piece.source))
-    text.expand_tabs()
-    lines = text.wrap(console, width - 4, overflow="fold")
+    lines = _text(console, prompt, pieces).wrap(console, width - 4, overflow="fold")
+    height = min(height, len(_text(console, prompt, lane.pieces).wrap(console, width - 4, overflow="fold")))
     is_done = at_s >= lane.seconds
     frame = "dim" if not is_done else "green" if name == "speculative" else "default"
     panel = Panel(
@@ -95,6 +90,16 @@ def _lane(
     rate = f"{(len(pieces) - 1) / spent_s:6.1f} tokens/s" if spent_s > 0 else " " * 15
     figures = Text(f"  {spent_s:5.1f} s {rate}  {len(pieces):3d} of {len(lane.pieces)}", "bold" if is_done else "")
     return Group(panel, figures)
+
+
+def _text(console: Console, prompt: str, pieces: Sequence[Piece]) -> Text:
+    """Return what there is of an answer, after the last line of its prompt, which says what the answer goes on with."""
+    text = Text(tab_size=4)
+    text.append(printable(prompt[prompt[:-1].rfind("\n") + 1 :]), Style(dim=True))
+    for piece in pieces:
+        text.append(printable(piece.text), source_style(console, piece.source))
+    text.expand_tabs()
+    return text
 
 
 def source_style(console: Console, source: str) -> Style:
@@ -149,6 +154,9 @@ def _verdict(race: Race) -> str:
         return f"nothing to gain here, so nothing was drafted{why}: same text, both lanes are plain decoding"
     if race.verdict == "faster":
         return f"same text, {speedup}"
+    if race.verdict == "unexplained":
+        few = f"its {race.speculative.num_accepted} accepted drafts bring {race.most_speedup:.2f}x at most"
+        return f"same text, {speedup}, by chance: {few}, and something else kept this machine busy"
     if race.verdict == "level":
         return f"same text, {speedup}: nothing gained here, and nothing lost"
     return f"same text, {speedup}: on this machine drafts cost more than they brought here"
