@@ -16,6 +16,7 @@ import pytest
 from paceline.bench.plan import QUICK_WORKLOADS
 from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
+from paceline.models.embedded import embedded_target
 from paceline.planning.auto.learned import DrafterState, Learned, store_learned
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from tests.bench.helpers import scripted_pair
@@ -33,6 +34,15 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in for the target at the cost of a large model, which would take a gigabyte."""
+    path = tmp_path / "target-large.gguf"
+    path.symlink_to(embedded_target())
+    monkeypatch.setattr("paceline.cli.bench.large_target", lambda: path)
+    return path
 
 
 @pytest.fixture
@@ -194,6 +204,19 @@ def test_quick_chooses_its_workloads_and_fewer_variants(invoke: Invoke, scripted
     kinds = {variant["kind"] for workload in facts["workloads"] for variant in workload["variants"]}
     assert {"plain", "static"} <= kinds <= {"plain", "static", "auto"}
     assert facts["ended_by"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_large"),
+    [(("--quick",), True), (("--quick", "-m", "target", "-md", "draft"), False), ((), False)],
+)
+def test_quick_measures_the_target_at_the_cost_of_a_large_model(
+    arguments: tuple[str, ...], is_large: bool, invoke: Invoke, scripted: list[ModelOptions], large: Path
+) -> None:
+    outcome = invoke("bench", *arguments, *SMALL, "--workloads", "hard", "--variants", "static")
+    assert outcome.status == 0, outcome.err
+    assert Path(scripted[0].path) == (large if is_large else embedded_target())
+    assert len(scripted) == 2
 
 
 @pytest.mark.parametrize(

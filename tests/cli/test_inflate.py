@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.models.inflate import PRESETS, LlamaShape
+from paceline.cli.inflate import LARGE_PRESET, LARGE_TYPE, large_target
+from paceline.models.embedded import embedded_target
+from paceline.models.inflate import PRESETS, LlamaShape, is_up_to_date
 from tests.cli.interrupted import interrupt_while_it_writes
 from tests.cli.test_run import Invoke
 from tests.models.test_inflate import LARGE, SMALL, logits, write_llama
@@ -53,6 +55,22 @@ def test_a_preset_goes_into_the_cache_once(invoke: Invoke, cache: Path, small: P
     assert invoke("inflate", str(small), "0.3b", "--type", "Q8_0", "--force").status == 0
     assert path.stat().st_mtime_ns > made
     assert [file.name for file in cache.iterdir()] == [path.name]
+
+
+def test_the_large_target_is_made_once(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(PRESETS, LARGE_PRESET, replace(LARGE, vocab_size=4096, feed_forward=1024))
+    path = large_target()
+    assert path == cache / f"target-{LARGE_PRESET}-{LARGE_TYPE.lower()}.gguf"
+    assert f"made {path.name}, " in capsys.readouterr().err
+    made = path.stat().st_mtime_ns
+    assert large_target() == path
+    assert path.stat().st_mtime_ns == made
+    assert capsys.readouterr().err == ""
+    path.write_bytes(b"half of it")
+    assert large_target() == path
+    assert is_up_to_date(path, embedded_target(), LlamaShape.from_gguf(path), LARGE_TYPE)
 
 
 def test_a_cached_model_of_another_source_is_made_again(invoke: Invoke, cache: Path, small: Path) -> None:

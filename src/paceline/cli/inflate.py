@@ -12,6 +12,7 @@ import typer
 from paceline.cli.display import error_console, print_json, print_path
 from paceline.cli.progress import stage_progress
 from paceline.core.errors import InputError, ModelFileError
+from paceline.engines.loading import ModelOptions, open_vocabulary
 from paceline.models.cache import complete_model, models_folder, resolve
 from paceline.models.embedded import embedded_target
 from paceline.models.inflate import (
@@ -168,7 +169,7 @@ def large_target(file_type: str = LARGE_TYPE) -> Path:
         file_type: of its weights.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: it cannot be written, or the engine that is to run it does not load.
     """
     source = embedded_target()
     destination = models_folder() / _cache_name("target", LARGE_PRESET, None, file_type)
@@ -177,6 +178,8 @@ def large_target(file_type: str = LARGE_TYPE) -> Path:
     shape = fitted_shape(source_shape, preset_shape(LARGE_PRESET, source_shape), None)
     if is_up_to_date(destination, source, shape, file_type):
         return destination
+    with open_vocabulary(ModelOptions(source)):
+        pass  # an engine that does not load is told of before a large file is written for it
     started_s = time.perf_counter()
     with stage_progress() as report:
         inflate(source, destination, shape, file_type=file_type, report=report)
