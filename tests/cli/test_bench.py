@@ -41,7 +41,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand in for the target at the cost of a large model, which would take a gigabyte."""
     path = tmp_path / "target-large.gguf"
     path.symlink_to(embedded_target())
-    monkeypatch.setattr("paceline.cli.bench.large_target", lambda: path)
+    monkeypatch.setattr("paceline.cli.bench.large_target", lambda file_type: path)
     return path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.cli.inflate import LARGE_PRESET, LARGE_TYPE, large_target
+from paceline.cli.inflate import LARGE_PRESET, large_target
 from paceline.models.embedded import embedded_target
 from paceline.models.inflate import PRESETS, LlamaShape, is_up_to_date
 from tests.cli.interrupted import interrupt_while_it_writes
@@ -61,16 +61,16 @@ def test_the_large_target_is_made_once(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(PRESETS, LARGE_PRESET, replace(LARGE, vocab_size=4096, feed_forward=1024))
-    path = large_target()
-    assert path == cache / f"target-{LARGE_PRESET}-{LARGE_TYPE.lower()}.gguf"
+    path = large_target("Q8_0")
+    assert path == cache / f"target-{LARGE_PRESET}-q8_0.gguf"
     assert f"made {path.name}, " in capsys.readouterr().err
     made = path.stat().st_mtime_ns
-    assert large_target() == path
+    assert large_target("Q8_0") == path
     assert path.stat().st_mtime_ns == made
     assert capsys.readouterr().err == ""
     path.write_bytes(b"half of it")
-    assert large_target() == path
-    assert is_up_to_date(path, embedded_target(), LlamaShape.from_gguf(path), LARGE_TYPE)
+    assert large_target("Q8_0") == path
+    assert is_up_to_date(path, embedded_target(), LlamaShape.from_gguf(path), "Q8_0")
 
 
 def test_a_cached_model_of_another_source_is_made_again(invoke: Invoke, cache: Path, small: Path) -> None:

@@ -27,7 +27,7 @@ from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.downloads import located_pair
 from paceline.cli.engines import opened
-from paceline.cli.inflate import LARGE_PRESET, LARGE_TYPE, large_target
+from paceline.cli.inflate import LARGE_PRESET, large_target
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import (
     ENVIRONMENT_NOTE,
@@ -77,6 +77,9 @@ _PIPE_WIDTH = 160
 _PROFILING_SHARE = 0.04
 _PROFILING_S = 30.0
 """Three times what a first load takes: what replay says after long prompts hangs on what a context adds to passes."""
+_QUICK_LAPS = 3
+_QUICK_TYPE = "Q4_0"
+"""Of the large target's weights: its passes take half as long as in Q8_0, so two minutes hold more workloads."""
 _DEFAULTS = BenchSettings(WORKLOAD_NAMES, VARIANT_NAMES, DRAFTER_NAMES)
 
 
@@ -116,7 +119,7 @@ def bench(
         float, typer.Option("--temp", "--temperature", help="0 decodes greedily.", rich_help_panel=_WHAT)
     ] = _DEFAULTS.temperature,
     repeats: Annotated[
-        int, typer.Option("--repeats", help="Laps: pairs of runs of each variant and workload.", rich_help_panel=_WHAT)
+        int, typer.Option("--repeats", help=f"Laps: pairs of runs of each variant and workload; {_QUICK_LAPS} with --quick.", rich_help_panel=_WHAT)
     ] = _DEFAULTS.laps,
     prompts: Annotated[
         int,
@@ -143,7 +146,7 @@ def bench(
         typer.Option(
             "--quick",
             help=f"Finish in {QUICK_S:.0f} seconds: what speeds measured first allow, and no other policies. Without -m the "
-            f"target is the embedded one at the cost of a {LARGE_PRESET.upper()} model in {LARGE_TYPE}, made once.",
+            f"target is the embedded one at the cost of a {LARGE_PRESET.upper()} model in {_QUICK_TYPE}, made once.",
             rich_help_panel=_WHAT,
         ),
     ] = False,
@@ -197,6 +200,8 @@ def bench(
     limit_s = QUICK_S if quick else time_limit
     if limit_s is not None and not limit_s > 0:
         raise InputError(f"--time-limit {limit_s:g}: give more than 0 seconds")
+    if quick and not is_given(context, "repeats"):
+        repeats = _QUICK_LAPS
     given = {name for name in ("workloads", "tokens", "prompts") if is_given(context, name)}
     uses_draft_model = models.named_draft is not None or models.target is None
     settings = BenchSettings(
@@ -234,7 +239,7 @@ def bench(
     if "draft" in settings.drafters:
         named_draft = embedded_draft() if models.named_draft is None else models.named_draft
     if quick and models.target is None:
-        models = dataclasses.replace(models, target=large_target())
+        models = dataclasses.replace(models, target=large_target(_QUICK_TYPE))
         started_s = time.monotonic()  # making it is once for a machine, and may take longer than what is asked for
     target_options, draft_options = located_pair(models, named_draft)
     if limit_s is None or "tokens" in given:

@@ -46,13 +46,8 @@ paceline inflate 1b --type BF16 -o big-hf  [dim]# a Hugging Face folder[/dim]
 """
 """What ``paceline inflate --help`` ends with."""
 
-LARGE_PRESET, LARGE_TYPE = "1b", "Q8_0"
-"""Of the target that demo and bench show: passes of the embedded one as it is are too short for drafts to pay.
-
-In Q8_0 drafts pay on more machines than in Q4_0, where a pass over several tokens costs relatively more: the log of the
-demo runs at 1.94 and 1.74 times plain on two cores of an EPYC and of a Xeon, and in Q4_0 at 1.47 and 2.80 (by replay
-with measured costs).
-"""
+LARGE_PRESET = "1b"
+"""Shape of the target that demo and bench show: passes of the embedded one as it is are too short for drafts to pay."""
 
 _SHAPE, _OUTPUT = "Shape", "Output"
 
@@ -160,7 +155,7 @@ def inflate_command(
     made.tell(as_json, seconds=time.perf_counter() - started)
 
 
-def large_target(file_type: str = LARGE_TYPE) -> Path:
+def large_target(file_type: str) -> Path:
     """Return the path of the embedded target at the cost of a large model, in the cache, making it if need be.
 
     How far that is shows on a terminal. What was made is said in a line on standard error.
