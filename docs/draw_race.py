@@ -1,6 +1,6 @@
 """Draws docs/race.svg, the race in the README: ``paceline demo --json | python docs/draw_race.py --on "two cores"``.
 
-The picture is animated by CSS alone: every token appears at its recorded time, then the ending stays for a while, and it
+The picture is animated by CSS alone: every token appears at its recorded time, the ending stays for a while, and all
 begins again. Where nothing is animated (printed, converted, or for readers who want less motion) it shows the ending.
 """
 
@@ -16,6 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from paceline.core.request import SOURCE_TARGET
 from paceline.race import Lane, Piece, Race
 
 COLUMNS: Final = 46
@@ -30,12 +31,17 @@ LANE: Final = COLUMNS * CHARACTER + 28
 GAP: Final = 20.0
 WIDTH: Final = 2 * LANE + GAP
 TOP: Final = 46.0
+FRAME_S: Final = 0.04
+"""Seconds to which times are rounded, as each one needs a rule of its own: an eye sees no difference."""
+
 HOLD_S: Final = 4.0
 """Seconds for which the ending stays before the race begins again."""
 
 STYLE: Final = """
-svg{--ink:#1b2430;--soft:#5b6776;--card:#fff;--line:#d5dbe2;--draft:#00805d;--suffix:#0072b2;--lookup:#a8508a;--win:#c45200}
-@media (prefers-color-scheme:dark){svg{--ink:#e8edf3;--soft:#9aa7b6;--card:#161c24;--line:#333f4d;--draft:#3ec9a0;--suffix:#56b4e9;--lookup:#d99ac2;--win:#ff9d4d}}
+svg{--ink:#1b2430;--soft:#5b6776;--card:#fff;--line:#d5dbe2;
+--draft:#00805d;--suffix:#0072b2;--lookup:#a8508a;--win:#c45200}
+@media (prefers-color-scheme:dark){svg{--ink:#e8edf3;--soft:#9aa7b6;--card:#161c24;--line:#333f4d;
+--draft:#3ec9a0;--suffix:#56b4e9;--lookup:#d99ac2;--win:#ff9d4d}}
 text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:var(--ink);white-space:pre}
 .soft,.prompt{fill:var(--soft)}.name{font-weight:700;font-size:13px}.verdict{font-weight:700;font-size:19px;fill:var(--win)}
 .card{fill:var(--card);stroke:var(--line)}.bar{fill:var(--soft)}.bar.speculative{fill:var(--win)}.track{fill:var(--line)}
@@ -77,8 +83,7 @@ def drawn(race: Race, caption: str) -> str:
     card = TOP + lines * LINE + 10
     height = card + 92
     cycle_s = race.seconds + HOLD_S
-    verdict = f"same text, {race.speedup:.1f}x"
-    times = sorted({run.at_s for each in runs for run in each} | {lane.seconds for _, lane in lanes})
+    times = sorted({run.at_s for each in runs for run in each} | {shown_at(lane.seconds) for _, lane in lanes})
     names = {at_s: f"t{index}" for index, at_s in enumerate(times)}
     body = [f"<title>{escape(about(race))}</title>", f"<style>{STYLE}{animation(names, lanes, cycle_s)}</style>"]
     for index, (name, lane) in enumerate(lanes):
@@ -87,7 +92,7 @@ def drawn(race: Race, caption: str) -> str:
         body.append(f'<text class="name" x="{x + 14:g}" y="25">{name}</text>')
         figures = f"{lane.seconds:.1f} s   {lane.per_second:.1f} tokens/s"
         place = f'x="{x + LANE - 14:g}" y="25" text-anchor="end"'
-        body.append(f'<text class="{names[lane.seconds]}" {place}>{figures}</text>')
+        body.append(f'<text class="{names[shown_at(lane.seconds)]}" {place}>{figures}</text>')
         for group in grouped(runs[index]):
             spans = "".join(spelled(run, x) for run in group)
             body.append(f'<text class="{names[group[0].at_s]}">{spans}</text>')
@@ -95,14 +100,13 @@ def drawn(race: Race, caption: str) -> str:
         body.append(f'<rect class="track" {bar} width="{LANE - 28:g}"/>')
         origin = f'style="transform-origin:{x + 14:g}px 0"'
         body.append(f'<rect class="bar {name}" {bar} width="{LANE - 28:g}" {origin}/>')
-    body.append(
-        f'<text class="verdict {names[race.seconds]}" x="{WIDTH / 2:g}" y="{card + 33:g}" text-anchor="middle">'
-        f"{verdict}</text>"
-    )
-    body.append(f'<text class="soft" x="{WIDTH / 2:g}" y="{card + 58:g}" text-anchor="middle">{legend(race)}</text>')
-    body.append(
-        f'<text class="soft" x="{WIDTH / 2:g}" y="{card + 79:g}" text-anchor="middle">{escape(caption)}</text>'
-    )
+    ending = names[shown_at(race.seconds)]
+    for words, kind, y in (
+        (f"same text, {race.speedup:.1f}x", f"verdict {ending}", card + 33),
+        (legend(race), "soft", card + 58),
+        (escape(caption), "soft", card + 79),
+    ):
+        body.append(f'<text class="{kind}" x="{WIDTH / 2:g}" y="{y:g}" text-anchor="middle">{words}</text>')
     box = f'viewBox="0 0 {WIDTH:g} {height:g}" width="{WIDTH:g}" height="{height:g}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">\n' + "\n".join(body) + "\n</svg>\n"
 
@@ -117,33 +121,38 @@ def about(race: Race) -> str:
 
 def animation(names: dict[float, str], lanes: Sequence[tuple[str, Lane]], cycle_s: float) -> str:
     """Return the animation: each class is hidden until its time; without motion everything is there at once."""
-    rules = ["@media (prefers-reduced-motion:no-preference){"]
+    rules = [f"@media (prefers-reduced-motion:no-preference){{text,.bar{{animation:{cycle_s:.2f}s linear infinite}}"]
     for at_s, name in names.items():
         share = 100 * at_s / cycle_s
         if share > 0:
-            rules.append(f"@keyframes {name}{{0%,{share:.2f}%{{opacity:0}}{share + 0.01:.2f}%,100%{{opacity:1}}}}")
-            rules.append(f".{name}{{animation:{name} {cycle_s:.2f}s infinite}}")
+            rules.append(f"@keyframes {name}{{0%,{share:.2f}%{{opacity:0}}{share + 0.01:.2f}%,to{{opacity:1}}}}")
+            rules.append(f".{name}{{animation-name:{name}}}")
     for name, lane in lanes:
         share = 100 * lane.seconds / cycle_s
-        rules.append(f"@keyframes {name}{{0%{{transform:scaleX(0)}}{share:.2f}%,100%{{transform:none}}}}")
-        rules.append(f".bar.{name}{{animation:{name} {cycle_s:.2f}s linear infinite}}")
+        rules.append(f"@keyframes {name}{{0%{{transform:scaleX(0)}}{share:.2f}%,to{{transform:none}}}}")
+        rules.append(f".bar.{name}{{animation-name:{name}}}")
     return "".join([*rules, "}"])
+
+
+def shown_at(at_s: float) -> float:
+    """Return the time of the frame that shows what came at a time."""
+    return round(at_s / FRAME_S) * FRAME_S
 
 
 def laid_out(pieces: Sequence[Piece]) -> Iterator[Run]:
     """Yield the text in lines of :data:`COLUMNS` characters, in runs of one time and one source."""
     line = column = 0
     for piece in pieces:
-        text = ""
+        text, at_s = "", shown_at(piece.at_s)
         for character in piece.text.replace("\t", "    "):
             if character == "\n" or column + len(text) >= COLUMNS:
                 if text:
-                    yield Run(line, column, text, piece.source, piece.at_s)
+                    yield Run(line, column, text, piece.source, at_s)
                 line, column, text = line + 1, 0, ""
             if character != "\n":
                 text += "\ufffd" if unicodedata.category(character)[0] == "C" else character
         if text:
-            yield Run(line, column, text, piece.source, piece.at_s)
+            yield Run(line, column, text, piece.source, at_s)
             column += len(text)
 
 
@@ -164,10 +173,9 @@ def spelled(run: Run, left: float) -> str:
     x = left + 14 + run.column * CHARACTER
     y = TOP + (run.line + 0.7) * LINE
     width = len(run.text) * CHARACTER
-    return (
-        f'<tspan class="{run.source}" x="{x:.1f}" y="{y:.1f}" textLength="{width:.1f}" '
-        f'lengthAdjust="spacingAndGlyphs">{escape(run.text, quote=False)}</tspan>'
-    )
+    source = "" if run.source == SOURCE_TARGET else f' class="{run.source}"'
+    fitted = f' textLength="{width:.1f}"' if len(run.text) > 1 else ""
+    return f'<tspan{source} x="{x:.1f}" y="{y:.1f}"{fitted}>{escape(run.text, quote=False)}</tspan>'
 
 
 def legend(race: Race) -> str:

@@ -90,9 +90,7 @@ class Lane:
             )
         stream, room = TextStream(), len(generation.text)
         pieces: list[Piece] = []
-        for token_id, source, arrived_s in zip(
-            generation.token_ids, generation.sources, stats.arrivals_s, strict=True
-        ):
+        for token_id, source, arrived_s in zip(generation.token_ids, generation.sources, stats.arrivals_s, strict=True):
             is_last = len(pieces) == len(generation.token_ids) - 1
             segments = stream.push(vocabulary.token_bytes(token_id), source) + (stream.flush() if is_last else [])
             # A stop text, which ends an answer, is spelled by its tokens and is no part of its text.
@@ -238,7 +236,9 @@ def run_race(
     speculative = answer(model, prompt, options, speculate=True, stopped=stopped)
     lanes = Lane.of(plain, vocabulary), Lane.of(speculative, vocabulary)
     divergence = explain(model, prompt, options, plain, speculative, open_reader=open_reader, stopped=stopped)
-    words = prompt if isinstance(prompt, str) else b"".join(map(vocabulary.token_bytes, prompt)).decode(errors="replace")
+    words = (
+        prompt if isinstance(prompt, str) else b"".join(map(vocabulary.token_bytes, prompt)).decode(errors="replace")
+    )
     return Race(words, *lanes, divergence=None if divergence is None else divergence.verdict)
 
 

@@ -6,10 +6,7 @@ import functools
 import statistics
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Final
-
-from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
+from typing import TYPE_CHECKING, Final
 
 from paceline.bench import charts
 from paceline.bench.results import BenchResult, WorkloadResult
@@ -23,6 +20,9 @@ from paceline.bench.table import (
     title,
     unrest_words,
 )
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _COLUMNS: Final = ("variant", *FIGURES, "texts")
 _HARDWARE: Final = ("processor", "system")
@@ -86,13 +86,13 @@ def render(result: BenchResult) -> str:
         facts=_facts(result),
         tiles=_tiles(result),
         unrest=unrest_words(result),
-        legend=Markup(charts.legend(result)) if measured else None,
-        speeds=Markup(charts.speeds(result)) if measured else None,
-        steps=_markup(steps),
-        sweeps=_markup([charts.sweep(workload) for workload in result.workloads if workload.static]),
-        acceptance=_markup(_acceptance(measured)),
-        predictions=_markup(predictions),
-        ledgers=_markup(ledgers),
+        legend=charts.legend(result) if measured else None,
+        speeds=charts.speeds(result) if measured else None,
+        steps=steps,
+        sweeps=[charts.sweep(workload) for workload in result.workloads if workload.static],
+        acceptance=_acceptance(measured),
+        predictions=predictions,
+        ledgers=ledgers,
         columns=_COLUMNS,
         tables=[_table(workload) for workload in result.workloads],
         left_out=_left_out(result),
@@ -101,15 +101,12 @@ def render(result: BenchResult) -> str:
 
 @functools.cache
 def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined  # they take a while to import
+
     source = files("paceline.bench").joinpath("report.html").read_text(encoding="utf-8")
     return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
         source
     )
-
-
-def _markup(pictures: list[str]) -> list[Markup]:
-    """Return pictures that there are, as what needs no escaping: they escape the names in them themselves."""
-    return [Markup(picture) for picture in pictures if picture]
 
 
 def _facts(result: BenchResult) -> str:
@@ -158,7 +155,7 @@ def _acceptance(measured: list[WorkloadResult]) -> list[str]:
     for workload in measured:
         chosen = [each for each in (workload.best("static"), workload.best("auto")) if each is not None]
         plots.append(charts.acceptance(workload, chosen))
-    return plots
+    return [plot for plot in plots if plot]
 
 
 def _planning(measured: list[WorkloadResult]) -> tuple[list[str], list[str]]:
@@ -178,9 +175,7 @@ def _planning(measured: list[WorkloadResult]) -> tuple[list[str], list[str]]:
 
 def _table(workload: WorkloadResult) -> Table:
     rows = tuple(
-        Row(title(each), each.variant.kind, (*figures(each), texts(each)))
-        for each in workload.variants
-        if each.laps()
+        Row(title(each), each.variant.kind, (*figures(each), texts(each))) for each in workload.variants if each.laps()
     )
     return Table(workload.name, caption(workload), rows)
 

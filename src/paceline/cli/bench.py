@@ -119,7 +119,12 @@ def bench(
         float, typer.Option("--temp", "--temperature", help="0 decodes greedily.", rich_help_panel=_WHAT)
     ] = _DEFAULTS.temperature,
     repeats: Annotated[
-        int, typer.Option("--repeats", help=f"Laps: pairs of runs of each variant and workload; {_QUICK_LAPS} with --quick.", rich_help_panel=_WHAT)
+        int,
+        typer.Option(
+            "--repeats",
+            help=f"Laps: pairs of runs of each variant and workload; {_QUICK_LAPS} with --quick.",
+            rich_help_panel=_WHAT,
+        ),
     ] = _DEFAULTS.laps,
     prompts: Annotated[
         int,
@@ -145,8 +150,8 @@ def bench(
         bool,
         typer.Option(
             "--quick",
-            help=f"Finish in {QUICK_S:.0f} seconds: what speeds measured first allow, and no other policies. Without -m the "
-            f"target is the embedded one at the cost of a {LARGE_PRESET.upper()} model in {_QUICK_TYPE}, made once.",
+            help=f"Finish in {QUICK_S:.0f} seconds: what speeds measured first allow, and no other policies. Without "
+            f"-m the target is the embedded one at the cost of a {LARGE_PRESET.upper()} model in {_QUICK_TYPE}.",
             rich_help_panel=_WHAT,
         ),
     ] = False,

@@ -46,7 +46,8 @@ measured costs the demo's log runs at 1.94 times plain on two cores of an EPYC a
 """
 
 _SEED: Final = 1
-_WARM_UP_TOKENS: Final = 16
+_WARM_UP_TOKENS: Final = 12
+"""Of an answer, and twice as many of its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ SCENES: Final = (
     ),
     Scene(
         "Prose at temperature 1, which nobody can guess",
-        "Where guesses do not pay, none are made, and nothing is lost.",
+        "Drafts pay little here, or not at all. Where they do not pay, paceline makes none.",
         "prose",
         5,
         64,
@@ -147,6 +148,8 @@ def demo(
         may_draft=False,
     )
     steps = error_console()
+    if not steps.is_terminal:  # which shows how far that is
+        steps.print("loading; what passes cost here is measured the first time, in some 10 s")
     with opened(setup, FoundModels(target, draft)) as (model, interrupted):
         console = output_console(soft_wrap=not sys.stdout.isatty())
         show = _Show(console, silent=as_json)
@@ -175,15 +178,13 @@ def _plain_speed(model: Model, stopped: Stop) -> float:
     """Return how many tokens a second plain decoding makes, after a warm-up with drafts."""
     scene = SCENES[0]
     options: GenerateOptions = {**scene.options, "max_tokens": _WARM_UP_TOKENS}
-    prompt_ids = scene.prompt_ids(model)
+    prompt_ids = scene.prompt_ids(model)[: 2 * _WARM_UP_TOKENS]
     answer(model, prompt_ids, options, speculate=True, stopped=stopped)
     plain = answer(model, prompt_ids, options, speculate=False, stopped=stopped)
     return plain.stats.predicted_per_second or 1.0
 
 
-def _race(
-    model: Model, target: ModelOptions, scene: Scene, per_second: float, stopped: Stop, steps: Console
-) -> Race:
+def _race(model: Model, target: ModelOptions, scene: Scene, per_second: float, stopped: Stop, steps: Console) -> Race:
     fewest, most = scene.tokens
     tokens = min(max(round(scene.seconds * per_second), fewest), most)
     options: GenerateOptions = {**scene.options, "max_tokens": tokens}
@@ -195,9 +196,7 @@ def _race(
             running.enter_context(step(steps, f"decoding {tokens} tokens: {order}"))
 
         open_reader = reader_of(model.target_options or target, is_streamed=model.memory_plan is not None)
-        return run_race(
-            model, scene.prompt_ids(model), options, open_reader=open_reader, stopped=stopped, tell=tell
-        )
+        return run_race(model, scene.prompt_ids(model), options, open_reader=open_reader, stopped=stopped, tell=tell)
 
 
 @contextlib.contextmanager

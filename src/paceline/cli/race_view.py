@@ -158,5 +158,5 @@ def _verdict(race: Race) -> str:
         few = f"its {race.speculative.num_accepted} accepted drafts bring {race.most_speedup:.2f}x at most"
         return f"same text, {speedup}, by chance: {few}, and something else kept this machine busy"
     if race.verdict == "level":
-        return f"same text, {speedup}: nothing gained here, and nothing lost"
+        return f"same text, {speedup}: as fast as without drafts"
     return f"same text, {speedup}: on this machine drafts cost more than they brought here"
