@@ -230,12 +230,13 @@ def _sized(context: typer.Context, found: FoundModels, models: ModelChoice, opti
 
 
 def _security(options: ServerOptions) -> SecuritySettings:
+    from paceline.serving.page.files import page_paths
     from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles
     from paceline.serving.security.settings import HEALTH_PATHS, POLLED_PATHS
 
     key, certificate = (None if name is None else Path(name) for name in (options.ssl_key_file, options.ssl_cert_file))
     file = None if options.api_key_file is None else Path(options.api_key_file)
-    public = {f"{options.prefix}{path}" for path in (*HEALTH_PATHS, "/")}
+    public = {f"{options.prefix}{path}" for path in (*HEALTH_PATHS, *page_paths())}
     quiet = {f"{options.prefix}{path}" for path in POLLED_PATHS}
     return SecuritySettings(
         hosts=options.host,

@@ -125,6 +125,23 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgedDrafts:
+    """The drafts of one request that the target judged in one round: a tree below the request's last token.
+
+    Attributes:
+        token_ids: ``[nodes]`` token of each node; node 0 is the request's last token, which was no draft.
+        parents: ``[nodes]`` parent of each node; -1 for node 0.
+        sources: ``[nodes]`` name of the drafter that proposed the token; empty for node 0.
+        accepted: nodes whose tokens the answer has, from the top down.
+    """
+
+    token_ids: Sequence[int]
+    parents: Sequence[int]
+    sources: Sequence[str]
+    accepted: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Emission:
     """What one round added to one request.
 
@@ -137,6 +154,7 @@ class Emission:
         segment_ends: for each token, how many of the segments became final with it or before it. Those that are left
             became final with the end of the answer.
         logprobs: for each token its log-probability; empty where none are asked for.
+        drafts: what was drafted and judged; ``None`` where nothing was.
     """
 
     request: Request
@@ -146,3 +164,4 @@ class Emission:
     finish_reason: FinishReason | None
     segment_ends: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()
+    drafts: JudgedDrafts | None = None

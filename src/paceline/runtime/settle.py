@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.logprobs import logprob_of
-from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, Request
+from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, JudgedDrafts, Request
 from paceline.core.tree import ROOT
 from paceline.core.verify import Walk
 from paceline.drafters.base import Commit, TargetRows
@@ -84,6 +84,7 @@ class Settling:
             finish_reason=request.finish_reason,
             segment_ends=[end - first_segment for end in request.segment_ends[first_token:]],
             logprobs=tuple(request.logprobs[first_token:]),
+            drafts=_judged(part, walk, request.num_output - first_token),
         )
 
     def _write(self, part: Part, walk: Walk, rows: TargetRows) -> FinishReason | None:
@@ -135,6 +136,17 @@ class Settling:
         nodes = [ROOT, *path] if part.decodes else range(len(part.step.token_ids))
         part.request.cached += len(nodes)
         self._engine.commit(part.request.sequence, nodes)
+
+
+def _judged(part: Part, walk: Walk | None, num_emitted: int) -> JudgedDrafts | None:
+    """Return the drafts that were in the pass, as plain lists: the tree may hold a distribution for each draft."""
+    num_rows = part.num_rows
+    if walk is None or not part.decodes or num_rows == 1:
+        return None
+    tree = part.tree
+    return JudgedDrafts(
+        tree.token_ids[:num_rows], tree.parents[:num_rows], tree.sources[:num_rows], walk.path[:num_emitted]
+    )
 
 
 def _walk(part: Part, rows: TargetRows) -> Walk | None:

@@ -77,6 +77,7 @@ class Said:
         token_ids: the tokens.
         logprobs: of each of them; none where they were not asked for.
         num_said: tokens of the answer up to here.
+        sources: of each of the tokens the drafter it came from, or ``target``; none where they were not asked for.
     """
 
     choice: Choice
@@ -84,6 +85,7 @@ class Said:
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob]
     num_said: int
+    sources: Sequence[str] = ()
 
     @property
     def num_listed(self) -> int:
@@ -114,6 +116,25 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """A round added tokens; it comes before what they say, and only where rounds were asked for.
+
+    Attributes:
+        choice: whose.
+        emission: what the round added, with the drafts that were judged in it.
+    """
+
+    choice: Choice
+    emission: Emission
+
+    @property
+    def num_listed(self) -> int:
+        """Drafts and tokens."""
+        drafts = self.emission.drafts
+        return len(self.emission.token_ids) + (0 if drafts is None else len(drafts.token_ids))
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """An answer is over.
 
@@ -124,7 +145,7 @@ class Ended:
     choice: Choice
 
 
-Event: TypeAlias = Said | Progress | Ended
+Event: TypeAlias = Said | Progress | Round | Ended
 
 
 class Choice:
@@ -170,6 +191,7 @@ class Choice:
         self._processed: int | None = None
         self._unsent_ids: list[int] = []
         self._unsent_logprobs: list[TokenLogprob] = []
+        self._unsent_sources: list[str] = []
         chat = prompt.chat
         markers = chat.markers if chat is not None and prompt.reasoning_format != "none" else None
         self._splitter = (
@@ -224,11 +246,15 @@ class Choice:
             events = []
         if emission is None:
             return events
+        if self._asked.return_rounds and emission.token_ids:
+            events.append(Round(self, emission))
         starts = [0, *emission.segment_ends]
         for place, token_id in enumerate(emission.token_ids):
             self._unsent_ids.append(token_id)
             if emission.logprobs:
                 self._unsent_logprobs.append(emission.logprobs[place])
+            if self._asked.return_rounds:
+                self._unsent_sources.append(emission.sources[place])
             self.token_ids.append(token_id)
             events += self._said(emission.segments[starts[place] : starts[place + 1]])
         if emission.finish_reason is not None:
@@ -273,7 +299,8 @@ class Choice:
         token_ids, self._unsent_ids = self._unsent_ids, []
         logprobs, self._unsent_logprobs = self._unsent_logprobs, []
         self.logprobs += logprobs
-        return [Said(self, parts, token_ids, logprobs, len(self.token_ids))]
+        sources, self._unsent_sources = self._unsent_sources, []
+        return [Said(self, parts, token_ids, logprobs, len(self.token_ids), sources)]
 
     def _with_calls(self, parts: Sequence[Part], parser: ToolCallParser, *, last: bool) -> list[Part]:
         """Return parts with the calls in their content read out."""

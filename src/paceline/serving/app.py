@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from paceline.core.errors import PacelineError
@@ -46,6 +46,7 @@ from paceline.serving.in_turn import in_turn
 from paceline.serving.leaving import while_there
 from paceline.serving.model_facts import models_of, props_of
 from paceline.serving.openapi import ERROR_RESPONSES, document
+from paceline.serving.page.files import add_page
 from paceline.serving.preparing import prepare_chat, prepare_completions, with_bias, with_constraint
 from paceline.serving.prompts import encode, read_mixed
 from paceline.serving.security import SecuritySettings, secured
@@ -68,6 +69,8 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
     _add_tokens(router, server)
     _add_facts(router, server)
     _add_not_offered(router)
+    if server.options.ui:
+        add_page(router)
 
     @functools.cache
     def described() -> bytes:
@@ -121,21 +124,6 @@ def _add_health(router: APIRouter, server: Server) -> None:
         # With its capitals, as llama-server sends it.
         response.raw_headers.append((b"Process-Start-Time-Unix", server.metrics.process_start.encode()))
         return response
-
-    if server.options.ui:
-
-        @router.get("/", include_in_schema=False)
-        async def page() -> HTMLResponse:
-            return HTMLResponse(_PAGE)
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>paceline</title>
-<h1>paceline</h1>
-<p>This is an endpoint for programs. Clients of OpenAI's API ask at <code>/v1</code>,
-those of llama-server as they are used to. <a href="openapi.json">openapi.json</a> describes every route.</p>
-</html>
-"""
 
 
 def _add_generation(router: APIRouter, server: Server) -> None:

@@ -94,6 +94,7 @@ class Asked:
         echo: whether the prompt stands before the answer.
         return_tokens: whether token ids are sent.
         return_progress: whether a stream says how far the prompt is read.
+        return_rounds: whether a stream says what each round drafted, and where each token came from.
         timings_per_token: whether each chunk has timings.
         verbose: whether prompt and settings are sent.
         response_fields: fields of a native answer to send; none for all.
@@ -121,6 +122,7 @@ class Asked:
     echo: bool = False
     return_tokens: bool = False
     return_progress: bool = False
+    return_rounds: bool = False
     timings_per_token: bool = False
     verbose: bool = False
     response_fields: tuple[str, ...] = ()
@@ -205,6 +207,7 @@ def read_asked(
         echo=echo,
         return_tokens=bool(given.get("return_tokens")),
         return_progress=bool(given.get("return_progress")),
+        return_rounds=bool(given.get("return_rounds")),
         timings_per_token=bool(given.get("timings_per_token")),
         verbose=verbose or bool(given.get("verbose")),
         response_fields=tuple(given.get("response_fields", ())),
@@ -227,12 +230,15 @@ def warnings_of(unknown: Sequence[str]) -> tuple[str, ...]:
 
 
 def _without_effect(given: Mapping[str, Any], api: Api) -> list[str]:
-    """Return what to say of fields that change nothing on this route."""
-    return [
+    """Return what to say of fields that change nothing on this route, or without a stream."""
+    found = [
         f"{name} changes nothing on this route"
         for name, routes in _ROUTES_OF.items()
         if api not in routes and given.get(name) not in (None, False, [])
     ]
+    if given.get("return_rounds") and not given.get("stream"):
+        found.append("return_rounds changes nothing without stream")
+    return found
 
 
 def at_fault(asked: Asked, error: InputError, check: Callable[[GenerateOptions], object]) -> InputError:

@@ -130,6 +130,9 @@ class _Generation(_Body):
     samplers: Texts | str | None = Field(None, description="The order of the sampling steps, by llama.cpp's names.")
     return_tokens: bool | None = Field(None, description="Send token ids, too.")
     return_progress: bool | None = Field(None, description="Send how far the prompt is read, in a stream.")
+    return_rounds: bool | None = Field(
+        None, description="Send what each round drafted, and the source of each token, in a stream."
+    )
     timings_per_token: bool | None = Field(None, description="Send timings with each chunk of a stream.")
     sse_ping_interval: Whole | None = Field(None, description="Seconds between comments while a stream is silent.")
     t_max_predict_ms: Whole | None = Field(None, description="The answer ends after so long, at the next line.")

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.core.errors import InputError
-from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Said
+from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, Said
 from paceline.serving.asked import Api, Asked, at_fault
 from paceline.serving.errors import RefusedError, error_of
 from paceline.serving.event_stream import EventStream
@@ -217,7 +217,7 @@ def _num_listed(event: Event) -> int:
     """Return how many items are written of an event."""
     if isinstance(event, Ended):
         return event.choice.num_listed
-    return event.num_listed if isinstance(event, Said) else 0
+    return event.num_listed if isinstance(event, Said | Round) else 0
 
 
 def _check_whole(answer: Answer) -> None:

@@ -14,10 +14,10 @@ from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.stats import RequestStats
 from paceline.engines.base import Vocabulary
-from paceline.serving.answering import Answer, Choice, Ended, Event, Part, Progress, Said
+from paceline.serving.answering import Answer, Choice, Ended, Event, Part, Progress, Round, Said
 from paceline.serving.hosting import BUILD
 from paceline.serving.request_settings import settings_of
-from paceline.serving.timings import metrics_of, speculation_of, timings_of, usage_of
+from paceline.serving.timings import metrics_of, round_of, speculation_of, timings_of, usage_of
 from paceline.serving.token_texts import piece_of
 
 
@@ -211,7 +211,7 @@ class NativeShape(_Base):
                 found.append(self._chosen(self.native(choice, in_stream=True)))
                 continue
             said = event if isinstance(event, Said) else None
-            if said is not None and self.asked.reads_only:
+            if self.asked.reads_only and not isinstance(event, Progress):
                 continue
             chunk: dict[str, Any] = {
                 "index": choice.number,
@@ -219,13 +219,17 @@ class NativeShape(_Base):
                 "tokens": [] if said is None else list(said.token_ids),
                 "stop": False,
                 "id_slot": -1,
-                "tokens_predicted": 0 if said is None else said.num_said,
+                "tokens_predicted": _num_said(event),
                 "tokens_evaluated": choice.num_prompt,
             }
             if self.asked.timings_per_token:
                 chunk["timings"] = self.running_timings(choice, event)
             if isinstance(event, Progress):
                 chunk["prompt_progress"] = self.progress(event)
+            elif isinstance(event, Round):
+                chunk["round"] = round_of(event.emission, self.vocabulary)
+            if said is not None and said.sources:
+                chunk["sources"] = list(said.sources)
             if said is not None and said.logprobs:
                 chunk["completion_probabilities"] = self.probabilities(said.logprobs)
             found.append(chunk)
@@ -245,6 +249,13 @@ class NativeShape(_Base):
             else:
                 found[path] = value
         return found
+
+
+def _num_said(event: Event) -> int:
+    """Return how many tokens of the answer were said with an event, or before it."""
+    if isinstance(event, Said):
+        return event.num_said
+    return len(event.choice.token_ids) - len(event.emission.token_ids) if isinstance(event, Round) else 0
 
 
 class _OpenAiBase(_Base, ABC):
@@ -324,10 +335,17 @@ class CompletionShape(_OpenAiBase):
                 if self.asked.reads_only:
                     continue
                 chunk["choices"] = [self._delta(choice, event.text, self._logprobs(choice, event.logprobs))]
+                if event.sources:
+                    chunk["sources"] = list(event.sources)
                 if self.asked.timings_per_token:
                     chunk["timings"] = self.running_timings(choice)
                 if self.asked.verbose:
                     (chunk["__verbose"],) = NativeShape(self.answer).chunks([event])
+            elif isinstance(event, Round):
+                if self.asked.reads_only:
+                    continue
+                chunk["choices"] = [self._delta(choice, "")]
+                chunk["round"] = round_of(event.emission, self.vocabulary)
             elif isinstance(event, Progress):
                 chunk["choices"] = [self._delta(choice, "")]
                 chunk["prompt_progress"] = self.progress(event)
@@ -451,6 +469,11 @@ class ChatShape(_OpenAiBase):
                 if not self.asked.reads_only:
                     found += self._said(event)
                 continue
+            if isinstance(event, Round):
+                if not self.asked.reads_only:
+                    told = round_of(event.emission, self.vocabulary)
+                    found.append({**chunk, "choices": [self._delta(choice, {})], "round": told})
+                continue
             chunk["choices"] = [{**self._delta(choice, {}), "finish_reason": self.finish_reason(choice)}]
             if self.asked.verbose:
                 chunk["__verbose"] = self.native(choice, in_stream=True)
@@ -467,13 +490,15 @@ class ChatShape(_OpenAiBase):
         found = []
         for part in said.parts:
             found.append({**self.head(in_stream=True), "choices": [self._delta(said.choice, _delta_of(part))]})
-        if not found and said.logprobs:
+        if not found and (said.logprobs or said.sources):
             # The end of the answer, which adds no text.
             found.append({**self.head(in_stream=True), "choices": [self._delta(said.choice, {})]})
         if not found:
             return []
         if said.logprobs:
             found[-1]["choices"][0]["logprobs"] = self._logprobs(said.logprobs)
+        if said.sources:
+            found[-1]["sources"] = list(said.sources)
         if self.asked.timings_per_token:
             found[-1]["timings"] = self.running_timings(said.choice)
         return found

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.params import SpeculationParams
+from paceline.core.request import Emission
 from paceline.core.stats import OFF_REASONS, RequestStats
+from paceline.engines.base import Vocabulary
+from paceline.serving.token_texts import piece_of
 
 if TYPE_CHECKING:
     from paceline.serving.answering import Choice
@@ -77,6 +80,32 @@ def speculation_of(stats: RequestStats, asked: SpeculationParams, policy: str) -
         "off_reason_text": None if stats.off_reason is None else OFF_REASONS[stats.off_reason],
         "preemptions": stats.preemptions,
     }
+
+
+def round_of(emission: Emission, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return what a round drafted and what it added.
+
+    Args:
+        emission: what the round added.
+        vocabulary: spells the drafts.
+    """
+    drafts, stats = emission.drafts, emission.request.stats
+    found: dict[str, Any] = {"sources": list(emission.sources), "drafts": []}
+    if drafts is not None:
+        accepted = set(drafts.accepted)
+        found["drafts"] = [
+            {
+                "id": drafts.token_ids[node],
+                "text": piece_of(drafts.token_ids[node], vocabulary).decode("utf-8", "replace"),
+                # Node 0 is no draft, so the drafts count from 0 and those at the top are below none of them.
+                "parent": drafts.parents[node] - 1,
+                "source": drafts.sources[node],
+                "accepted": node in accepted,
+            }
+            for node in range(1, len(drafts.token_ids))
+        ]
+    # So far; the engine may be ahead of what is told here.
+    return {**found, "gain": stats.gain, "gain_low": stats.gain_low, "gain_high": stats.gain_high}
 
 
 def metrics_of(stats: RequestStats) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from paceline.serving.security.tls import TlsFiles
 
 HEALTH_PATHS: Final = frozenset({"/health", "/v1/health"})
 """Paths that may be read without a key: whatever watches over servers asks here."""
-POLLED_PATHS: Final = HEALTH_PATHS | {"/models", "/v1/models", "/props", "/metrics"}
+POLLED_PATHS: Final = HEALTH_PATHS | {"/models", "/v1/models", "/props", "/metrics", "/slots"}
 """Paths that whatever watches over servers asks for again and again."""
 
 _LIMITS: Final = (

@@ -1,0 +1,166 @@
+// One answer while it is written: its rounds, and what they come to.
+
+import { ApiError, stream } from "./api.js";
+
+/**
+ * States: "asked" until the first token, "writing", then "done", "cancelled" or "failed".
+ *
+ * A round is { pieces: [{ text, source, kind }], drafts, ms }: what it added, what was drafted for it, and the
+ * milliseconds of decoding until it was there, by the server's clock.
+ */
+export class Answer {
+  constructor() {
+    this.state = "asked";
+    this.rounds = [];
+    this.progress = null;
+    this.timings = null;
+    this.speculative = null;
+    this.gain = null;
+    this.finish = null;
+    this.error = null;
+    this.numTokens = 0;
+  }
+
+  get isOver() {
+    return this.state !== "asked" && this.state !== "writing";
+  }
+
+  get text() {
+    return this.rounds.flatMap((round) => round.pieces).map((piece) => piece.text).join("");
+  }
+
+  /** The text without what the model reasoned. */
+  get content() {
+    const pieces = this.rounds.flatMap((round) => round.pieces);
+    return pieces.filter((piece) => piece.kind === "content").map((piece) => piece.text).join("");
+  }
+
+  /** Tokens a second; null until there are some. */
+  get speed() {
+    return this.timings?.predicted_per_second || null;
+  }
+
+  /** What plain decoding would do, by the server's estimate: tokens a second, { low, expected, high }. */
+  get plainSpeed() {
+    const gain = this.gain;
+    if (!this.speed || !gain?.expected) return null;
+    return {
+      low: this.speed / gain.high,
+      expected: this.speed / gain.expected,
+      high: this.speed / gain.low,
+    };
+  }
+
+  /** Ask, and take what comes until the end. `changed` is called whenever something did. */
+  async follow(path, body, changed, signal) {
+    const asked = { ...body, return_rounds: true, timings_per_token: true, return_progress: true };
+    try {
+      for await (const chunk of stream(path, asked, signal)) {
+        this.take(chunk);
+        changed();
+      }
+      if (!this.isOver) throw new ApiError("The answer broke off before its end.");
+    } catch (error) {
+      this.state = error.name === "AbortError" ? "cancelled" : "failed";
+      if (this.state === "failed") {
+        this.error = error instanceof ApiError ? error : new ApiError(`The answer cannot be read: ${error.message}`);
+      }
+    }
+    changed();
+  }
+
+  take(chunk) {
+    if (chunk.prompt_progress) this.progress = chunk.prompt_progress;
+    if (chunk.timings) this.timings = chunk.timings;
+    if (chunk.speculative) {
+      this.speculative = chunk.speculative;
+      this.noteGain(chunk.speculative);
+    }
+    if (chunk.round) {
+      this.state = "writing";
+      this.noteGain(chunk.round);
+      this.numTokens += chunk.round.sources.length;
+      this.rounds.push({ pieces: [], drafts: chunk.round.drafts, sources: chunk.round.sources, ms: 0 });
+    }
+    const choice = chunk.choices?.[0];
+    const delta = choice?.delta ?? { content: chunk.content };
+    for (const [name, kind] of [["reasoning_content", "reasoning"], ["content", "content"]]) {
+      if (delta[name]) this.say(delta[name], kind, chunk.sources);
+    }
+    if (chunk.timings && this.rounds.length) this.rounds.at(-1).ms = chunk.timings.predicted_ms;
+    if (chunk.stop === true || choice?.finish_reason) {
+      this.state = "done";
+      this.finish = choice ? choice.finish_reason : chunk.stop_type === "limit" ? "length" : "stop";
+    }
+  }
+
+  noteGain(told) {
+    if (told.gain == null) return;
+    this.gain = { expected: told.gain, low: told.gain_low, high: told.gain_high };
+  }
+
+  say(text, kind, sources) {
+    const pieces = this.rounds.at(-1)?.pieces;
+    // Characters may straddle tokens; the last of these completed the text. The end of an answer has no token.
+    if (pieces) pieces.push({ text, kind, source: sources?.at(-1) ?? pieces.at(-1)?.source ?? "target" });
+  }
+}
+
+/** Tokens by source, the target's own first. */
+export function countSources(rounds) {
+  const counts = new Map([["target", 0]]);
+  for (const round of rounds) {
+    for (const source of round.sources) counts.set(source, (counts.get(source) ?? 0) + 1);
+  }
+  return counts;
+}
+
+/** What was drafted and accepted, by drafter: name -> { drafted, accepted }. */
+export function countDrafts(rounds) {
+  const counts = {};
+  for (const draft of rounds.flatMap((round) => round.drafts)) {
+    const count = (counts[draft.source] ??= { drafted: 0, accepted: 0 });
+    count.drafted += 1;
+    count.accepted += draft.accepted;
+  }
+  return counts;
+}
+
+/** How often the target came to a draft of each depth, and how often it accepted it: [{ judged, accepted }]. */
+export function countDepths(rounds) {
+  const depths = [];
+  const at = (depth) => (depths[depth] ??= { judged: 0, accepted: 0 });
+  for (const { drafts } of rounds) {
+    let tip = -1;
+    let depth = 0;
+    drafts.forEach((draft, node) => {
+      if (!draft.accepted) return;
+      at(depth).judged += 1;
+      at(depth).accepted += 1;
+      tip = node;
+      depth += 1;
+    });
+    if (drafts.some((draft) => draft.parent === tip && !draft.accepted)) at(depth).judged += 1;
+  }
+  return depths;
+}
+
+/** The refused drafts that the target would have said next, had it agreed: a path, from the top down. */
+export function refusedPath(drafts) {
+  let tip = drafts.reduce((last, draft, node) => (draft.accepted ? node : last), -1);
+  const path = [];
+  for (;;) {
+    const next = drafts.findIndex((draft) => draft.parent === tip && !draft.accepted);
+    if (next < 0) return path;
+    path.push(drafts[next]);
+    tip = next;
+  }
+}
+
+/** Where two texts part: the index of the first character that differs; -1 where none does. */
+export function firstDifference(one, other) {
+  if (one === other) return -1;
+  let at = 0;
+  while (at < one.length && one[at] === other[at]) at += 1;
+  return at;
+}

@@ -1,0 +1,96 @@
+// The page: finds the server, asks for a key where one is needed, and shows one view at a time.
+
+import { html, render, useEffect, useState } from "./vendor/htm-preact-standalone.module.js";
+import { getJson, setKey } from "./api.js";
+import { Chat, Completion } from "./conversation.js";
+import { Race } from "./race.js";
+import { ServerView } from "./server.js";
+import { settingsOf } from "./settings.js";
+
+const VIEWS = [["race", "The race", Race], ["chat", "Chat", Chat], ["text", "Text", Completion], ["server", "Server", ServerView]];
+const AGAIN_MS = 1000;
+
+function viewOfAddress() {
+  const name = location.hash.slice(1);
+  return VIEWS.some(([each]) => each === name) ? name : "race";
+}
+
+function KeyForm({ refused, enter }) {
+  const [value, setValue] = useState("");
+  return html`<form class="card key" onSubmit=${(event) => { event.preventDefault(); enter(value.trim()); }}>
+    <h2>This server asks for an API key</h2>
+    ${refused && html`<p class="error" role="alert">${refused}</p>`}
+    <label for="key">API key</label>
+    <input id="key" type="password" autocomplete="off" value=${value} onInput=${(event) => setValue(event.target.value)} />
+    <p class="quiet">The key is kept in this tab until it is closed, and sent to this server alone.</p>
+    <div class="actions"><button class="primary" disabled=${!value.trim()}>Go on</button></div>
+  </form>`;
+}
+
+function App() {
+  const [view, setView] = useState(viewOfAddress());
+  const [server, setServer] = useState(null);
+  const [settings, setSettings] = useState(null);
+  const [waiting, setWaiting] = useState("Looking for the server.");
+  const [needsKey, setNeedsKey] = useState(false);
+  const [refused, setRefused] = useState("");
+  const [problem, setProblem] = useState(null);
+  const [announced, announce] = useState("");
+
+  const find = async (hasNewKey = false) => {
+    try {
+      const props = await getJson("props");
+      setServer({ props, drafters: props.speculative.drafters });
+      setSettings((before) => before ?? settingsOf(props));
+      setNeedsKey(false);
+      setProblem(null);
+    } catch (error) {
+      if (error.status === 401) {
+        setNeedsKey(true);
+        setRefused(hasNewKey ? "The server does not know this key." : "");
+        return;
+      }
+      // The server answers before its model is there.
+      setWaiting(error.status === 503 ? "The model is being loaded." : error.message);
+      setTimeout(find, AGAIN_MS);
+    }
+  };
+  const report = (error) => {
+    if (error?.status === 401) setNeedsKey(true);
+    setProblem(error?.status === 401 ? null : error);
+  };
+
+  useEffect(() => {
+    find();
+    const moved = () => {
+      setView(viewOfAddress());
+      setProblem(null);
+    };
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+
+  const View = VIEWS.find(([name]) => name === view)[2];
+  return html`
+    <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById("content").focus(); }}>Skip to the content</a>
+    <header class="top">
+      <h1><img src="page/icon.svg" alt="" width="28" height="28" />paceline</h1>
+      <p class="model">${server ? server.props.model_alias : ""}</p>
+      <nav aria-label="Views">
+        ${VIEWS.map(([name, title]) => html`<a key=${name} href=${`#${name}`} aria-current=${view === name ? "page" : undefined}>${title}</a>`)}
+      </nav>
+    </header>
+    <main id="content" tabindex="-1">
+      ${problem && html`<p class="problem" role="alert"><span>${problem.message}</span>
+        <button type="button" class="small" aria-label="Dismiss this message" onClick=${() => setProblem(null)}>×</button></p>`}
+      ${needsKey
+        ? html`<${KeyForm} refused=${refused} enter=${(key) => { setKey(key); find(true); }} />`
+        : server
+          ? html`<${View} key=${view} server=${server} settings=${settings} announce=${announce} report=${report}
+              change=${(changes) => setSettings((before) => ({ ...before, ...changes }))} />`
+          : html`<p class="waiting" role="status">${waiting}</p>`}
+    </main>
+    <p class="hidden" role="status" aria-live="polite">${announced}</p>`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));
