@@ -151,12 +151,6 @@ def test_what_is_not_offered_is_status_501() -> None:
         assert (props["endpoint_slots"], props["endpoint_metrics"], props["ui"]) == (False, False, False)
 
 
-def test_the_page_is_one_of_html(server: Hosted) -> None:
-    page = server.get("/")
-    assert page.text.startswith("<!doctype html>")
-    assert page.headers["content-type"].startswith("text/html")
-
-
 def test_figures_come_under_the_names_of_three_servers() -> None:
     with hosted(scripted, ServerOptions(metrics=True)) as running:
         answer = running.answer("/completion", {"prompt": "abc", "n_predict": 40, "ignore_eos": True, "seed": 1})

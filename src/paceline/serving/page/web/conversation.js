@@ -129,7 +129,7 @@ export function Chat({ server, settings, change, announce, report }) {
       </div>
       <div class="composer"><form class="card ask" onSubmit=${(event) => { event.preventDefault(); send(); }}>
         <label for="chat-message">Message <span class="quiet">(Enter sends, Shift+Enter begins a line)</span></label>
-        <textarea id="chat-message" rows="2" value=${message} onKeyDown=${typed}
+        <textarea id="chat-message" rows="1" value=${message} onKeyDown=${typed}
           onInput=${(event) => setMessage(event.target.value)}></textarea>
         <div class="actions">
           <button class="primary" disabled=${busy || !message.trim()}>Send</button>

@@ -68,7 +68,7 @@ function Drafters({ answer }) {
     <tbody>${rows.map(([name, count]) => html`<tr key=${name}>
       <th scope="row"><span class=${sourceClass(name)}>${sourceName(name)}</span></th>
       <td class="num">${count.drafted}</td><td class="num">${count.accepted}</td>
-      <td class="num">${percent(share(count.accepted, count.drafted))}</td>
+      <td class="num">${count.drafted ? percent(share(count.accepted, count.drafted)) : "–"}</td>
     </tr>`)}</tbody>
   </table>`;
 }

@@ -82,7 +82,7 @@ function Lane({ answer, name, title, rounds, shown, selected, onSelect, isLive }
     <p class="quiet lane-figures"><span class="num">${tokens}</span> tokens
       ${answer?.speed ? html`, <span class="num">${speedText(answer.speed)}</span> tokens/s` : ""}</p>
     <${TokenText} rounds=${rounds} selected=${selected} onSelect=${onSelect}
-      caret=${Boolean(answer) && !isDone} />
+      caret=${Boolean(answer) && !isDone && answer.state !== "failed" && answer.state !== "cancelled"} label=${`${title}: text`} />
   </section>`;
 }
 
@@ -98,7 +98,13 @@ export function Race({ server, settings, change, announce, report }) {
   const [busy, run, cancel] = useTask();
   const redraw = useRedraw();
   const frame = useRef(0);
+  const lanes = useRef(null);
   useEffect(() => () => cancelAnimationFrame(frame.current), []);
+
+  // Below a long prompt, or on a phone, the lanes would be out of sight.
+  useEffect(() => {
+    if (recording === "slow") lanes.current?.scrollIntoView({ block: "nearest" });
+  }, [recording]);
 
   const { slow, fast } = answers;
   const isOver = slow?.state === "done" && fast?.state === "done";
@@ -196,7 +202,7 @@ export function Race({ server, settings, change, announce, report }) {
       </div>
       ${server.drafters.length === 0 && html`<p class="note">This server has no drafters, so both lanes decode plainly.</p>`}
     </form>
-    ${slow && html`<div class="lanes">
+    ${slow && html`<div class="lanes" ref=${lanes}>
       ${lane("slow", "Plain", slow)}
       ${lane("fast", "Speculative", fast)}
     </div>`}

@@ -1,6 +1,6 @@
 // Text in tokens by their source, the drafts that were refused, and one round as a tree.
 
-import { Component, html } from "./vendor/htm-preact-standalone.module.js";
+import { Component, html, useEffect, useRef } from "./vendor/htm-preact-standalone.module.js";
 import { countSources, refusedPath } from "./answer.js";
 
 const KNOWN = ["target", "draft", "suffix", "lookup", "grammar"];
@@ -28,6 +28,15 @@ export function Legend({ rounds }) {
   </ul>`;
 }
 
+// Of what was refused so much is shown: behind its first token nothing was ever judged.
+const GHOST_LENGTH = 14;
+
+function ghostOf(drafts) {
+  const text = drafts.map((draft) => draft.text).join("").replaceAll("\n", "↵");
+  const signs = [...text];
+  return signs.length > GHOST_LENGTH ? `${signs.slice(0, GHOST_LENGTH).join("")}…` : text;
+}
+
 class Round extends Component {
   // Only the last round of an answer changes. The others are drawn once, however long the answer gets.
   shouldComponentUpdate(next) {
@@ -43,21 +52,31 @@ class Round extends Component {
       class=${`${sourceClass(piece.source)}${piece.kind === "reasoning" ? " reasoning" : ""}`}>${piece.text}</span>`);
     // Refused drafts stand where they would have gone on: before the target's own token, the round's last.
     if (refused.length) {
-      const ghost = html`<span class="ghost" aria-hidden="true">${refused.map((draft) => draft.text).join("").replaceAll("\n", "↵")}</span>`;
+      const ghost = html`<span class="ghost" aria-hidden="true">${ghostOf(refused)}</span>`;
       said.splice(Math.max(0, said.length - 1), 0, ghost);
     }
     return html`<span class=${selected ? "round selected" : "round"} data-round=${index}>${said}</span>`;
   }
 }
 
-/** The rounds of an answer as text; a click chooses one of them. */
-export function TokenText({ rounds, ghosts, selected = -1, onSelect, caret }) {
+/**
+ * The rounds of an answer as text; a click chooses one of them.
+ *
+ * `label`: names a text that scrolls in itself, so that the keyboard reaches it. `caret`: whether more is to come, whose
+ * end such a text shows.
+ */
+export function TokenText({ rounds, ghosts, selected = -1, onSelect, caret, label }) {
+  const element = useRef(null);
+  useEffect(() => {
+    if (label && caret && element.current) element.current.scrollTop = element.current.scrollHeight;
+  });
   const choose = (event) => {
     const round = event.target.closest?.("[data-round]");
     // A selection of text is no click.
     if (round && onSelect && !String(getSelection())) onSelect(Number(round.dataset.round));
   };
-  return html`<div class=${onSelect ? "tokens choosable" : "tokens"} onClick=${choose}>
+  const region = label ? { role: "group", tabIndex: 0, "aria-label": label } : {};
+  return html`<div class=${onSelect ? "tokens choosable" : "tokens"} onClick=${choose} ref=${element} ...${region}>
     ${rounds.map((round, index) => html`<${Round} key=${index} round=${round} index=${index} ghosts=${ghosts}
       selected=${index === selected} />`)}${caret && html`<span class="caret" aria-hidden="true"></span>`}
   </div>`;
