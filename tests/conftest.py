@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--without-engines", action="store_true", help="run as where none of the engines' packages is installed"
     )
+    parser.addoption("--page", metavar="FOLDER", help="where make test-page unpacked what the tests of tests/page need")
     parser.addoption("--real", metavar="FOLDER", help="where make test-real unpacked what the tests of tests/real read")
 
 
@@ -71,8 +72,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what needs files that are downloaded."""
-    return True if collection_path == Path(__file__).parent / "real" and not config.getoption("--real") else None
+    """Leave out what needs files that are downloaded, or a browser."""
+    here = Path(__file__).parent
+    needed = {here / "real": "--real", here / "page": "--page"}.get(collection_path)
+    return True if needed is not None and not config.getoption(needed) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -89,7 +89,9 @@ def test_who_does_not_ask_gets_the_same_text_and_nothing_of_rounds(
     assert not any("round" in chunk or "sources" in chunk for chunk in without)
     assert "".join(map(text_of, with_rounds)) == "".join(map(text_of, without))
     said = [chunk for chunk in with_rounds if "round" not in chunk]
-    assert [text_of(chunk) for chunk in said if text_of(chunk)] == [text_of(chunk) for chunk in without if text_of(chunk)]
+    assert [text_of(chunk) for chunk in said if text_of(chunk)] == [
+        text_of(chunk) for chunk in without if text_of(chunk)
+    ]
 
 
 def test_plain_decoding_has_rounds_without_drafts(server: Hosted) -> None:

@@ -1,0 +1,288 @@
+"""The page in a browser: the race, answers, keys, errors, and who cannot see or use a mouse."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final, get_args
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.conftest import SUMMARY_LINES
+from tests.page.conftest import KEY
+from tests.page.visiting import PHONE, WIDE, Theme, serious, visiting
+from tests.serving.hosted import Hosted
+
+LOOKS: Final = [(size, theme) for size in (WIDE, PHONE) for theme in get_args(Theme)]
+
+
+def race(page: Page) -> None:
+    """Have a race run to its end."""
+    page.get_by_role("button", name="Start the race").click()
+    page.locator(".verdict").wait_for()
+
+
+def ask(page: Page, text: str, most: int = 60) -> None:
+    """Ask in the chat, and wait for the answer."""
+    page.get_by_role("link", name="Chat").click()
+    page.get_by_label("Most tokens").fill(str(most))
+    page.get_by_label("Message").fill(text)
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Look closer").wait_for()
+
+
+def lane_texts(page: Page) -> list[str]:
+    return [text or "" for text in page.locator(".lane .tokens").all_text_contents()]
+
+
+def test_the_race_ends_with_equal_texts(browser: Browser, served_pair: Hosted) -> None:
+    with visiting(browser, f"{served_pair.url}/") as page:
+        race(page)
+        plain, speculative = lane_texts(page)
+        assert plain
+        assert plain == speculative
+        headline = page.locator(".verdict .headline").inner_text()
+        assert re.fullmatch(r"same text, \d+(\.\d+)?×", headline), headline
+        # The pair's policy drafts a fixed length, so something was drafted.
+        assert page.locator(".lane.fast .src-draft").count() > 0
+        assert page.locator(".lane.slow .src-draft").count() == 0
+        expect(page.locator("[role=status]").last).to_have_text(re.compile("The race is over: same text"))
+
+
+def test_a_race_without_drafts_says_that_nothing_was_to_gain(browser: Browser, served_pair: Hosted) -> None:
+    with visiting(browser, f"{served_pair.url}/") as page:
+        page.get_by_label("Most tokens").fill("2")
+        race(page)
+        expect(page.locator(".verdict .headline")).to_have_text(
+            "same text; nothing to gain here, so nothing was drafted"
+        )
+
+
+def test_a_kept_seed_writes_the_same_again(browser: Browser, served_pair: Hosted) -> None:
+    with visiting(browser, f"{served_pair.url}/#text") as page:
+        page.get_by_label("Seed", exact=True).fill("7")
+        page.get_by_label("Most tokens").fill("40")
+        texts = []
+        for _ in range(2):
+            page.get_by_role("button", name="Go on").click()
+            page.get_by_role("button", name="Look closer").wait_for()
+            texts.append(page.locator(".tokens").inner_text())
+        assert page.get_by_label("Seed", exact=True).input_value() == "7"
+        page.get_by_label("show refused drafts").uncheck()
+        assert len(texts[0]) > 40
+        assert texts[0] == texts[1]
+
+
+def test_the_replay_moves_and_can_be_skipped(browser: Browser, served_pair: Hosted) -> None:
+    with visiting(browser, f"{served_pair.url}/", moves=True) as page:
+        page.get_by_role("button", name="Start the race").click()
+        page.locator(".pace").wait_for()
+        expect(page.locator(".pace")).to_contain_text("eplayed")
+        assert page.locator(".verdict").count() == 0
+        page.get_by_role("button", name="Skip to the end").click()
+        page.locator(".verdict").wait_for()
+
+
+def test_a_chat_is_answered_and_goes_on(browser: Browser, served_pair: Hosted) -> None:
+    with visiting(browser, f"{served_pair.url}/") as page:
+        ask(page, "Tell me something.")
+        first = page.locator(".turn .tokens").first.inner_text()
+        assert first
+        page.get_by_label("Message").fill("And then?")
+        page.get_by_label("Message").press("Enter")
+        expect(page.locator(".turn")).to_have_count(2)
+        expect(page.get_by_role("button", name="Look closer")).to_have_count(2)
+        page.get_by_role("button", name="New chat").click()
+        expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_a_round_is_looked_at_by_the_keyboard(browser: Browser, served_script: Hosted) -> None:
+    with visiting(browser, f"{served_script.url}/") as page:
+        ask(page, "abc")
+        page.get_by_role("button", name="Look closer").press("Enter")
+        slider = page.get_by_role("slider", name="Round")
+        slider.press("Home")
+        expect(page.locator(".inspector")).to_contain_text("nothing drafted")
+        slider.press("ArrowRight")
+        expect(page.locator(".round.selected")).to_have_attribute("data-round", "1")
+        tree = page.get_by_role("group", name="Tree of this round's drafts")
+        rects = tree.locator("rect").count()
+        assert rects >= 2
+        assert tree.locator("li").count() == rects
+        # Siblings stand one below the other.
+        assert len({tree.locator("g").nth(number).get_attribute("transform") for number in range(rects)}) == rects
+        page.locator(".turn [data-round='3']").click()
+        expect(slider).to_have_value("4")
+
+
+def test_what_the_figures_say_is_what_the_rounds_come_to(browser: Browser, served_script: Hosted) -> None:
+    with visiting(browser, f"{served_script.url}/#text") as page:
+        page.get_by_label("Most tokens").fill("80")
+        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Look closer").wait_for()
+        figures = page.get_by_role("complementary", name="Figures")
+        expect(figures).to_contain_text("Ledger")
+        expect(figures).to_contain_text("Accepted, by depth of the draft")
+        row = figures.get_by_role("row", name=re.compile("draft model"))
+        drafted, accepted = (int(row.get_by_role("cell").nth(place).inner_text()) for place in (0, 1))
+        assert 0 < accepted < drafted
+        said = page.locator(".tokens .src-draft").count()
+        # A character of several tokens is said by its last.
+        assert 0 < said <= accepted
+
+
+def test_what_a_model_writes_does_nothing(browser: Browser, served_script: Hosted) -> None:
+    with visiting(browser, f"{served_script.url}/") as page:
+        page.get_by_role("button", name="Start the race").wait_for()
+        hostile = (
+            "**bold** <script>window.hit=1</script><img src=x onerror='window.hit=1'><style>*{display:none}</style>"
+            "<a href='javascript:window.hit=1'>link</a> [other](javascript:window.hit=1) "
+            "<p style='position:fixed' onclick='window.hit=1'>text</p><form action='/x'><input name=a></form>"
+            "![picture](https://example.org/x.png) [good](https://example.org/)"
+        )
+        markup = page.evaluate(
+            """async (text) => {
+                const { toMarkup } = await import(new URL("page/markdown.js", document.baseURI));
+                const made = document.createElement("div");
+                made.innerHTML = toMarkup(text);
+                document.body.append(made);
+                made.querySelectorAll("a:not([href]), p").forEach((each) => each.click());
+                return {
+                    tags: [...new Set([...made.querySelectorAll("*")].map((each) => each.localName))],
+                    names: [...made.querySelectorAll("*")].flatMap((each) => each.getAttributeNames()),
+                    links: [...made.querySelectorAll("[href]")].map((each) => each.href),
+                    text: made.textContent,
+                };
+            }""",
+            hostile,
+        )
+        assert set(markup["tags"]) == {"p", "strong", "a"}
+        assert set(markup["names"]) == {"href", "target", "rel"}
+        assert markup["links"] == ["https://example.org/"]
+        assert "<script>window.hit=1</script>" in markup["text"]
+        assert page.evaluate("window.hit") is None
+
+
+def test_an_answer_is_shown_formatted(browser: Browser, served_pair: Hosted) -> None:
+    with visiting(browser, f"{served_pair.url}/") as page:
+        ask(page, "Tell me something.")
+        page.get_by_role("button", name="Formatted").click()
+        page.locator(".formatted").wait_for()
+
+
+def test_an_answer_is_cancelled(browser: Browser, served_pair: Hosted) -> None:
+    with visiting(browser, f"{served_pair.url}/#text") as page:
+        page.get_by_label("Most tokens").fill("100000")
+        page.get_by_role("button", name="Go on").click()
+        page.locator(".tokens .round").nth(5).wait_for()
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator(".state")).to_contain_text("cancelled after")
+        served_pair.wait_for_nothing()
+        page.get_by_role("button", name="Go on").wait_for()
+
+
+def test_an_error_is_one_line(browser: Browser, served_pair: Hosted) -> None:
+    with visiting(browser, f"{served_pair.url}/#text", refusals=(400,)) as page:
+        page.get_by_label("Text to go on with").fill("word " * 3000)
+        page.get_by_role("button", name="Go on").click()
+        alert = page.get_by_role("alert")
+        expect(alert).to_contain_text("512")
+        assert "\n" not in alert.locator("span").inner_text()
+        page.get_by_role("button", name="Dismiss").click()
+        expect(alert).to_have_count(0)
+
+
+def test_a_key_is_asked_for_and_sent(browser: Browser, locked: Hosted) -> None:
+    with visiting(browser, f"{locked.url}/", refusals=(401,)) as page:
+        page.get_by_label("API key").fill("another")
+        page.get_by_role("button", name="Go on").click()
+        expect(page.get_by_role("alert")).to_have_text("The server does not know this key.")
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Go on").click()
+        race(page)
+        # It is kept for this tab, and nowhere else.
+        page.reload()
+        page.get_by_role("button", name="Start the race").wait_for()
+        assert page.evaluate("JSON.stringify(localStorage) + document.cookie") == "{}"
+        assert KEY not in page.url
+
+
+def test_what_is_told_aloud_is_little(browser: Browser, served_pair: Hosted) -> None:
+    with visiting(browser, f"{served_pair.url}/") as page:
+        page.get_by_role("button", name="Start the race").wait_for()
+        page.evaluate(
+            """() => {
+                window.told = [];
+                const note = () => window.told.push(document.querySelector("p[role=status]").textContent);
+                const region = document.querySelector("p[role=status]");
+                new MutationObserver(note).observe(region, { childList: true, characterData: true, subtree: true });
+            }"""
+        )
+        race(page)
+        told = page.evaluate("window.told")
+        assert 2 <= len(told) <= 3
+        assert told[0] == "Recording plain decoding."
+        assert page.locator("[aria-live]:not([role=status])").count() == 0
+
+
+@pytest.mark.parametrize(("size", "theme"), LOOKS)
+def test_everybody_can_use_it(
+    browser: Browser,
+    served_pair: Hosted,
+    axe: str,
+    screenshots: Path,
+    size: tuple[int, int],
+    theme: Theme,
+) -> None:
+    def look(page: Page, name: str) -> None:
+        found = serious(page, axe)
+        assert not found, f"{name}: " + "\n".join(found)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], name
+        # As if the window were as high as the page: what sticks to its edge would stand in the middle of a picture.
+        height = page.evaluate("document.documentElement.scrollHeight")
+        page.set_viewport_size({"width": size[0], "height": height})
+        page.screenshot(path=screenshots / f"{name}-{size[0]}-{theme}.png")
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+
+    with visiting(browser, f"{served_pair.url}/", size=size, theme=theme) as page:
+        page.get_by_role("button", name="Start the race").wait_for()
+        look(page, "begin")
+        page.get_by_label("Most tokens").fill("120")
+        race(page)
+        look(page, "race")
+        ask(page, "Tell me something about lists.", most=120)
+        page.get_by_role("button", name="Look closer").click()
+        page.get_by_role("slider", name="Round").press("ArrowRight")
+        look(page, "chat")
+        page.get_by_role("button", name="Formatted").click()
+        page.locator(".formatted").wait_for()
+        look(page, "formatted")
+        page.get_by_role("link", name="Text").click()
+        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Look closer").wait_for()
+        look(page, "text")
+        page.get_by_role("link", name="Server").click()
+        page.locator(".place").first.wait_for()
+        page.locator(".fact").nth(4).wait_for()
+        look(page, "server")
+
+
+def test_the_page_is_there_soon(browser: Browser, served_pair: Hosted, pytestconfig: pytest.Config) -> None:
+    times, sizes = [], []
+    for _ in range(5):
+        with visiting(browser, f"{served_pair.url}/") as page:
+            page.get_by_role("button", name="Start the race").wait_for()
+            times.append(page.evaluate("performance.getEntriesByName('paceline-ready')[0].startTime"))
+            sizes.append(
+                page.evaluate(
+                    "performance.getEntriesByType('resource').concat(performance.getEntriesByType('navigation'))"
+                    ".filter((each) => !each.name.endsWith('/props')).reduce((sum, each) => sum + each.decodedBodySize, 0)"
+                )
+            )
+    times.sort()
+    pytestconfig.stash[SUMMARY_LINES].append(
+        f"page: ready {times[2]:.0f} ms after it was asked for ({times[0]:.0f} to {times[-1]:.0f}), {sizes[0]} bytes"
+    )
+    # A page of three libraries and no build step: more would be read before anything is shown.
+    assert sizes[0] < 100_000
