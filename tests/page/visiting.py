@@ -70,8 +70,9 @@ def serious(page: Page, axe: str) -> list[str]:
     )
     assert "exceptionDetails" not in found, found
     violations = found["result"]["value"]["violations"]
+    found_serious = [each for each in violations if each["impact"] in ("serious", "critical")]
     return [
-        f"{each['id']} at {len(each['nodes'])} places: {each['nodes'][0]['target']} {each['nodes'][0]['failureSummary']}"
-        for each in violations
-        if each["impact"] in ("serious", "critical")
+        f"{each['id']} at {len(each['nodes'])} places, first at {each['nodes'][0]['target']}: "
+        f"{each['nodes'][0]['failureSummary']}"
+        for each in found_serious
     ]

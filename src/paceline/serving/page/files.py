@@ -1,14 +1,14 @@
 """The files of the page, and the headers that keep a browser from doing more with them than they need.
 
-``web`` is what a browser gets: one page, its modules, its style, and in ``vendor`` the libraries, unmodified. There is no
-build step. Everything is read once, so that a request touches no file and can name none but these.
+``web`` is what a browser gets: one page, its modules, its style, and in ``vendor`` the libraries, unmodified. There is
+no build step. Everything is read once, so that a request touches no file and can name none but these.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -45,8 +45,8 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(
         "trusted-types dompurify",
     )
 )
-"""What a browser may do for the page: run its files and ask its server. No inline script or style runs, and what a model
-writes can load nothing."""
+"""What a browser may do for the page: run its files and ask its server. No inline script or style has an effect, and what
+a model writes can load nothing."""
 
 _HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -97,7 +97,7 @@ def add_page(router: APIRouter) -> None:
         router.add_api_route(f"/{name}", _sending(file), methods=["GET", "HEAD"], include_in_schema=False)
 
 
-def _sending(file: PageFile) -> object:
+def _sending(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
     headers = {**_HEADERS, "ETag": file.etag}
 
     async def send(request: Request) -> Response:
