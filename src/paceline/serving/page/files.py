@@ -45,8 +45,8 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(
         "trusted-types dompurify",
     )
 )
-"""What a browser may do for the page: run its files and ask its server. No inline script or style has an effect, and what
-a model writes can load nothing."""
+"""What a browser may do for the page: run its files and ask its server. Inline scripts and styles have no effect, and
+what a model writes can load nothing."""
 
 _HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,

@@ -75,14 +75,17 @@ function App() {
     return () => removeEventListener("hashchange", moved);
   }, []);
 
-  const View = VIEWS.find(([name]) => name === view)[2];
+  const [, title, View] = VIEWS.find(([name]) => name === view);
+  useEffect(() => {
+    document.title = `${title} · paceline`;
+  }, [title]);
   return html`
     <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById("content").focus(); }}>Skip to the content</a>
     <header class="top">
       <h1><img src="page/icon.svg" alt="" width="28" height="28" />paceline</h1>
       <p class="model">${server ? server.props.model_alias : ""}</p>
       <nav aria-label="Views">
-        ${VIEWS.map(([name, title]) => html`<a key=${name} href=${`#${name}`} aria-current=${view === name ? "page" : undefined}>${title}</a>`)}
+        ${VIEWS.map(([name, each]) => html`<a key=${name} href=${`#${name}`} aria-current=${view === name ? "page" : undefined}>${each}</a>`)}
       </nav>
     </header>
     <main id="content" tabindex="-1">

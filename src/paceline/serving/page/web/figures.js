@@ -35,7 +35,7 @@ function Speed({ answer }) {
     <p>${plain
       ? html`plain decoding: about <span class="num">${speedText(plain.expected)}</span>
           <span class="quiet num"> (${speedText(plain.low)} to ${speedText(plain.high)})</span>`
-      : html`<span class="quiet">plain decoding: not known yet</span>`}</p>
+      : html`<span class="quiet">plain decoding: ${answer.isOver ? "not known of this answer" : "not known yet"}</span>`}</p>
     ${answer.gain && html`<p>gain: <strong class="num">${gainText(answer.gain.expected)}</strong>
       <span class="quiet num"> (${gainText(answer.gain.low)} to ${gainText(answer.gain.high)})</span></p>`}
   </div>`;

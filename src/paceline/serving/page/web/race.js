@@ -59,10 +59,15 @@ export function verdictOf(slow, fast) {
   };
 }
 
-/** The round with most to look at. */
+/** The round with most to look at: drafts that were accepted, and some that were not. */
 function richest(rounds) {
-  const sizes = rounds.map((round) => round.drafts.length);
-  return Math.max(0, sizes.indexOf(Math.max(...sizes)));
+  let [best, most] = [0, 0];
+  rounds.forEach(({ drafts }, index) => {
+    const accepted = drafts.filter((draft) => draft.accepted).length;
+    const worth = drafts.length + accepted * (drafts.length - accepted);
+    if (worth > most) [best, most] = [index, worth];
+  });
+  return best;
 }
 
 function Lane({ answer, name, title, rounds, shown, selected, onSelect, isLive }) {
@@ -99,6 +104,7 @@ export function Race({ server, settings, change, announce, report }) {
   const redraw = useRedraw();
   const frame = useRef(0);
   const lanes = useRef(null);
+  const result = useRef(null);
   useEffect(() => () => cancelAnimationFrame(frame.current), []);
 
   // Below a long prompt, or on a phone, the lanes would be out of sight.
@@ -175,6 +181,9 @@ export function Race({ server, settings, change, announce, report }) {
       onSelect=${name === "fast" && isOver ? setSelected : undefined} />`;
   };
   const verdict = isOver && !isPlaying ? verdictOf(slow, fast) : null;
+  useEffect(() => {
+    if (verdict) result.current?.scrollIntoView({ block: "nearest" });
+  }, [verdict?.headline]);
 
   return html`<div class="view race">
     <h2>The race</h2>
@@ -207,7 +216,7 @@ export function Race({ server, settings, change, announce, report }) {
       ${lane("fast", "Speculative", fast)}
     </div>`}
     ${isPlaying && html`<p class="quiet pace">${chosen === 1 ? "Replayed at its own pace." : `Replayed ${chosen} times slower than it was.`}</p>`}
-    ${verdict && html`<div class=${`verdict ${verdict.tone}`}>
+    ${verdict && html`<div class=${`verdict ${verdict.tone}`} ref=${result}>
       <p class="headline">${verdict.headline}</p>
       <p>${verdict.details}</p>
     </div>`}
