@@ -19,7 +19,7 @@ LOOKS: Final = [(size, theme) for size in (WIDE, PHONE) for theme in get_args(Th
 
 def race(page: Page) -> None:
     """Have a race run to its end; the same whenever it is run."""
-    page.get_by_label("Seed", exact=True).fill("7")
+    page.get_by_role("spinbutton", name="Seed").fill("7")
     page.get_by_role("button", name="Start the race").click()
     page.locator(".verdict").wait_for()
 
@@ -27,9 +27,9 @@ def race(page: Page) -> None:
 def ask(page: Page, text: str, most: int = 60) -> None:
     """Ask in the chat, and wait for the answer."""
     page.get_by_role("link", name="Chat").click()
-    page.get_by_label("Seed", exact=True).fill("7")
-    page.get_by_label("Most tokens").fill(str(most))
-    page.get_by_label("Message").fill(text)
+    page.get_by_role("spinbutton", name="Seed").fill("7")
+    page.get_by_role("spinbutton", name="Most tokens").fill(str(most))
+    page.get_by_role("textbox", name="Message").fill(text)
     page.get_by_role("button", name="Send").click()
     page.get_by_role("button", name="Look closer").wait_for()
 
@@ -54,24 +54,65 @@ def test_the_race_ends_with_equal_texts(browser: Browser, served_pair: Hosted) -
 
 def test_a_race_without_drafts_says_that_nothing_was_to_gain(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/") as page:
-        page.get_by_label("Most tokens").fill("2")
+        page.get_by_role("spinbutton", name="Most tokens").fill("2")
         race(page)
         expect(page.locator(".verdict .headline")).to_have_text(
             "same text; nothing to gain here, so nothing was drafted"
         )
 
 
+DRAFTED: Final = {"drafted": 9, "gain": 2.0, "gain_low": 1.9, "gain_high": 2.2, "verify": "coupled"}
+
+
+@pytest.mark.parametrize(
+    ("text", "speed", "told", "headline", "detail"),
+    [
+        ("one two", 21.0, DRAFTED, "same text, 2.1×", "own estimate: 2.0× (1.90× to 2.2×)"),
+        ("one two", 9.0, DRAFTED, "same text, 0.90×", "took more time than it saved"),
+        ("one tow", 21.0, DRAFTED, "the texts differ from character 6 on", "near-tie"),
+        ("one two and", 21.0, {**DRAFTED, "verify": "rejection"}, "the texts differ from character 8 on", "rejection"),
+        (
+            "one two",
+            9.9,
+            {"drafted": 0, "off_reason_text": "no draft would have paid"},
+            "same text; nothing to gain here, so nothing was drafted",
+            "Why: no draft would have paid.",
+        ),
+        ("one two", None, DRAFTED, "same text; too short to compare the speeds", ""),
+    ],
+)
+def test_the_verdict_says_what_was_measured(
+    browser: Browser,
+    served_script: Hosted,
+    text: str,
+    speed: float | None,
+    told: dict[str, object],
+    headline: str,
+    detail: str,
+) -> None:
+    with visiting(browser, f"{served_script.url}/") as page:
+        verdict = page.evaluate(
+            """async ([slow, fast]) => {
+                const { verdictOf } = await import(new URL("page/race.js", document.baseURI));
+                return verdictOf(slow, fast);
+            }""",
+            [{"text": "one two", "speed": 10.0}, {"text": text, "speed": speed, "speculative": told}],
+        )
+        assert verdict["headline"] == headline
+        assert detail in verdict["details"]
+
+
 def test_a_kept_seed_writes_the_same_again(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/#text") as page:
-        page.get_by_label("Seed", exact=True).fill("7")
-        page.get_by_label("Most tokens").fill("40")
+        page.get_by_role("spinbutton", name="Seed").fill("7")
+        page.get_by_role("spinbutton", name="Most tokens").fill("40")
         texts = []
         for _ in range(2):
             page.get_by_role("button", name="Go on").click()
             page.get_by_role("button", name="Look closer").wait_for()
             texts.append(page.locator(".tokens").inner_text())
-        assert page.get_by_label("Seed", exact=True).input_value() == "7"
-        page.get_by_label("show refused drafts").uncheck()
+        assert page.get_by_role("spinbutton", name="Seed").input_value() == "7"
+        page.get_by_role("checkbox", name="show refused drafts").uncheck()
         assert len(texts[0]) > 40
         assert texts[0] == texts[1]
 
@@ -91,8 +132,8 @@ def test_a_chat_is_answered_and_goes_on(browser: Browser, served_pair: Hosted) -
         ask(page, "Tell me something.")
         first = page.locator(".turn .tokens").first.inner_text()
         assert first
-        page.get_by_label("Message").fill("And then?")
-        page.get_by_label("Message").press("Enter")
+        page.get_by_role("textbox", name="Message").fill("And then?")
+        page.get_by_role("textbox", name="Message").press("Enter")
         expect(page.locator(".turn")).to_have_count(2)
         expect(page.get_by_role("button", name="Look closer")).to_have_count(2)
         page.get_by_role("button", name="New chat").click()
@@ -120,7 +161,7 @@ def test_a_round_is_looked_at_by_the_keyboard(browser: Browser, served_script: H
 
 def test_what_the_figures_say_is_what_the_rounds_come_to(browser: Browser, served_script: Hosted) -> None:
     with visiting(browser, f"{served_script.url}/#text") as page:
-        page.get_by_label("Most tokens").fill("80")
+        page.get_by_role("spinbutton", name="Most tokens").fill("80")
         page.get_by_role("button", name="Go on").click()
         page.get_by_role("button", name="Look closer").wait_for()
         figures = page.get_by_role("complementary", name="Figures")
@@ -175,7 +216,7 @@ def test_an_answer_is_shown_formatted(browser: Browser, served_pair: Hosted) -> 
 
 def test_an_answer_is_cancelled(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/#text") as page:
-        page.get_by_label("Most tokens").fill("100000")
+        page.get_by_role("spinbutton", name="Most tokens").fill("100000")
         page.get_by_role("button", name="Go on").click()
         page.locator(".tokens .round").nth(5).wait_for()
         page.get_by_role("button", name="Cancel").click()
@@ -184,9 +225,23 @@ def test_an_answer_is_cancelled(browser: Browser, served_pair: Hosted) -> None:
         page.get_by_role("button", name="Go on").wait_for()
 
 
+def test_a_view_goes_on_while_another_is_looked_at(browser: Browser, served_pair: Hosted) -> None:
+    with visiting(browser, f"{served_pair.url}/") as page:
+        page.get_by_role("link", name="Text").click()
+        page.get_by_role("spinbutton", name="Most tokens").fill("100000")
+        page.get_by_role("button", name="Go on").click()
+        page.locator(".tokens .round").nth(2).wait_for()
+        page.get_by_role("link", name="Server").click()
+        expect(page).to_have_title("Server · paceline")
+        expect(page.locator(".place.busy, .fact")).not_to_have_count(0)
+        page.get_by_role("link", name="Text").click()
+        page.get_by_role("button", name="Look closer").wait_for()
+        expect(page.locator(".state")).to_contain_text("tokens/s")
+
+
 def test_an_error_is_one_line(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/#text", refusals=(400,)) as page:
-        page.get_by_label("Text to go on with").fill("word " * 3000)
+        page.get_by_role("textbox", name="Text to go on with").fill("word " * 3000)
         page.get_by_role("button", name="Go on").click()
         alert = page.get_by_role("alert")
         expect(alert).to_contain_text("512")
@@ -250,7 +305,7 @@ def test_everybody_can_use_it(
     with visiting(browser, f"{served_pair.url}/", size=size, theme=theme) as page:
         page.get_by_role("button", name="Start the race").wait_for()
         look(page, "begin")
-        page.get_by_label("Most tokens").fill("120")
+        page.get_by_role("spinbutton", name="Most tokens").fill("120")
         race(page)
         look(page, "race")
         ask(page, "Tell me something about lists.", most=120)

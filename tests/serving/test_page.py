@@ -91,7 +91,9 @@ def test_libraries_have_their_licences() -> None:
 
 def test_what_is_installed_has_all_files_of_the_page() -> None:
     installed = Path(paceline.__file__).parent / "serving" / "page" / "web"
-    for source in (path for path in SOURCES.rglob("*") if path.is_file()):
+    sources = [path for path in SOURCES.rglob("*") if path.is_file()]
+    assert len(page_files()) == len(sources)
+    for source in sources:
         assert (installed / source.relative_to(SOURCES)).read_bytes() == source.read_bytes()
 
 

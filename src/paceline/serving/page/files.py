@@ -76,7 +76,8 @@ def page_files() -> Mapping[str, PageFile]:
     """Return the files by path, relative to the server's root: the page itself is the empty one."""
     found: dict[str, PageFile] = {}
     for path in sorted(_WEB.rglob("*")):
-        if not path.is_file():
+        if path.suffix not in _TYPES:
+            # A folder, or something that is not meant for browsers.
             continue
         name = path.relative_to(_WEB).as_posix()
         content = path.read_bytes()

@@ -29,6 +29,8 @@ function KeyForm({ refused, enter }) {
 
 function App() {
   const [view, setView] = useState(viewOfAddress());
+  // A view that was opened stays as it is, and what it writes goes on, while another one is looked at.
+  const [opened, setOpened] = useState([view]);
   const [server, setServer] = useState(null);
   const [settings, setSettings] = useState(null);
   const [waiting, setWaiting] = useState("Looking for the server.");
@@ -68,14 +70,17 @@ function App() {
   useEffect(() => {
     find();
     const moved = () => {
-      setView(viewOfAddress());
+      const name = viewOfAddress();
+      setView(name);
+      setOpened((before) => (before.includes(name) ? before : [...before, name]));
       setProblem(null);
+      scrollTo(0, 0);
     };
     addEventListener("hashchange", moved);
     return () => removeEventListener("hashchange", moved);
   }, []);
 
-  const [, title, View] = VIEWS.find(([name]) => name === view);
+  const title = VIEWS.find(([name]) => name === view)[1];
   useEffect(() => {
     document.title = `${title} · paceline`;
   }, [title]);
@@ -94,8 +99,10 @@ function App() {
       ${needsKey
         ? html`<${KeyForm} refused=${refused} enter=${(key) => { setKey(key); find(true); }} />`
         : server
-          ? html`<${View} key=${view} server=${server} settings=${settings} announce=${announce} report=${report}
-              change=${(changes) => setSettings((before) => ({ ...before, ...changes }))} />`
+          ? VIEWS.filter(([name]) => opened.includes(name)).map(([name, , View]) => html`<div key=${name} hidden=${name !== view}>
+              <${View} server=${server} settings=${settings} announce=${announce} report=${report} isShown=${name === view}
+                change=${(changes) => setSettings((before) => ({ ...before, ...changes }))} />
+            </div>`)
           : html`<p class="waiting" role="status">${waiting}</p>`}
     </main>
     <p class="hidden" role="status" aria-live="polite">${announced}</p>`;

@@ -9,7 +9,7 @@ export function speedText(speed) {
 }
 
 export function gainText(gain) {
-  return `${gain.toFixed(gain >= 10 ? 0 : 2)}×`;
+  return `${gain.toFixed(gain >= 10 ? 0 : gain >= 1.95 ? 1 : 2)}×`;
 }
 
 export function timeText(ms) {

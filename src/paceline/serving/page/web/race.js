@@ -115,7 +115,8 @@ export function Race({ server, settings, change, announce, report }) {
   const { slow, fast } = answers;
   const isOver = slow?.state === "done" && fast?.state === "done";
   const end = Math.max(slow?.rounds.at(-1)?.ms ?? 0, fast?.rounds.at(-1)?.ms ?? 0);
-  const chosen = slowdown === "auto" ? SLOWDOWNS.find((times) => end * times >= SHORTEST_MS) ?? SLOWDOWNS.at(-1) : Number(slowdown);
+  const paceOf = (ms) => (slowdown === "auto" ? SLOWDOWNS.find((times) => ms * times >= SHORTEST_MS) ?? SLOWDOWNS.at(-1) : Number(slowdown));
+  const chosen = paceOf(end);
   const isPlaying = clock !== null && clock < end;
 
   const replay = (times, until) => {
@@ -163,7 +164,7 @@ export function Race({ server, settings, change, announce, report }) {
     announce(`The race is over: ${verdict.headline}.`);
     const until = Math.max(made.slow.rounds.at(-1)?.ms ?? 0, made.fast.rounds.at(-1)?.ms ?? 0);
     if (wantsStillness()) setClock(until);
-    else replay(SLOWDOWNS.find((times) => until * times >= SHORTEST_MS) ?? SLOWDOWNS.at(-1), until);
+    else replay(paceOf(until), until);
   });
 
   const shownOf = (answer) => {

@@ -30,23 +30,27 @@ function Fact({ name, children }) {
   return html`<div class="fact"><dt>${name}</dt><dd class="num">${children}</dd></div>`;
 }
 
-export function ServerView({ server, report }) {
+export function ServerView({ server, report, isShown }) {
   const { props } = server;
   const [slots, setSlots] = useState(null);
   const [samples, setSamples] = useState(null);
 
   useEffect(() => {
+    if (!isShown) return undefined;
     const controller = new AbortController();
     let timer = 0;
+    let failed = false;
     const look = async () => {
       try {
         if (!document.hidden) {
           if (props.endpoint_slots) setSlots(await getJson("slots", controller.signal));
           if (props.endpoint_metrics) setSamples(samplesOf(await getText("metrics", controller.signal)));
-          report(null);
+          if (failed) report(null);
+          failed = false;
         }
       } catch (error) {
         if (error.name === "AbortError") return;
+        failed = true;
         report(error);
       }
       if (!controller.signal.aborted) timer = setTimeout(look, EVERY_MS);
@@ -56,7 +60,7 @@ export function ServerView({ server, report }) {
       controller.abort();
       clearTimeout(timer);
     };
-  }, []);
+  }, [isShown]);
 
   const one = (name) => samples?.find((sample) => sample.name === name)?.value;
   const by = (name, label) => Object.fromEntries(
