@@ -77,7 +77,7 @@ export function ServerView({ server, report, isShown }) {
       ${samples && html`<${Fact} name="Requests that wait">${one("vllm:num_requests_waiting")}<//>`}
       ${samples && html`<${Fact} name="Cache in use">${(100 * (one("vllm:kv_cache_usage_perc") ?? 0)).toFixed(1)} %<//>`}
       ${samples && html`<${Fact} name="Tokens written">${one("vllm:generation_tokens_total")?.toLocaleString("en")}<//>`}
-      ${samples && html`<${Fact} name="Tokens/s, on average">${speedText(one("llamacpp:predicted_tokens_seconds"))}<//>`}
+      ${samples && html`<${Fact} name="Average tokens/s">${speedText(one("llamacpp:predicted_tokens_seconds"))}<//>`}
       ${decoding > 0 && html`<${Fact} name="Gain since the start">${(plain / decoding).toFixed(2)}×<//>`}
     </dl>
     ${slots && html`<section class="card"><h3>Places</h3><ul class="places">
