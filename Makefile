@@ -88,7 +88,7 @@ $(REAL)/.unpacked: | $(VENV)/.installed-dev
 test-page: $(VENV)/.installed-dev $(PAGE)/.unpacked
 	$(BIN)/python -m pytest tests/page --page $(PAGE)
 
-# axe-core looks for what keeps people from using a page. Its licence is another one than ours, so it is no part of the sources.
+# axe-core looks for what keeps people from using a page. It is no part of the sources, as its licence is another one.
 $(PAGE)/.unpacked: | $(VENV)/.installed-dev
 	rm -rf $(PAGE)
 	mkdir -p $(PAGE)
