@@ -24,9 +24,15 @@ def race(page: Page) -> None:
     page.locator(".verdict").wait_for()
 
 
+def turn_to(page: Page, view: str) -> None:
+    """Turn to another view, and wait until it is there: what has the same name in the last one is still in the page."""
+    page.get_by_role("link", name=view).click()
+    expect(page).to_have_title(f"{view} · paceline")
+
+
 def ask(page: Page, text: str, most: int = 60) -> None:
     """Ask in the chat, and wait for the answer."""
-    page.get_by_role("link", name="Chat").click()
+    turn_to(page, "Chat")
     page.get_by_role("spinbutton", name="Seed").fill("7")
     page.get_by_role("spinbutton", name="Most tokens").fill(str(most))
     page.get_by_role("textbox", name="Message").fill(text)
@@ -227,14 +233,13 @@ def test_an_answer_is_cancelled(browser: Browser, served_pair: Hosted) -> None:
 
 def test_a_view_goes_on_while_another_is_looked_at(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/") as page:
-        page.get_by_role("link", name="Text").click()
+        turn_to(page, "Text")
         page.get_by_role("spinbutton", name="Most tokens").fill("100000")
         page.get_by_role("button", name="Go on").click()
         page.locator(".tokens .round").nth(2).wait_for()
-        page.get_by_role("link", name="Server").click()
-        expect(page).to_have_title("Server · paceline")
+        turn_to(page, "Server")
         expect(page.locator(".place.busy, .fact")).not_to_have_count(0)
-        page.get_by_role("link", name="Text").click()
+        turn_to(page, "Text")
         page.get_by_role("button", name="Look closer").wait_for()
         expect(page.locator(".state")).to_contain_text("tokens/s")
 
@@ -315,11 +320,11 @@ def test_everybody_can_use_it(
         page.get_by_role("button", name="Formatted").click()
         page.locator(".formatted").wait_for()
         look(page, "formatted")
-        page.get_by_role("link", name="Text").click()
+        turn_to(page, "Text")
         page.get_by_role("button", name="Go on").click()
         page.get_by_role("button", name="Look closer").wait_for()
         look(page, "text")
-        page.get_by_role("link", name="Server").click()
+        turn_to(page, "Server")
         page.locator(".place").first.wait_for()
         page.locator(".fact").nth(4).wait_for()
         look(page, "server")
