@@ -75,7 +75,8 @@ def test_a_character_appears_with_the_token_that_completes_it() -> None:
 def test_a_stop_text_is_no_part_of_a_lane() -> None:
     target = engine()
     with Model(target, [], FixedPolicy(4), clock=target.clock) as model:
-        generation = model.generate(PROMPT, stop=["zwei"], **OPTIONS)
+        stopping: GenerateOptions = {**OPTIONS, "stop": ["zwei"]}
+        generation = model.generate(PROMPT, **stopping)
         lane = Lane.of(generation, bytes_vocabulary())
     assert lane.text == generation.text == "Zähle: eins, "
     assert len(lane.pieces) == len(generation.token_ids)

@@ -36,6 +36,7 @@ paceline demo | cat  [dim]# without pictures: the lines alone[/dim]
 
 paceline demo --json > race.json  [dim]# every token with its time; docs/draw_race.py draws it[/dim]
 """
+"""Examples below the command's help."""
 
 FILE_TYPE: Final = "Q8_0"
 """Of the target's weights.
@@ -46,8 +47,9 @@ measured costs the demo's log runs at 1.94 times plain on two cores of an EPYC a
 """
 
 _SEED: Final = 1
+"""Seed of both answers of a race."""
 _WARM_UP_TOKENS: Final = 12
-"""Of an answer, and twice as many of its prompt."""
+"""Tokens of the answer that warms the machine up; its prompt has twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ SCENES: Final = (
         tokens=(32, 96),
     ),
 )
+"""Races of the demo, in their order."""
 
 _NEXT: Final = (
     ("paceline run -m big.gguf -md small.gguf -p 'Once upon a time' --compare", "two GGUF files of your own"),

@@ -18,9 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 _WEB: Final = Path(__file__).parent / "web"
+"""Folder of the page's files."""
 _INDEX: Final = "index.html"
+"""File that the page's own address gives."""
 _FOLDER: Final = "page"
-"""Under which the page asks for its other files, relative to itself, so that an ``--api-prefix`` needs no word."""
+"""Path under which the page asks for its other files, relative to itself, so that ``--api-prefix`` needs no word."""
 
 _TYPES: Final[Mapping[str, str]] = {
     ".html": "text/html; charset=utf-8",
@@ -61,9 +63,9 @@ class PageFile:
     """One file of the page.
 
     Attributes:
-        content: its bytes.
-        media_type: what they are.
-        etag: names the content.
+        content: bytes of the file.
+        media_type: what the bytes are, for the ``Content-Type`` header.
+        etag: name of the content, for the ``ETag`` header.
     """
 
     content: bytes
