@@ -123,7 +123,7 @@ def bound(tokens: int) -> list[tuple[str, float]]:
     return [
         ("to begin with", min(START_ROUNDS, START_SHARE * tokens)),
         (f"{ALLOWED_SHARE:.1%} of {tokens}".replace("%", " %"), ALLOWED_SHARE * tokens),
-        ("counterfactual credit", credited_rounds(tokens)),
+        ("drafts held back that looked good", credited_rounds(tokens)),
         (
             f"reading the prompt: {HOPED_SHARE:.0%} of {tokens}".replace("%", " %"),
             HOPED_SHARE * tokens,
