@@ -34,7 +34,6 @@ ANSWER: Final = ("run", "--exact", "--sample", "code:4", "--seed", "1", "-n", st
 next.
 """
 
-
 IN_PYTHON: Final = """
 import paceline
 from paceline.machine import machine
@@ -292,6 +291,8 @@ def check_release(pythons: list[str], folder: Path, keep: Path | None) -> None:
         # pip's cache has a wheel for each Python, though this one fits them all.
         tools.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", folder / "engine", "llama-cpp-python")
         os.environ["PIP_FIND_LINKS"] = f"{os.environ.get('PIP_FIND_LINKS', '')} {folder / 'engine'}".strip()
+        # pipx installs by uv where it finds that, and uv would compile it again.
+        os.environ["UV_FIND_LINKS"] = str(folder / "engine")
     for number, python in enumerate(pythons):
         place = folder / f"python-{number}"
         place.mkdir()
