@@ -14,11 +14,17 @@ from paceline.bench.workloads import MIXED
 from paceline.planning.costs.profile import PassCost
 
 _WIDTH = 980.0
+"""Width of the chart of speeds, in pixels."""
 _LABELS = 300.0
+"""Width that names take at the left of the chart of speeds, in pixels."""
 _FIGURES = 190.0
+"""Width that figures take at the right of the chart of speeds, in pixels."""
 _ROW = 24.0
+"""Height of a variant's row, in pixels."""
 _GROUP = 38.0
+"""Height of a workload's heading, in pixels."""
 _DEEPEST = 16
+"""Depth of drafts up to which acceptance is drawn."""
 _FEWEST_TESTED = 3
 """Drafts at a depth below which a share of them says nothing."""
 

@@ -29,8 +29,9 @@ from paceline.engines.loading import ModelOptions, engine_for
 from paceline.engines.threads import usable_cores
 
 _HOST: Final = "127.0.0.1"
+"""Address that servers listen on: this machine's alone."""
 _START_S = 300.0
-"""Longest that loading a model may take."""
+"""Longest that loading a model may take, in seconds."""
 _ANSWER_S = 3600.0
 _HEALTH_S = 5.0
 _POLL_S = 0.05
@@ -79,7 +80,7 @@ class LlamaServers:
     Args:
         executable: llama-server, see :func:`check_llama_server`.
         target: as the user asked for it; its threads, attention, layers and devices are llama-server's too.
-        draft: likewise, if there is one.
+        draft: how the draft model runs; ``None`` without one.
         context_length: of the target as it was loaded.
     """
 

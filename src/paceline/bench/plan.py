@@ -27,8 +27,9 @@ from paceline.planning.costs.profile import CostProfile
 from paceline.planning.replaying.recording import RECORDED_DEPTH
 
 QUICK_S = 120.0
+"""Seconds that a quick run takes."""
 QUICK_WORKLOADS = ("new-code", "structured-forced", "hard", "editing-forced")
-"""In the order in which they are dropped, the last first, where the limit does not allow all of them."""
+"""Workloads of a quick run. Where the limit does not allow all of them, the last is dropped first."""
 
 _TOKENS = (256, 192, 128, 96, 64, 48, 32)
 _PROMPTS = (3, 2)

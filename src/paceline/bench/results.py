@@ -16,6 +16,7 @@ from paceline.comparison import Trial
 from paceline.planning.costs.profile import CostProfile
 
 RESULTS_VERSION = 2
+"""Version of the JSON that results are written as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Pair:
         num_drafted: draft tokens verified.
         num_accepted: draft tokens kept.
         tested_by_depth: see :class:`~paceline.core.stats.RequestStats`.
-        accepted_by_depth: likewise.
+        accepted_by_depth: drafts that were kept, by depth, as there.
         seconds: from the first token to the last, as a reader sees it: all rounds, and what policies do between them.
         spent: where they went; ``None`` if whoever answered does not say.
         differs_at: index of the first token that is not plain's; ``None`` if all are.
@@ -241,7 +242,7 @@ class BenchResult:
     Attributes:
         machine: versions and system.
         target: the target, in the engine's words.
-        draft: likewise; ``None`` without a draft model.
+        draft: the draft model, in the engine's words; ``None`` without one.
         temperature: of all workloads but ``hard``.
         tokens: most tokens of an answer.
         laps: wanted of each workload; a lap has a pair of each variant, and in ``mixed`` one for each of its tasks.

@@ -77,7 +77,7 @@ class Answer:
         num_drafted: draft tokens verified.
         num_accepted: draft tokens kept.
         tested_by_depth: see :class:`~paceline.core.stats.RequestStats`; empty if it is not known.
-        accepted_by_depth: likewise.
+        accepted_by_depth: drafts that were kept, by depth; empty if it is not known.
         spent: where the seconds went; ``None`` if it is not known.
         generation: the whole of it, where a session of paceline's gave it.
     """

@@ -99,10 +99,10 @@ class Plot:
     Attributes:
         x: horizontal scale.
         y: vertical scale.
-        x_ticks: values marked on it.
-        y_ticks: likewise.
-        x_label: what it measures.
-        y_label: likewise.
+        x_ticks: values marked on the horizontal scale.
+        y_ticks: values marked on the vertical scale.
+        x_label: what the horizontal scale measures.
+        y_label: what the vertical scale measures.
         title: above the plot.
         percent: whether the vertical values are shares.
     """

@@ -26,13 +26,20 @@ from paceline.planning.replaying.replay import ReplayResult, replay
 Kind: TypeAlias = Literal["plain", "server", "static", "policy", "auto"]
 
 STATIC: Final = "static"
+"""Name of the static settings that replay finds fastest."""
 AUTO: Final = "auto"
+"""Name of the policy that plans by costs."""
 VARIANT_NAMES: Final[tuple[str, ...]] = (STATIC, *ADAPTIVE_POLICIES)
+"""Names of all variants that can be asked for."""
 
 DRAFT_LENGTHS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+"""Most draft tokens of a round, of the static settings that are replayed."""
 P_MINS: Final = (0.0, 0.4, 0.75)
+"""Least probabilities of a draft token, of the static settings that are replayed."""
 COARSE_LENGTHS: Final = (1, 2, 3, 5, 7, 12)
+"""Most draft tokens of a round, where there is time for few static settings."""
 COARSE_P_MINS: Final = (0.0, 0.4)
+"""Least probabilities of a draft token, where there is time for few static settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ short text, with short keys and drafts: the name in tables, then the type and it
 SERVER_NGRAM_VARIANTS: Final = tuple(
     Variant(f"llama-server, {name}", "server", (name,)) for name in SERVER_NGRAM_SETTINGS
 )
+"""Settings of llama-server without a draft model."""
 SERVER_DRAFT_VARIANTS: Final = tuple(
     Variant(
         f"llama-server, draft-max {length}" + (f", p-min {p_min:g}" if p_min else ""),
@@ -104,8 +112,9 @@ SERVER_DRAFT_VARIANTS: Final = tuple(
     for length in (1, 2, 3, 5, 8, 16)
     for p_min in (0.0, 0.6)
 )
-"""Settings with a draft model, as :class:`~paceline.planning.policies.fixed.FixedPolicy` names them. They are tried
-live: how a server drafts differs from what is recorded here, so a replay would not find its best."""
+"""Settings of llama-server with a draft model, by the names that
+:class:`~paceline.planning.policies.fixed.FixedPolicy` gives them. They are tried live: how a server drafts differs from
+what is recorded here, so a replay would not find its best."""
 
 
 def check_variant_names(names: Sequence[str]) -> None:

@@ -20,13 +20,19 @@ from paceline.engines.base import Vocabulary
 from paceline.models.embedded import heldout
 
 PROMPT_TOKENS: Final = 128
+"""Most tokens of a prompt that is the beginning of a text."""
 PASSAGE_TOKENS: Final = 256
+"""Most tokens of a passage that is to be summed up."""
 LONG_PROMPT_TOKENS: Final = 4096
+"""Most tokens of a long prompt."""
 LONG_PROMPT_ANSWER: Final = 64
+"""Most tokens of the answer to a long prompt."""
 _LEAST_PROMPT: Final = 8
 
 MIXED: Final = "mixed"
+"""Name of the session through one task of every workload."""
 FORCED_SUFFIX: Final = "-forced"
+"""End of the names of workloads whose answer is a given text."""
 
 _AFTER_FILE: Final = "\n\n# The same file after the changes:\n\n"
 _AFTER_PASSAGE: Final = "\n\nIn summary, "
@@ -263,7 +269,9 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 """The workloads but for :data:`MIXED`, which is one session through one task of each of them in turn."""
 
 WORKLOAD_NAMES: Final = (*WORKLOADS, MIXED)
+"""Names of all workloads, the session through all of them last."""
 MIXED_ABOUT: Final = "one session through a task of each of the others in turn, forced ones included"
+"""Description of the session through all workloads."""
 
 
 def check_workload_names(names: Sequence[str]) -> None:

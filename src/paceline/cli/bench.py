@@ -71,15 +71,20 @@ paceline bench -m big.gguf --time-limit 1800  [dim]# no draft model: suffix and 
 
 {ENVIRONMENT_NOTE}
 """
+"""Examples below the command's help."""
 
 _MODELS, _WHAT, _OUTPUT = "Models", "What is measured", "Output"
 _PIPE_WIDTH = 160
+"""Columns of the tables where standard output is no terminal."""
 _PROFILING_SHARE = 0.04
+"""Share of a time limit that measuring what passes cost may take."""
 _PROFILING_S = 30.0
-"""Three times what a first load takes: what replay says after long prompts hangs on what a context adds to passes."""
+"""Most seconds of measuring what passes cost: three times what a first load takes, as what replay says after long
+prompts hangs on what a context adds to passes."""
 _QUICK_LAPS = 3
+"""Laps of a quick run."""
 _QUICK_TYPE = "Q4_0"
-"""Of the large target's weights: its passes take half as long as in Q8_0, so two minutes hold more workloads."""
+"""Type of the large target's weights in a quick run: passes take half as long as in Q8_0, so two minutes hold more."""
 _DEFAULTS = BenchSettings(WORKLOAD_NAMES, VARIANT_NAMES, DRAFTER_NAMES)
 
 
