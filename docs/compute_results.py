@@ -1,6 +1,7 @@
 """Computes the tables that are not measured: ``python docs/compute_results.py``.
 
-They are what drafts take of memory, by a formula, and the most that an answer can lose, by the ledger's own constants.
+They are what models take of memory, by a formula, the most that an answer can lose, by the ledger's own constants, and
+what becomes of llama-server's flags, by the server's own list.
 ``--check`` writes nothing, and ends with status 1 where a file would change.
 """
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.planning.auto.asking import HOPED_SHARE
 from paceline.planning.auto.ledger import ALLOWED_SHARE
 from paceline.planning.auto.policy import PAPER_ROUNDS, START_ROUNDS, START_SHARE
+from paceline.serving.llama_flags import FOREIGN
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -24,13 +27,16 @@ ANSWER = 300
 Q4_0_BITS, Q8_0_BITS, Q2_K_BITS = 4.5, 8.5, 2.625
 """Bits a weight: in Q4_0 and Q8_0 32 weights share a scale of 16 bits; Q2_K has blocks of 256 weights in 84 bytes."""
 
+Q4_K_M_BITS = 4.9
+"""Bits a weight of a mixture of types: those of Llama 3.1 8B, by the README of llama.cpp's quantize."""
+
 CACHE_BYTES, CONTEXT = 2, 4096
 """Bytes of a number in the cache (F16), and the tokens that a draft is given by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A draft model, as its publisher describes it.
+    """A model, as its publisher describes it.
 
     Attributes:
         billions: parameters.
@@ -56,6 +62,16 @@ DRAFTS = (
     Shape("Ministral-3-3B-Instruct-2512", 3.4),
     Shape("gemma-4-E2B-it", 5.1),
 )
+
+PAIRS = (
+    (Shape("Qwen2.5-Coder-7B", 7.62, 28, 4, 128), "Qwen2.5-Coder-0.5B-Instruct"),
+    (Shape("Llama 3.1 8B", 8.03, 32, 8, 128), "Llama-3.2-1B-Instruct"),
+    (Shape("Qwen3-8B", 8.19, 36, 8, 128), "Qwen3-0.6B"),
+    (Shape("DeepSeek-R1-Distill-Qwen-14B", 14.8, 48, 8, 128), "DeepSeek-R1-Distill-Qwen-1.5B"),
+    (Shape("Qwen3-32B", 32.8, 64, 8, 128), "Qwen3-0.6B"),
+    (Shape("Llama 3.3 70B", 70.6, 80, 8, 128), "Llama-3.2-1B-Instruct"),
+)
+"""Targets whose layers are all of one kind, and the drafts that the page names for them."""
 
 TARGETS = (("8B", 8.0), ("14B", 14.0), ("27B", 27.0), ("32B", 32.0), ("70B", 70.0))
 
@@ -88,6 +104,30 @@ def draft_memory() -> dict[str, Any]:
             "Computed. Weights take parameters times bits a weight over 8: 8.5 bits in Q8_0, 4.5 in Q4_0. The cache "
             "takes 2 times layers, heads, numbers a head, bytes a number and tokens. It is left open where layers are "
             "of several kinds. A real file differs by some per cent, as its embeddings may be of another type."
+        ],
+    )
+
+
+def pair_memory() -> dict[str, Any]:
+    """Return the table of what target, draft and both caches take together."""
+    drafts = {shape.name: shape for shape in DRAFTS}
+    rows = []
+    for target, name in PAIRS:
+        draft = drafts[name]
+        parts = [
+            weights_gb(target.billions, Q4_K_M_BITS),
+            cache_mb(target) / 1e3,
+            weights_gb(draft.billions, Q8_0_BITS),
+            cache_mb(draft) / 1e3,
+        ]
+        rows.append([target.name, name, *(f"{part:.1f}" for part in parts), f"{sum(parts):.1f}"])
+    return _table(
+        ["target in Q4_K_M", "draft in Q8_0", "target, GB", "its cache, GB", "draft, GB", "its cache, GB", "all, GB"],
+        rows,
+        [
+            f"Computed as above, with {Q4_K_M_BITS} bits a weight in Q4_K_M and {CONTEXT:,} tokens of context. "
+            "Twice the context takes twice the caches. Buffers of a pass take some hundred MB more. "
+            "`paceline serve` holds one context of this length for each of its `-np` requests."
         ],
     )
 
@@ -141,6 +181,17 @@ def bound_table() -> dict[str, Any]:
     return _table(["may be lost", "plain rounds", "all together", f"of {ANSWER} tokens"], rows, [])
 
 
+def llama_flags(*, refused: bool) -> dict[str, Any]:
+    """Return the table of llama-server's flags that are refused, or of those that change nothing here."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, flag in FOREIGN.items():
+        if flag.refused == refused:
+            names.setdefault((flag.why, ", ".join(flag.neutral)), []).append(f"`{name}`")
+    rows = [[", ".join(flags), neutral, why] for (why, neutral), flags in names.items()]
+    columns = ["flags", "taken with", "what there is instead"]
+    return _table(columns, rows, []) if refused else _table(["flags", "why"], [[row[0], row[2]] for row in rows], [])
+
+
 def _table(columns: list[str], rows: list[list[Any]], notes: list[str]) -> dict[str, Any]:
     return {"machine": "", "date": "", "commands": [], "notes": notes, "columns": columns, "rows": rows}
 
@@ -152,7 +203,14 @@ def written(table: dict[str, Any]) -> str:
     return f'{{\n{head},\n  "rows": [\n{rows}\n  ]\n}}\n'
 
 
-TABLES = {"draft-memory": draft_memory, "own-draft-memory": own_draft_memory, "bound": bound_table}
+TABLES = {
+    "draft-memory": draft_memory,
+    "pair-memory": pair_memory,
+    "own-draft-memory": own_draft_memory,
+    "bound": bound_table,
+    "llama-flags-refused": partial(llama_flags, refused=True),
+    "llama-flags-taken": partial(llama_flags, refused=False),
+}
 
 
 def main(arguments: list[str]) -> int:
