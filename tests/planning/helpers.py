@@ -75,11 +75,12 @@ def smooth(fixed_s: float, row_s: float, draft_s: float = 0.002) -> Curve:
 
 
 def allow_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every model that is loaded pass for one of 20 ms a token and free drafts, so that all drafters are asked.
+    """Let every model that is loaded pass for one of 200 ms a token and free drafts, so that all drafters are asked.
 
-    What the embedded pair may lose in its first rounds is a millisecond, which something else may have taken.
+    What the embedded pair may lose in its first rounds is a millisecond, which something else may have taken. What a
+    model of 200 ms may lose is more than a busy machine lets a process wait.
     """
-    widths = tuple(WidthCost.of(rows, [0.02]) for rows in (1, 64))
+    widths = tuple(WidthCost.of(rows, [0.2]) for rows in (1, 64))
     profile = CostProfile(PassCost(widths), PassCost((WidthCost.of(1, [1e-5]),)))
 
     def find(*arguments: Any, **options: Any) -> KeptProfile:
