@@ -37,7 +37,7 @@ PAGE := build/page
 WORKERS ?= 2
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all test-real test-page lint types quick unit beyond interpreted bench train release-check docs tables clean
+.PHONY: demo test test-all test-real test-page lint types quick unit long interpreted bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/paceline demo
@@ -62,9 +62,9 @@ quick: $(VENV)/.installed-dev
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(SHARED)
 
-# What is not the same in `quick`: together they are `unit`.
-beyond: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --beyond-quick $(SHARED)
+# What `quick` leaves out. Together with it that is `unit`, but for the number of random scenes.
+long: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m long $(SHARED)
 
 # Where the planner is not compiled it is the same code still; and so are sources that are being worked on. It needs no
 # engine, installed or not.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quick", action="store_true", help="leave out tests that are marked long, and make some random scenes only"
     )
     parser.addoption(
-        "--beyond-quick", action="store_true", help="leave out tests that are the same with --quick, which has run"
-    )
-    parser.addoption(
         "--without-engines", action="store_true", help="run as where none of the engines' packages is installed"
     )
     parser.addoption("--page", metavar="FOLDER", help="where make test-page unpacked what the tests of tests/page need")
@@ -59,6 +56,9 @@ def cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SUMMARY_LINES] = []
     tiers.choose(quick=config.getoption("--quick"))
+    if config.getoption("--quick"):
+        marks = config.option.markexpr
+        config.option.markexpr = f"({marks}) and not long" if marks else "not long"
     if config.getoption("--without-engines"):
         _hide_engines()
     installed, sources = Path(paceline.__file__).parent, Path(__file__).parents[1] / "src" / "paceline"
@@ -76,28 +76,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     here = Path(__file__).parent
     needed = {here / "real": "--real", here / "page": "--page"}.get(collection_path)
     return True if needed is not None and not config.getoption(needed) else None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--quick"):
-        _keep(items, lambda item: not _is_long(item), config)
-    if config.getoption("--beyond-quick"):
-        _keep(items, lambda item: _is_long(item) or _goes_further(item), config)
-
-
-def _is_long(item: pytest.Item) -> bool:
-    return item.get_closest_marker("long") is not None
-
-
-def _goes_further(item: pytest.Item) -> bool:
-    module = item.getparent(pytest.Module)
-    is_complete = item.get_closest_marker("complete") is not None
-    return module is not None and not is_complete and tiers.goes_further(module.obj)
-
-
-def _keep(items: list[pytest.Item], wanted: Callable[[pytest.Item], bool], config: pytest.Config) -> None:
-    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
-    items[:] = [item for item in items if wanted(item)]
 
 
 class _NotInstalled(MetaPathFinder):

@@ -5,9 +5,7 @@ A proof keeps its limits in both. Quickly it has fewer random scenes; enumeratio
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,15 +22,6 @@ def choose(*, quick: bool) -> None:
 def by_tier(number: int, *, quick: int) -> int:
     """Return how many random scenes a test has: ``number``, or ``quick`` where someone waits."""
     return quick if _quick else number
-
-
-def goes_further(module: ModuleType) -> bool:
-    """Return whether some of a module's tests are others without ``--quick``, by what it imports from here.
-
-    Those that differ in their parameters alone are marked long.
-    """
-    of_tiers = (by_tier, sys.modules[__name__])
-    return any(value is one for value in vars(module).values() for one in of_tiers)
 
 
 def some_long(values: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:

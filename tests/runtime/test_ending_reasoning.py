@@ -257,7 +257,6 @@ def following(
     return text
 
 
-@pytest.mark.complete
 @pytest.mark.parametrize("asks_at", [1, 2, 3])
 @pytest.mark.parametrize("max_outputs", [30, 2], ids=["whole trees", "trees in parts"])
 @pytest.mark.parametrize("name", BUDGETS)
