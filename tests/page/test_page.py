@@ -34,7 +34,7 @@ def ask(page: Page, text: str, most: int = 60) -> None:
     """Ask in the chat, and wait for the answer."""
     turn_to(page, "Chat")
     page.get_by_role("spinbutton", name="Seed").fill("7")
-    page.get_by_role("spinbutton", name="Most tokens").fill(str(most))
+    page.get_by_role("spinbutton", name="Max tokens").fill(str(most))
     page.get_by_role("textbox", name="Message").fill(text)
     page.get_by_role("button", name="Send").click()
     page.get_by_role("button", name="Look closer").wait_for()
@@ -51,20 +51,20 @@ def test_the_race_ends_with_equal_texts(browser: Browser, served_pair: Hosted) -
         assert plain
         assert plain == speculative
         headline = page.locator(".verdict .headline").inner_text()
-        assert re.fullmatch(r"same text, \d+(\.\d+)?×", headline), headline
+        gain = r"\d+(\.\d+)?×"
+        assert re.fullmatch(rf"same text, ({gain}|about as fast \({gain}\))", headline), headline
         # The pair's policy drafts a fixed length, so something was drafted.
         assert page.locator(".lane.fast .src-draft").count() > 0
         assert page.locator(".lane.slow .src-draft").count() == 0
         expect(page.locator("[role=status]").last).to_have_text(re.compile("The race is over: same text"))
 
 
-def test_a_race_without_drafts_says_that_nothing_was_to_gain(browser: Browser, served_pair: Hosted) -> None:
+def test_a_race_of_two_tokens_says_that_it_is_too_short(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/") as page:
-        page.get_by_role("spinbutton", name="Most tokens").fill("2")
+        page.get_by_role("spinbutton", name="Max tokens").fill("2")
         race(page)
-        expect(page.locator(".verdict .headline")).to_have_text(
-            "same text; nothing to gain here, so nothing was drafted"
-        )
+        expect(page.locator(".verdict .headline")).to_have_text("same text, but too short for a race")
+        expect(page.locator(".verdict")).to_contain_text("The answer has 2 tokens.")
 
 
 DRAFTED: Final = {"drafted": 9, "gain": 2.0, "gain_low": 1.9, "gain_high": 2.2, "verify": "coupled"}
@@ -83,6 +83,13 @@ DRAFTED: Final = {"drafted": 9, "gain": 2.0, "gain_low": 1.9, "gain_high": 2.2, 
             {"drafted": 0, "off_reason_text": "no draft would have paid"},
             "same text; nothing to gain here, so nothing was drafted",
             "Why: no draft would have paid.",
+        ),
+        (
+            "one two",
+            10.8,
+            {**DRAFTED, "gain": 0.99, "gain_low": 0.92, "gain_high": 1.04},
+            "same text, about as fast (1.08×)",
+            "own estimate: 0.99× (0.92× to 1.04×)",
         ),
         ("one two", None, DRAFTED, "same text; too short to compare the speeds", ""),
     ],
@@ -111,10 +118,10 @@ def test_the_verdict_says_what_was_measured(
 def test_a_kept_seed_writes_the_same_again(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/#text") as page:
         page.get_by_role("spinbutton", name="Seed").fill("7")
-        page.get_by_role("spinbutton", name="Most tokens").fill("40")
+        page.get_by_role("spinbutton", name="Max tokens").fill("40")
         texts = []
         for _ in range(2):
-            page.get_by_role("button", name="Go on").click()
+            page.get_by_role("button", name="Continue").click()
             page.get_by_role("button", name="Look closer").wait_for()
             texts.append(page.locator(".tokens").inner_text())
         assert page.get_by_role("spinbutton", name="Seed").input_value() == "7"
@@ -129,8 +136,10 @@ def test_the_replay_moves_and_can_be_skipped(browser: Browser, served_pair: Host
         page.locator(".pace").wait_for()
         expect(page.locator(".pace")).to_contain_text("eplayed")
         assert page.locator(".verdict").count() == 0
+        expect(page.locator("[role=status]").last).to_have_text("Both are recorded; replaying.")
         page.get_by_role("button", name="Skip to the end").click()
         page.locator(".verdict").wait_for()
+        expect(page.locator("[role=status]").last).to_have_text(re.compile("The race is over"))
 
 
 def test_a_chat_is_answered_and_goes_on(browser: Browser, served_pair: Hosted) -> None:
@@ -167,11 +176,11 @@ def test_a_round_is_looked_at_by_the_keyboard(browser: Browser, served_script: H
 
 def test_what_the_figures_say_is_what_the_rounds_come_to(browser: Browser, served_script: Hosted) -> None:
     with visiting(browser, f"{served_script.url}/#text") as page:
-        page.get_by_role("spinbutton", name="Most tokens").fill("80")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("spinbutton", name="Max tokens").fill("80")
+        page.get_by_role("button", name="Continue").click()
         page.get_by_role("button", name="Look closer").wait_for()
         figures = page.get_by_role("complementary", name="Figures")
-        expect(figures).to_contain_text("Ledger")
+        expect(figures).to_contain_text("Where the time went")
         expect(figures).to_contain_text("Accepted, by depth of the draft")
         row = figures.get_by_role("row", name=re.compile("draft model"))
         drafted, accepted = (int(row.get_by_role("cell").nth(place).inner_text()) for place in (0, 1))
@@ -222,20 +231,20 @@ def test_an_answer_is_shown_formatted(browser: Browser, served_pair: Hosted) -> 
 
 def test_an_answer_is_cancelled(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/#text") as page:
-        page.get_by_role("spinbutton", name="Most tokens").fill("100000")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("spinbutton", name="Max tokens").fill("100000")
+        page.get_by_role("button", name="Continue").click()
         page.locator(".tokens .round").nth(5).wait_for()
         page.get_by_role("button", name="Cancel").click()
         expect(page.locator(".state")).to_contain_text("cancelled after")
         served_pair.wait_for_nothing()
-        page.get_by_role("button", name="Go on").wait_for()
+        page.get_by_role("button", name="Continue").wait_for()
 
 
 def test_a_view_goes_on_while_another_is_looked_at(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/") as page:
         turn_to(page, "Text")
-        page.get_by_role("spinbutton", name="Most tokens").fill("100000")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("spinbutton", name="Max tokens").fill("100000")
+        page.get_by_role("button", name="Continue").click()
         page.locator(".tokens .round").nth(2).wait_for()
         turn_to(page, "Server")
         expect(page.locator(".place.busy, .fact")).not_to_have_count(0)
@@ -246,8 +255,8 @@ def test_a_view_goes_on_while_another_is_looked_at(browser: Browser, served_pair
 
 def test_an_error_is_one_line(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/#text", refusals=(400,)) as page:
-        page.get_by_role("textbox", name="Text to go on with").fill("word " * 3000)
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("textbox", name="Text to continue").fill("word " * 3000)
+        page.get_by_role("button", name="Continue").click()
         alert = page.get_by_role("alert")
         expect(alert).to_contain_text("512")
         assert "\n" not in alert.locator("span").inner_text()
@@ -258,10 +267,10 @@ def test_an_error_is_one_line(browser: Browser, served_pair: Hosted) -> None:
 def test_a_key_is_asked_for_and_sent(browser: Browser, locked: Hosted) -> None:
     with visiting(browser, f"{locked.url}/", refusals=(401,)) as page:
         page.get_by_label("API key").fill("another")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Continue").click()
         expect(page.get_by_role("alert")).to_have_text("The server does not know this key.")
         page.get_by_label("API key").fill(KEY)
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Continue").click()
         race(page)
         # It is kept for this tab, and nowhere else.
         page.reload()
@@ -310,7 +319,7 @@ def test_everybody_can_use_it(
     with visiting(browser, f"{served_pair.url}/", size=size, theme=theme) as page:
         page.get_by_role("button", name="Start the race").wait_for()
         look(page, "begin")
-        page.get_by_role("spinbutton", name="Most tokens").fill("120")
+        page.get_by_role("spinbutton", name="Max tokens").fill("120")
         race(page)
         look(page, "race")
         ask(page, "Tell me something about lists.", most=120)
@@ -321,7 +330,7 @@ def test_everybody_can_use_it(
         page.locator(".formatted").wait_for()
         look(page, "formatted")
         turn_to(page, "Text")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Continue").click()
         page.get_by_role("button", name="Look closer").wait_for()
         look(page, "text")
         turn_to(page, "Server")

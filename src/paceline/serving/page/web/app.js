@@ -23,7 +23,7 @@ function KeyForm({ refused, enter }) {
     <label for="key">API key</label>
     <input id="key" type="password" autocomplete="off" value=${value} onInput=${(event) => setValue(event.target.value)} />
     <p class="quiet">The key is kept in this tab until it is closed, and sent to this server alone.</p>
-    <div class="actions"><button class="primary" disabled=${!value.trim()}>Go on</button></div>
+    <div class="actions"><button class="primary" disabled=${!value.trim()}>Continue</button></div>
   </form>`;
 }
 

@@ -1,4 +1,4 @@
-// Chats, and texts to go on with: the answer in tokens by source, with its figures beside it.
+// Chats, and texts to continue: the answer in tokens by source, with its figures beside it.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-standalone.module.js";
 import { Answer } from "./answer.js";
@@ -27,7 +27,7 @@ function stateText(answer) {
     return progress?.processed < progress?.total ? `reading the prompt: ${progress.processed} of ${progress.total} tokens` : "waiting";
   }
   const tokens = `${answer.numTokens} tokens, ${speedText(answer.speed)} tokens/s`;
-  return answer.finish === "length" ? `${tokens}; cut off at the most tokens` : tokens;
+  return answer.finish === "length" ? `${tokens}; cut off at the limit of tokens` : tokens;
 }
 
 /** An answer: its text, and one of its rounds where somebody looks closer. */
@@ -91,8 +91,9 @@ export function Chat({ server, settings, change, announce, report }) {
   const [busy, ask, cancel] = useAnswering({ settings, change, announce, report, drawn: follow });
 
   if (!server.props.chat_template) {
-    return html`<div class="view"><h2>Chat</h2><p class="lead">This model has no chat template, so it answers no
-      conversations. It <a href="#text">goes on with texts</a>.</p></div>`;
+    return html`<div class="view"><h2>Chat</h2><p class="lead">This model has no chat template: it
+      <a href="#text">continues texts</a> and answers no questions. To chat, start the server with a chat model, such as
+      ${" "}<code>paceline serve -hf ggml-org/gemma-3-1b-it-GGUF</code>.</p></div>`;
   }
   const send = () => {
     const asked = message.trim();
@@ -158,10 +159,10 @@ export function Completion({ settings, change, announce, report }) {
     <h2>Text</h2>
     <div class="main">
       <form class="card ask" onSubmit=${(event) => { event.preventDefault(); send(); }}>
-        <label for="text-prompt">Text to go on with</label>
+        <label for="text-prompt">Text to continue</label>
         <textarea id="text-prompt" rows="6" value=${prompt} onInput=${(event) => setPrompt(event.target.value)}></textarea>
         <div class="actions">
-          <button class="primary" disabled=${busy || !prompt}>Go on</button>
+          <button class="primary" disabled=${busy || !prompt}>Continue</button>
           ${busy && html`<button type="button" onClick=${cancel}>Cancel</button>`}
         </div>
       </form>

@@ -88,7 +88,7 @@ function Ledger({ answer }) {
   const plain = told.gain == null ? null : told.gain * spent;
   const off = Object.entries(told.off_rounds);
   return html`<table class="ledger">
-    <caption>Ledger</caption>
+    <caption>Where the time went</caption>
     <tbody>
       <tr><th scope="row">Rounds</th><td class="num">${told.rounds}</td></tr>
       <tr><th scope="row">Tokens a round</th><td class="num">${(told.tau ?? 0).toFixed(2)}</td></tr>
@@ -97,7 +97,7 @@ function Ledger({ answer }) {
       <tr class="sum"><th scope="row">Time in all</th><td class="num">${timeText(spent)}</td></tr>
       ${plain !== null && html`
         <tr><th scope="row">Plain decoding, estimated</th><td class="num">${timeText(plain)}</td></tr>
-        <tr class="sum"><th scope="row">${plain >= spent ? "Gained" : "Lost"}</th>
+        <tr class="sum"><th scope="row">${plain >= spent ? "Faster than plain by" : "Slower than plain by"}</th>
           <td class="num">${timeText(Math.abs(plain - spent))}</td></tr>`}
       ${off.map(([reason, count]) => html`<tr key=${reason}><th scope="row">Rounds without drafts: ${OFF[reason] ?? reason}</th>
         <td class="num">${count}</td></tr>`)}
@@ -107,8 +107,8 @@ function Ledger({ answer }) {
 
 export function Figures({ answer }) {
   if (!answer) {
-    return html`<aside class="figures empty" aria-label="Figures"><p class="quiet">Speed, acceptance and the ledger of
-      an answer stand here, once there is one.</p></aside>`;
+    return html`<aside class="figures empty" aria-label="Figures"><p class="quiet">Speed, and where the tokens came
+      from, appear here.</p></aside>`;
   }
   return html`<aside class="figures" aria-label="Figures">
     <${Speed} answer=${answer} />

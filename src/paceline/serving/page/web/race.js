@@ -23,8 +23,15 @@ const QUESTIONS = [
 const SHORTEST_MS = 4000;
 const SLOWDOWNS = [1, 2, 5, 10, 20, 50, 100];
 
+// Of fewer tokens nothing can be seen.
+const SHORTEST_RACE = 16;
+
+// Single runs differ by so much on a quiet machine.
+const LEVEL = 1.1;
+
 function askedOf(prompt, isChat, settings, lane) {
-  const what = isChat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+  // A text that is gone on with has no end of its own: where the model ends it depends on the seed.
+  const what = isChat ? { messages: [{ role: "user", content: prompt }] } : { prompt, ignore_eos: true };
   return {
     ...what,
     ...requestOf({ ...settings, speculate: lane === "fast" }),
@@ -38,6 +45,10 @@ export function verdictOf(slow, fast) {
   const at = firstDifference(slow.text, fast.text);
   const ratio = fast.speed && slow.speed ? fast.speed / slow.speed : null;
   const told = fast.speculative;
+  if (at < 0 && slow.numTokens < SHORTEST_RACE) {
+    const tokens = slow.numTokens === 1 ? "one token" : `${slow.numTokens} tokens`;
+    return { tone: "even", headline: "same text, but too short for a race", details: `The answer has ${tokens}. Race again, or give another prompt.` };
+  }
   const measured = ratio === null ? "" : `Plain: ${speedText(slow.speed)} tokens/s. With speculation: ${speedText(fast.speed)} tokens/s.`;
   if (at >= 0) {
     const why = told?.verify === "rejection"
@@ -50,11 +61,13 @@ export function verdictOf(slow, fast) {
     return { tone: "even", headline: "same text; nothing to gain here, so nothing was drafted", details: `${measured}${reason}` };
   }
   if (ratio === null) return { tone: "even", headline: "same text; too short to compare the speeds", details: "" };
+  // One run of each says little of a small difference, where the server's own estimate has room for none.
+  const isLevel = told.gain != null && told.gain_low <= 1 && told.gain_high >= 1 && ratio < LEVEL && ratio > 1 / LEVEL;
   const estimate = told.gain == null ? "" : ` The server's own estimate: ${gainText(told.gain)} (${gainText(told.gain_low)} to ${gainText(told.gain_high)}).`;
-  const lost = ratio < 1 ? " Drafting took more time than it saved." : "";
+  const lost = ratio < 1 && !isLevel ? " Drafting took more time than it saved." : "";
   return {
-    tone: ratio >= 1 ? "won" : "even",
-    headline: `same text, ${gainText(ratio)}`,
+    tone: ratio >= 1 && !isLevel ? "won" : "even",
+    headline: isLevel ? `same text, about as fast (${gainText(ratio)})` : `same text, ${gainText(ratio)}`,
     details: `${measured}${lost}${estimate}`,
   };
 }
@@ -84,7 +97,7 @@ function Lane({ answer, name, title, rounds, shown, selected, onSelect, isLive }
       <span class="clock num">${timeText(time)}</span>
     </header>
     <div class="track" aria-hidden="true"><span class=${`fill ${name}`} style=${{ width: `${(100 * shown) / total}%` }}></span></div>
-    <p class="quiet lane-figures"><span class="num">${tokens}</span> tokens
+    <p class="quiet lane-figures"><span class="num">${tokens}</span> ${tokens === 1 ? "token" : "tokens"}
       ${answer?.speed ? html`, <span class="num">${speedText(answer.speed)}</span> tokens/s` : ""}</p>
     <${TokenText} rounds=${rounds} selected=${selected} onSelect=${onSelect}
       caret=${Boolean(answer) && !isDone && answer.state !== "failed" && answer.state !== "cancelled"} label=${`${title}: text`} />
@@ -103,6 +116,7 @@ export function Race({ server, settings, change, announce, report }) {
   const [busy, run, cancel] = useTask();
   const redraw = useRedraw();
   const frame = useRef(0);
+  const ended = useRef(null);
   const lanes = useRef(null);
   const result = useRef(null);
   useEffect(() => () => cancelAnimationFrame(frame.current), []);
@@ -114,18 +128,26 @@ export function Race({ server, settings, change, announce, report }) {
 
   const { slow, fast } = answers;
   const isOver = slow?.state === "done" && fast?.state === "done";
-  const end = Math.max(slow?.rounds.at(-1)?.ms ?? 0, fast?.rounds.at(-1)?.ms ?? 0);
+  const last = Math.max(slow?.rounds.at(-1)?.ms ?? 0, fast?.rounds.at(-1)?.ms ?? 0);
   const paceOf = (ms) => (slowdown === "auto" ? SLOWDOWNS.find((times) => ms * times >= SHORTEST_MS) ?? SLOWDOWNS.at(-1) : Number(slowdown));
-  const chosen = paceOf(end);
-  const isPlaying = clock !== null && clock < end;
+  const chosen = paceOf(last);
+  const isPlaying = clock !== null && clock < last;
 
-  const replay = (times, until) => {
+  // What is said at the end of a replay, and is said once.
+  const end = () => {
+    ended.current?.();
+    ended.current = null;
+  };
+
+  const replay = (times, until, over) => {
     cancelAnimationFrame(frame.current);
+    ended.current = over;
     const began = performance.now();
     const step = (now) => {
       const at = Math.min(until, (now - began) / times);
       setClock(at);
       if (at < until) frame.current = requestAnimationFrame(step);
+      else end();
     };
     setClock(0);
     frame.current = requestAnimationFrame(step);
@@ -133,7 +155,8 @@ export function Race({ server, settings, change, announce, report }) {
 
   const skip = () => {
     cancelAnimationFrame(frame.current);
-    setClock(end);
+    setClock(last);
+    end();
   };
 
   const start = () => run(async (signal) => {
@@ -161,10 +184,15 @@ export function Race({ server, settings, change, announce, report }) {
     setRecording(null);
     setSelected(richest(made.fast.rounds));
     const verdict = verdictOf(made.slow, made.fast);
-    announce(`The race is over: ${verdict.headline}.`);
     const until = Math.max(made.slow.rounds.at(-1)?.ms ?? 0, made.fast.rounds.at(-1)?.ms ?? 0);
-    if (wantsStillness()) setClock(until);
-    else replay(paceOf(until), until);
+    const over = () => announce(`The race is over: ${verdict.headline}.`);
+    if (wantsStillness()) {
+      setClock(until);
+      over();
+      return;
+    }
+    announce("Both are recorded; replaying.");
+    replay(paceOf(until), until, over);
   });
 
   const shownOf = (answer) => {
@@ -191,7 +219,7 @@ export function Race({ server, settings, change, announce, report }) {
     <p class="lead">One prompt, one seed, decoded twice: plainly, then with speculation. Both runs are recorded one after
       the other, and replayed side by side from their first tokens on.</p>
     <form class="card ask" onSubmit=${(event) => { event.preventDefault(); start(); }}>
-      <label for="race-prompt">${hasChat ? "Message" : "Text to go on with"}</label>
+      <label for="race-prompt">${hasChat ? "Message" : "Text to continue"}</label>
       <textarea id="race-prompt" rows="5" value=${prompt} onInput=${(event) => setPrompt(event.target.value)}></textarea>
       <div class="chips" role="group" aria-label="Examples">
         ${examples.map(([name, text]) => html`<button type="button" class="chip" key=${name}
@@ -202,11 +230,11 @@ export function Race({ server, settings, change, announce, report }) {
         <button class="primary" disabled=${busy || !prompt}>${slow ? "Race again" : "Start the race"}</button>
         ${busy && html`<button type="button" onClick=${cancel}>Cancel</button>`}
         ${isPlaying && html`<button type="button" onClick=${skip}>Skip to the end</button>`}
-        ${isOver && !busy && html`<button type="button" onClick=${() => replay(chosen, end)}>Replay</button>
+        ${isOver && !busy && html`<button type="button" onClick=${() => replay(chosen, last)}>Replay</button>
           <label class="inline">at
             <select value=${slowdown} onChange=${(event) => setSlowdown(event.target.value)}>
-              <option value="auto">a pace to watch</option>
-              ${SLOWDOWNS.map((times) => html`<option value=${times} key=${times}>${times === 1 ? "its own pace" : `1/${times} of its pace`}</option>`)}
+              <option value="auto">a watchable speed</option>
+              ${SLOWDOWNS.map((times) => html`<option value=${times} key=${times}>${times === 1 ? "real time" : `1/${times} of real time`}</option>`)}
             </select>
           </label>`}
       </div>
@@ -216,7 +244,7 @@ export function Race({ server, settings, change, announce, report }) {
       ${lane("slow", "Plain", slow)}
       ${lane("fast", "Speculative", fast)}
     </div>`}
-    ${isPlaying && html`<p class="quiet pace">${chosen === 1 ? "Replayed at its own pace." : `Replayed ${chosen} times slower than it was.`}</p>`}
+    ${isPlaying && html`<p class="quiet pace">${chosen === 1 ? "Replayed in real time." : `Replayed ${chosen} times slower than it was.`}</p>`}
     ${verdict && html`<div class=${`verdict ${verdict.tone}`} ref=${result}>
       <p class="headline">${verdict.headline}</p>
       <p>${verdict.details}</p>

@@ -7,6 +7,8 @@ import { sourceClass, sourceName } from "./tokens.js";
 
 const EVERY_MS = 1000;
 
+const JUDGED = { coupled: "coupled: the same text as plain decoding", rejection: "rejection: the same distribution as plain decoding" };
+
 /** Prometheus' text as samples: [{ name, labels, value }]. */
 export function samplesOf(text) {
   return [...text.matchAll(/^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)/gm)].map(([, name, labels, value]) => ({
@@ -19,8 +21,8 @@ export function samplesOf(text) {
 function Place({ slot }) {
   const next = slot.next_token?.[0];
   return html`<li class=${slot.is_processing ? "place busy" : "place"}>
-    <strong>Place ${slot.id + 1}</strong>
-    <span>${slot.is_processing ? "at work" : "free"}</span>
+    <strong>Slot ${slot.id + 1}</strong>
+    <span>${slot.is_processing ? "running" : "free"}</span>
     ${slot.is_processing && next && html`<span class="quiet"><span class="num">${next.n_decoded}</span> tokens written</span>`}
     ${slot.n_prompt_tokens != null && html`<span class="quiet"><span class="num">${slot.n_prompt_tokens}</span> tokens in ${slot.is_processing ? "use" : "its last request"}</span>`}
   </li>`;
@@ -73,14 +75,14 @@ export function ServerView({ server, report, isShown }) {
   return html`<div class="view server">
     <h2>The server now</h2>
     <dl class="facts">
-      ${slots && html`<${Fact} name="Places at work">${busy} of ${slots.length}<//>`}
-      ${samples && html`<${Fact} name="Requests that wait">${one("vllm:num_requests_waiting")}<//>`}
+      ${slots && html`<${Fact} name="Requests running">${busy} of ${slots.length}<//>`}
+      ${samples && html`<${Fact} name="Requests waiting">${one("vllm:num_requests_waiting")}<//>`}
       ${samples && html`<${Fact} name="Cache in use">${(100 * (one("vllm:kv_cache_usage_perc") ?? 0)).toFixed(1)} %<//>`}
       ${samples && html`<${Fact} name="Tokens written">${one("vllm:generation_tokens_total")?.toLocaleString("en")}<//>`}
       ${samples && html`<${Fact} name="Average tokens/s">${speedText(one("llamacpp:predicted_tokens_seconds"))}<//>`}
       ${decoding > 0 && html`<${Fact} name="Gain since the start">${(plain / decoding).toFixed(2)}×<//>`}
     </dl>
-    ${slots && html`<section class="card"><h3>Places</h3><ul class="places">
+    ${slots && html`<section class="card"><h3>Slots</h3><ul class="places">
       ${slots.map((slot) => html`<${Place} key=${slot.id} slot=${slot} />`)}
     </ul></section>`}
     ${!props.endpoint_slots && html`<p class="note">This server does not tell what is under way: it was started with <code>--no-slots</code>.</p>`}
@@ -101,10 +103,10 @@ export function ServerView({ server, report, isShown }) {
       <dt>Requests at once</dt><dd class="num">${props.total_slots}</dd>
       <dt>Drafters</dt><dd>${server.drafters.map(sourceName).join(", ") || "none"}</dd>
       <dt>How much is drafted</dt><dd>${props.speculative.policy}</dd>
-      <dt>How drafts are judged</dt><dd>${props.speculative.verify}</dd>
+      <dt>How drafts are judged</dt><dd>${JUDGED[props.speculative.verify] ?? props.speculative.verify}</dd>
       <dt>Version</dt><dd>${props.build_info}</dd>
     </dl></section>
-    <p class="quiet">Programs: OpenAI's API is at <code>v1</code>, llama-server's as ever, and
-      ${" "}<a href="openapi.json">openapi.json</a> describes every route.</p>
+    <p class="quiet">Programs: OpenAI's API is at <code>${new URL("v1", document.baseURI).href}</code>, llama-server's routes
+      are where they always are, and <a href="openapi.json">openapi.json</a> describes all of them.</p>
   </div>`;
 }

@@ -43,7 +43,7 @@ export function Settings({ settings, change, isRace, name }) {
         onInput=${(event) => change({ temperature: Number(event.target.value) })} />
     </div>
     <div class="field">
-      <label for=${id("most")}>Most tokens</label>
+      <label for=${id("most")}>Max tokens</label>
       <input id=${id("most")} class="num" type="number" min="1" max="100000" value=${settings.most}
         onChange=${(event) => change({ most: whole(event, 1, 100000, settings.most) })} />
     </div>

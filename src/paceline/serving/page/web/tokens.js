@@ -10,7 +10,7 @@ export function sourceClass(source) {
   return `src src-${KNOWN.includes(source) ? source : "other"}`;
 }
 
-const NAMES = { target: "target model", draft: "draft model", suffix: "suffixes", lookup: "lookup", grammar: "grammar" };
+const NAMES = { target: "target model", draft: "draft model", suffix: "suffix", lookup: "lookup", grammar: "grammar" };
 
 export function sourceName(source) {
   return NAMES[source] ?? source;
@@ -164,7 +164,7 @@ export function RoundInspector({ rounds, selected, onSelect }) {
     </label>
     <p class="quiet">${summary}</p>
     ${round.drafts.length > 0 && html`<${Tree} drafts=${round.drafts} />`}
-    <p class="said"><span class="quiet">the answer got </span>${round.pieces.map((piece) => html`<span
+    <p class="said"><span class="quiet">kept: </span>${round.pieces.map((piece) => html`<span
       class=${sourceClass(piece.source)}>${shown(piece.text)}</span> `)}</p>
   </section>`;
 }
