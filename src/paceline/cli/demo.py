@@ -109,14 +109,14 @@ SCENES: Final = (
 """Races of the demo, in their order."""
 
 _NEXT: Final = (
-    ("paceline run -m big.gguf -md small.gguf -p 'Once upon a time' --compare", "two GGUF files of your own"),
-    ("paceline run -m big.gguf -md self -p 'Once upon a time'", "no second file: a smaller copy of the first"),
+    ("paceline run -m target.gguf -md draft.gguf -p 'Once upon a time' --compare", "two GGUF files of your own"),
+    ("paceline run -m target.gguf -md self -p 'Once upon a time'", "no second file: a smaller copy of the first"),
     ("paceline chat -hf ggml-org/gemma-3-1b-it-GGUF", "a model of the Hugging Face hub, fetched once"),
-    ("paceline serve -m big.gguf -md small.gguf", "OpenAI's API at http://127.0.0.1:8080/v1"),
+    ("paceline serve -m target.gguf -md draft.gguf", "OpenAI's API at http://127.0.0.1:8080/v1"),
 )
 _PYTHON: Final = (
     "import paceline",
-    'model = paceline.load("big.gguf", draft="small.gguf")',
+    'model = paceline.load("target.gguf", draft="draft.gguf")',
     'print(model.generate("Once upon a time").text)',
 )
 
@@ -235,7 +235,8 @@ class _Show:
         self._console.print(
             Text(
                 "The target is the small model that travels with paceline, at the cost of a large one: "
-                f"{model.target.description.removeprefix(' ').strip()}. It says little, and takes as long.",
+                f"{model.target.description.removeprefix(' ').strip()}. What it says makes little sense; the time "
+                "that it takes is a large model's.",
                 "dim",
             )
         )
@@ -266,6 +267,10 @@ class _Show:
         """Say what to type for a model of one's own."""
         if self._silent:
             return
+        self._console.print()
+        self._console.print(
+            Text("One run of each, on a machine that does other things too. paceline bench --quick measures.", "dim")
+        )
         self._console.print()
         self._console.print(Text(f"{len(SCENES) + 1}. Now with a model of your own", "bold"))
         for command, about in _NEXT:

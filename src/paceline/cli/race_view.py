@@ -31,6 +31,13 @@ _AROUND: Final = 9
 _MOST_LINES: Final = 14
 _FEWEST_LINES: Final = 3
 
+_GUESSED_BY: Final = {
+    "draft": "the draft model",
+    "suffix": "earlier text (suffix)",
+    "lookup": "earlier text (lookup)",
+}
+"""Where a drafter's guesses are from."""
+
 _VERDICT_STYLES: Final = {"faster": "bold green", "slower": "bold yellow", "texts differ": "bold yellow"}
 
 
@@ -113,11 +120,11 @@ def legend(console: Console, race: Race) -> Text | None:
     counts = race.speculative.accepted_by_source
     if not counts:
         return None
-    line = Text("  tokens from ", "dim")
+    drafted = race.speculative
+    line = Text(f"  {drafted.num_accepted} of {drafted.num_drafted} guessed tokens were right: ", "dim")
     for index, (name, count) in enumerate(counts.items()):
         line.append(", " if index else "", "dim")
-        line.append(f"{name} {count}", source_style(console, name))
-    line.append(f" of {race.speculative.num_drafted} drafted; the rest are the target's own", "dim")
+        line.append(f"{count} from {_GUESSED_BY.get(name, name)}", source_style(console, name))
     return line
 
 
@@ -150,8 +157,13 @@ def _verdict(race: Race) -> str:
         return f"the texts differ from token {race.differs_at} on: {why}"
     if race.verdict == "nothing drafted":
         reason = race.speculative.off_reason
-        why = "" if reason in (None, "no_gain") else f" ({OFF_REASONS[reason]})"
-        return f"nothing to gain here, so nothing was drafted{why}: same text, both lanes are plain decoding"
+        if reason == "losing":
+            why = "earlier drafts had cost as much time as paceline allows itself, so no more were made"
+        elif reason in (None, "no_gain"):
+            why = "nothing to gain here, so nothing was drafted"
+        else:
+            why = f"nothing was drafted ({OFF_REASONS[reason]})"
+        return f"{why}: same text, and both lanes are plain decoding, whatever their times"
     if race.verdict == "faster":
         return f"same text, {speedup}"
     if race.verdict == "unexplained":
