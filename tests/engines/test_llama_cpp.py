@@ -1041,7 +1041,8 @@ def test_the_way_out_for_a_model_that_cannot_roll_back_is_a_way_out(tmp_path: Pa
     ("content", "says"),
     [
         (b"", "is not a GGUF file: it is empty"),
-        (b"PK\3\4 and more", r"is not a GGUF file: it starts with b'PK\\x03\\x04'"),
+        (b"PK\3\4 and more", "is not a GGUF file: it begins with the bytes 50 4b 03 04; convert the model"),
+        (b"root:x:0", "is not a GGUF file: it begins with 'root'; convert the model"),
         (slice(0, 6), "truncated or damaged: it ends within its header"),
         (slice(0, 3000), "truncated or damaged: it ends within its header"),
         (slice(0, 500_000), "truncated or damaged: its tensors end at byte"),

@@ -145,11 +145,13 @@ def test_what_is_no_whole_model_is_said_in_one_line(tmp_path: Path) -> None:
         weights[:6],
         weights[:40],
         weights[:-1],
-        b"\xff" * 8 + weights[8:],
         weights[:8] + b"?" + weights[9:],
     ):
         (whole / "model.safetensors").write_bytes(cut)
         assert "model.safetensors is truncated or damaged" in refusal(whole)
+    for other, begins in ((b"\xff" * 8, "the bytes ff ff ff ff ff ff ff ff"), (b"root:x:0", "'root:x:0'")):
+        (whole / "model.safetensors").write_bytes(other + weights[8:])
+        assert f"model.safetensors is not a safetensors file: it begins with {begins}; copy" in refusal(whole)
     (whole / "model.safetensors").write_bytes(weights)
     index = whole / "model.safetensors.index.json"
     (whole / "model.safetensors").rename(whole / "part-1.safetensors")
@@ -161,9 +163,14 @@ def test_what_is_no_whole_model_is_said_in_one_line(tmp_path: Path) -> None:
     assert "has no weights; get its *.safetensors files" in refusal(whole)
     (whole / "model-00001-of-00002.safetensors").write_bytes(weights)
     assert "neither model.safetensors nor model.safetensors.index.json; get the index" in refusal(whole)
-    for text in ("{", "[]", "\xff"):
+    for text, says in (
+        ("{", "is not valid JSON"),
+        ("[]", "holds a JSON list, not an object"),
+        ("\xff", "is not valid JSON"),
+    ):
         (whole / "config.json").write_text(text, encoding="latin-1")
-        assert "config.json is damaged" in refusal(whole)
+        assert f"config.json {says}" in refusal(whole)
+        assert "fetch it again" in refusal(whole)
 
 
 def test_a_split_model_is_described_as_a_whole(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from paceline.constraints.vocabulary import tokenizer_of
 from paceline.core.arrays import BoolArray
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError, QueueFullError
+from paceline.core.text import spelled_bytes
 from paceline.engines.base import Vocabulary
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class ConstraintCompiler:
             begins = bytes([int(first.argmax())])
             raise ConstraintError(
                 f"the vocabulary of this model cannot spell {source.name}: no token may come first, "
-                f"and a text would begin with {begins!r}: use another model, or leave the grammar out"
+                f"and a text would begin with {spelled_bytes(begins)}: use another model, or leave the grammar out"
             )
 
     def _first_bytes(self, source: Source) -> BoolArray:

@@ -110,6 +110,13 @@ class TextStream:
         return 0
 
 
+def spelled_bytes(data: bytes) -> str:
+    """Return bytes as a message shows them: ``'root'``, or ``the bytes 50 4b 03 04`` where they are no plain text."""
+    if data.isascii() and data.decode("ascii").isprintable():
+        return repr(data.decode("ascii"))
+    return f"the {'byte' if len(data) == 1 else 'bytes'} {data.hex(' ')}"
+
+
 def _shown(pieces: Sequence[_Piece]) -> list[TextSegment]:
     """Return the part of ``pieces`` that belongs to the answer."""
     return [TextSegment(piece.text, piece.source) for piece in pieces if piece.shown]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from paceline.core.errors import ModelFileError
+from paceline.models.files import read_json
 from paceline.models.gguf_header import Value
 from paceline.models.gguf_model import GgufModel, read_gguf_model
-from paceline.models.weight_files import check_model_folder, weight_files
+from paceline.models.weight_files import check_model_folder, header_bytes, weight_files
 
 ModelFormat: TypeAlias = Literal["gguf", "huggingface"]
 
@@ -26,8 +26,6 @@ CARD_NAMES: Final = ("MODEL_CARD.md", "README.md")
 """Names of a model card's file; the first that is there counts."""
 _LICENSE_NAMES: Final = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 """Names of a licence's file; the first that is there counts."""
-_MOST_SAFETENSORS_HEADER: Final = 100 << 20
-"""Bytes of a safetensors file's header: the format's own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +151,7 @@ def _file_type(model: GgufModel) -> str | None:
 
 def _describe_folder(folder: Path) -> ModelDescription:
     check_model_folder(folder)
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     config = config.get("text_config", config)
     parameters, dtype = _count_safetensors(folder)
     cards = [folder / name for name in CARD_NAMES if (folder / name).is_file()]
@@ -183,16 +181,6 @@ def _describe_folder(folder: Path) -> ModelDescription:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:  # of UnicodeDecodeError and JSONDecodeError
-        raise ModelFileError(f"{path} is damaged: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelFileError(f"{path} is damaged: it holds a {type(content).__name__}, not an object")
-    return content
-
-
 def _count_safetensors(folder: Path) -> tuple[int | None, str | None]:
     """Return the number of weights and their commonest type, or nothing of weights in pickled files.
 
@@ -214,12 +202,13 @@ def _count_weights(path: Path) -> Counter[str]:
     """
     num_bytes = path.stat().st_size
     weights_by_type: Counter[str] = Counter()
+    with path.open("rb") as file:
+        header_length = header_bytes(path, file.read(8))
+        text = file.read(header_length)
     try:
-        with path.open("rb") as file:
-            (header_length,) = struct.unpack("<Q", file.read(8))
-            if header_length > min(num_bytes, _MOST_SAFETENSORS_HEADER):
-                raise ValueError(f"its header has {header_length} bytes, the file {num_bytes}")
-            header = json.loads(file.read(header_length))
+        if len(text) < header_length:
+            raise ValueError(f"its header has {header_length} bytes, the file {num_bytes}")
+        header = json.loads(text)
         end = 0
         for name, tensor in header.items():
             if name != "__metadata__":
@@ -227,7 +216,7 @@ def _count_weights(path: Path) -> Counter[str]:
                 end = max(end, tensor["data_offsets"][1])
         if 8 + header_length + end > num_bytes:
             raise ValueError(f"its tensors end at byte {8 + header_length + end}, the file at {num_bytes}")
-    except (struct.error, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ModelFileError(f"{path} is truncated or damaged: {error}; copy or download it again") from None
     return weights_by_type
 

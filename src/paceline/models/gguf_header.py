@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from paceline.core.errors import ModelFileError
+from paceline.core.text import spelled_bytes
 from paceline.models.files import LONGEST_START, no_content
 
 Scalar: TypeAlias = int | float | bool | str
@@ -127,7 +128,7 @@ def _what_it_is(path: Path, start: bytes) -> str:
         return "it is of a format from before GGUF; convert the original model again, or get a newer file"
     if path.suffix == ".safetensors":
         return "it holds weights of a Hugging Face model; give the folder it lies in"
-    return f"it starts with {magic!r}, not {_MAGIC!r}; convert the model to GGUF first"
+    return f"it begins with {spelled_bytes(magic)}; convert the model to GGUF first"
 
 
 class _DamagedError(Exception):

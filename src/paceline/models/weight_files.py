@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.core.errors import ModelFileError
+from paceline.core.text import spelled_bytes
 from paceline.models.files import LONGEST_START, no_content, read_json
 from paceline.models.gguf_model import is_later_part
 
@@ -13,6 +14,8 @@ INDEX: Final = "model.safetensors.index.json"
 """Name of the file that says which weights are in which file."""
 SINGLE: Final = "model.safetensors"
 """Name of the file of weights where there is only one."""
+_LONGEST_HEADER: Final = 100_000_000
+"""Bytes, as in the safetensors library."""
 _PICKLED: Final = ("pytorch_model*.bin", "*.pt", "*.pth")
 
 
@@ -75,6 +78,26 @@ def read_weight_map(folder: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
         raise ModelFileError(f"{folder / INDEX} has no weight_map of file names; fetch the folder again")
     return weight_map
+
+
+def header_bytes(path: Path, start: bytes) -> int:
+    """Return the length of what describes the tensors of a safetensors file.
+
+    Args:
+        path: of the file.
+        start: its first 8 bytes.
+
+    Raises:
+        ModelFileError: the file is shorter, or something else.
+    """
+    if len(start) < 8:
+        raise ModelFileError(f"{path} is truncated or damaged: it has {len(start)} bytes; copy or download it again")
+    length = int.from_bytes(start, "little")
+    if length > _LONGEST_HEADER:
+        raise ModelFileError(
+            f"{path} is not a safetensors file: it begins with {spelled_bytes(start)}; copy or download it again"
+        )
+    return length
 
 
 def _is_file_name(name: object) -> bool:

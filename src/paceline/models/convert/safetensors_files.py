@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.core.errors import ModelFileError
 from paceline.models.convert.dtypes import WeightType, decode
-from paceline.models.weight_files import INDEX, SINGLE, read_weight_map, weight_files
+from paceline.models.weight_files import INDEX, SINGLE, header_bytes, read_weight_map, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,6 @@ SHARD_BYTES: Final = 5_000_000_000
 """Most bytes of weights in one file, as transformers splits them."""
 
 _ITEM_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
-_LONGEST_HEADER: Final = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,8 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, _LONGEST_HEADER):
+            length = header_bytes(path, file.read(8))
+            if length > size - 8:
                 raise ModelFileError(f"{path} cannot be read as safetensors: {damaged}")
             text = file.read(length)
     except OSError as error:
