@@ -96,7 +96,7 @@ def test_replacing_needs_force(run: Run, folder: Path, tmp_path: Path) -> None:
     [
         (("{draft}", ""), "the destination is empty: give the path"),
         (("", "out"), "the name of the model is empty"),
-        (("none.gguf", "out"), "none.gguf does not exist: give the path of a GGUF file"),
+        (("none.gguf", "out"), "there is no file none.gguf: give the path of a GGUF file"),
         (("{draft}", "out.gguf"), "becomes a folder"),
         (
             ("{draft}", "out", "--type", "Q8_0"),

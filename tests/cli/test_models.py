@@ -140,11 +140,12 @@ def test_show_prints_path_and_card_or_else_metadata(invoke: Invoke, folder: Path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("show", "nobody"), "a name among target, draft, big, cut, hf"),
+        (("show", "nobody"), "there is no file or model nobody: give the path of a GGUF file"),
         (("show", "cut"), "truncated or damaged"),
         (("show", "."), "is a folder that has no config.json"),
         (("--json", "show", "target"), "--json before show has no effect"),
-        (("remove", "nobody", "--yes"), "choose from big, cut, hf"),
+        (("remove", "bgi", "--yes"), "no model named 'bgi' is cached: did you mean big? paceline models lists those"),
+        (("remove", "nobody", "--yes"), "no model named 'nobody' is cached: paceline models lists those that are"),
         (("remove", "target", "--yes"), "part of paceline"),
         (("remove", "big"), "add --yes"),
     ],
@@ -252,12 +253,12 @@ def test_run_takes_names(invoke: Invoke, folder: Path) -> None:
     assert by_name["stats"]["draft_n_accepted"] == by_default["stats"]["draft_n_accepted"]
 
 
-def test_run_lists_the_names_when_one_is_wrong(invoke: Invoke, folder: Path) -> None:
+def test_run_says_which_name_was_meant_when_one_is_wrong(invoke: Invoke, folder: Path) -> None:
     for flag in ("-m", "-md"):
         status, out, err = invoke("run", flag, "targte", "-p", "x")
         assert (status, out) == (2, "")
-        assert err.startswith("paceline: targte does not exist")
-        assert err.endswith("a name among target, draft\n")
+        says = "there is no file or model targte: did you mean target? paceline models lists the names that there are"
+        assert err == f"paceline: {says}\n"
 
 
 @pytest.mark.parametrize(

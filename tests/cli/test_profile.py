@@ -311,8 +311,8 @@ def test_an_image_that_cannot_be_written_leaves_the_old_one(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("-m", "nothing"), "nothing does not exist"),
-        (("-md", "nothing"), "nothing does not exist"),
+        (("-m", "nothing"), "there is no file or model nothing"),
+        (("-md", "nothing"), "there is no file or model nothing"),
         (("--widths", "0-4"), "'0-4' is not within 1 to 1024"),
         (("--widths", "4-2"), "the lower end first"),
         (("--widths", "2,x"), "'x' is neither a number nor a range"),

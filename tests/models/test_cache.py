@@ -13,6 +13,8 @@ from paceline.models.cache import complete_model, models_folder, named_models, r
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.models.helpers import write_folder, write_gguf
 
+WAY_OUT = "give the path of a GGUF file or Hugging Face model folder;"
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -67,7 +69,7 @@ def test_a_path_that_is_mistyped_is_not_taken_for_a_name_of_the_hub(folder: Path
     for path in ("elsewhere/tiny.gguf", "models/tiny"):
         with pytest.raises(ModelFileError) as raised:
             resolve(path)
-        assert str(raised.value).startswith(f"{path} does not exist: give the path of a GGUF file")
+        assert str(raised.value).startswith(f"there is no file {path}: give the path of a GGUF file")
     with pytest.raises(ModelFileError, match="fetch it from the hub with -hf elsewhere/tiny-GGUF, or give the path"):
         resolve("elsewhere/tiny-GGUF")
 
@@ -107,16 +109,37 @@ def test_a_folder_without_a_model_does_not_hide_a_name(folder: Path) -> None:
     assert resolve("other") == Path("other")
 
 
-def test_what_is_neither_gets_one_line_with_the_names(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("targte", "there is no file or model targte: did you mean target?"),
+        ("./target", "there is no file ./target: did you mean target?"),
+        ("mien", "there is no file or model mien: did you mean mine?"),
+        ("here.gguf", f"there is no file here.gguf: {WAY_OUT}"),
+        ("nobody", f"there is no file or model nobody: {WAY_OUT}"),
+        ("a/b.gguf", f"there is no file a/b.gguf: {WAY_OUT}"),
+        ("models/lama-1b.gguf", "there is no file models/lama-1b.gguf: did you mean models/Llama-1B-Q4.gguf?"),
+        ("models/llama-1b", "there is no file models/llama-1b: did you mean models/Llama-1B-Q4.gguf?"),
+        ("models/sptil.gguf", "there is no file models/sptil.gguf: did you mean models/split-00001-of-00002.gguf?"),
+        ("models/flder", "there is no file models/flder: did you mean models/folder?"),
+        ("models/notes.gguf", f"there is no file models/notes.gguf: {WAY_OUT}"),
+    ],
+)
+def test_what_is_neither_gets_one_line_that_says_what_was_meant(folder: Path, wrong: str, says: str) -> None:
     write_gguf(folder / "mine.gguf")
-    for wrong in ("targte", "./target", "a/b.gguf", "x" * 300):
-        with pytest.raises(ModelFileError) as caught:
-            resolve(wrong)
-        message = str(caught.value)
-        assert message.startswith(wrong)
-        assert "\n" not in message
-        if len(wrong) < 255:
-            assert message.endswith("a name among target, draft, mine")
+    Path("models").mkdir()
+    for name in ("Llama-1B-Q4.gguf", "split-00001-of-00002.gguf", "split-00002-of-00002.gguf"):
+        write_gguf(Path("models", name))
+    write_folder(Path("models/folder"))
+    Path("models/notes.md").write_text("no model")
+    with pytest.raises(ModelFileError) as caught:
+        resolve(wrong)
+    assert str(caught.value) == f"{says} paceline models lists the names that there are"
+
+
+def test_a_name_that_no_file_can_have_gets_one_line(folder: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"^x{300} cannot be read: .*name too long"):
+        resolve("x" * 300)
 
 
 def test_loading_takes_names_for_target_and_draft(folder: Path) -> None:
@@ -131,7 +154,7 @@ def test_loading_takes_names_for_target_and_draft(folder: Path) -> None:
 def test_both_names_are_looked_up_before_anything_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
     monkeypatch.setattr("paceline.opening.open_engine", opened.append)
-    with pytest.raises(ModelFileError, match="nobody does not exist"):
+    with pytest.raises(ModelFileError, match="no file or model nobody"):
         paceline.load("target", draft="nobody")
     assert opened == []
 
@@ -142,7 +165,10 @@ def test_removing(folder: Path) -> None:
     assert remove("a") == folder / "a.gguf"
     assert remove("b") == folder / "b"
     assert list(folder.iterdir()) == []
-    for name, words in (("target", "part of paceline"), ("a", "no model named 'a' is cached")):
+    for name, words in (
+        ("target", "part of paceline"),
+        ("a", "no model named 'a' is cached: there is none in"),
+    ):
         with pytest.raises(InputError, match=words):
             remove(name)
     assert embedded_target().is_file()

@@ -449,7 +449,7 @@ def engine_for(path: Path) -> EngineName:
         check_model_folder(path)
         return "torch_hf"
     if not path.exists():
-        raise ModelFileError(f"{path} does not exist: give the path of a GGUF file or a Hugging Face model folder")
+        raise ModelFileError(f"there is no file {path}: give the path of a GGUF file or a Hugging Face model folder")
     return "llama_cpp"
 
 

@@ -13,14 +13,20 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from platformdirs import user_cache_path
 
 from paceline.core.errors import InputError, ModelFileError
+from paceline.core.slips import nearest
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.models.gguf_model import is_later_part, part_paths
+from paceline.models.gguf_model import is_later_part, model_name, part_paths
 from paceline.models.hub.asked import HubModel
 from paceline.models.hub.local import cached_models, find_cached
+
+_NEAR: Final = 0.6
+"""Share of its characters by which a model's name is near another: less than for options, as who leaves out what a
+model was quantised to means the one that is there."""
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 """Environment variable that names another folder for what paceline keeps on this machine."""
@@ -113,7 +119,7 @@ def resolve(model: str | Path) -> Path:
     Of the hub's models those in its cache have names, and the hub is not asked (:func:`paceline.from_hub` asks it).
 
     Raises:
-        ModelFileError: it is neither; the message lists the names there are.
+        ModelFileError: it is neither; the message says what may have been meant, or where the names are listed.
     """
     if not str(model):
         # A Path of it would be the folder one is in.
@@ -133,13 +139,30 @@ def resolve(model: str | Path) -> Path:
     asked = _as_hub_model(str(model))
     if asked is not None and (cached := find_cached(asked)) is not None:
         return cached
-    looks_local = path.suffix == ".gguf" or path.parent.is_dir()
-    fetched = "" if asked is None or looks_local else f"fetch it from the hub with -hf {model}, or "
-    names = ", ".join(named.name for named in named_models() if not named.own_draft)
-    raise ModelFileError(
-        f"{model} does not exist: {fetched}give the path of a GGUF file or Hugging Face model folder, or a name among "
-        f"{names}"
-    )
+    is_named_by_path = os.sep in str(model) or path.suffix == ".gguf"
+    what = f"there is no file {model}" if is_named_by_path else f"there is no file or model {model}"
+    names = [known.name for known in named_models() if not known.own_draft]
+    near = _near_path(path) or nearest(str(model), names, cutoff=_NEAR)
+    if near is not None:
+        way_out = f"did you mean {near}?"
+    else:
+        way_out = "give the path of a GGUF file or Hugging Face model folder;"
+        if asked is not None and path.suffix != ".gguf" and not path.parent.is_dir():
+            way_out = f"fetch it from the hub with -hf {model}, or {way_out}"
+    raise ModelFileError(f"{what}: {way_out} paceline models lists the names that there are")
+
+
+def _near_path(path: Path) -> str | None:
+    """Return the path of the model in a file's folder whose name is spelled most like the file's, if one is near."""
+    with contextlib.suppress(OSError):
+        there_are = {
+            model_name(beside) if beside.suffix == ".gguf" else beside.name: beside.name
+            for beside in sorted(path.parent.iterdir())
+            if (beside.suffix == ".gguf" and not is_later_part(beside)) or (beside / "config.json").is_file()
+        }
+        near = nearest(path.name.removesuffix(".gguf"), there_are, cutoff=_NEAR)
+        return None if near is None else str(path.with_name(there_are[near]))
+    return None
 
 
 def _as_hub_model(name: str) -> HubModel | None:
@@ -182,8 +205,11 @@ def removable(name: str) -> NamedModel:
     """Return the cached model of this name. Raises as :func:`remove` does."""
     model = _find(name)
     if model is None:
-        names = ", ".join(known.name for known in named_models() if not known.embedded)
-        choice = f"choose from {names}" if names else f"there is none in {models_folder()}"
+        names = [known.name for known in named_models() if not known.embedded]
+        near = nearest(name, names, cutoff=_NEAR)
+        choice = f"there is none in {models_folder()}" if not names else "paceline models lists those that are"
+        if near is not None:
+            choice = f"did you mean {near}? {choice}"
         raise InputError(f"no model named {name!r} is cached: {choice}")
     if model.embedded:
         raise InputError(f"{name} is part of paceline and cannot be removed alone: uninstall paceline instead")

@@ -7,13 +7,13 @@ change what the server does, and are refused.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from paceline.core.errors import InputError
+from paceline.core.slips import no_such_option
 from paceline.options import from_environment
 
 
@@ -301,14 +301,11 @@ def remarks_on(arguments: Sequence[str], known: Collection[str]) -> list[str]:
         name, equals, _ = word.partition("=")
         flag = FOREIGN.get(name)
         if flag is None:
+            way_out = "see paceline serve --help"
+            if not name.startswith("-"):
+                raise InputError(f"{word!r} belongs to no option: {way_out}")
             # Its own options first: who slips means one of those.
-            near = [
-                *difflib.get_close_matches(name, known, n=1, cutoff=0.8),
-                *difflib.get_close_matches(name, FOREIGN, n=1, cutoff=0.8),
-            ]
-            hint = f"did you mean {near[0]}?" if near else "see paceline serve --help"
-            what = f"there is no option {name}" if name.startswith("-") else f"{word!r} belongs to no option"
-            raise InputError(f"{what}: {hint}")
+            raise InputError(no_such_option(name, known, way_out, others=FOREIGN))
         values = [] if equals else words[: flag.values]
         if not equals:
             del words[: flag.values]

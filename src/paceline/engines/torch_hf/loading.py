@@ -111,8 +111,8 @@ def _source(settings: TorchHFConfig) -> dict[str, Any]:
         check_model_folder(path)
         weight_files(path)
     elif path.exists() or settings.local_files_only:
-        problem = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
-        raise ModelFileError(f"{path} {problem}; give a model folder or a GGUF file")
+        problem = f"{path} is neither a folder nor a .gguf file" if path.exists() else f"there is no file {path}"
+        raise ModelFileError(f"{problem}; give a model folder or a GGUF file")
     return source
 
 

@@ -1,0 +1,35 @@
+"""What somebody meant who wrote a name that there is not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.8) -> str | None:
+    """Return the known name that is spelled most like another one, whatever the case; ``None`` where none is near.
+
+    Args:
+        name: that there is not.
+        known: names that there are.
+        cutoff: least share of characters that both have in order, 0 to 1.
+    """
+    # Of names that differ in their case alone, the first.
+    spelled: dict[str, str] = {}
+    for there_is in known:
+        spelled.setdefault(there_is.lower(), there_is)
+    found = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=cutoff)
+    return spelled[found[0]] if found else None
+
+
+def no_such_option(name: str, known: Iterable[str], way_out: str, *, others: Iterable[str] = ()) -> str:
+    """Return what to say of an option that there is not.
+
+    Args:
+        name: as it was written, without its value.
+        known: names of the options that there are.
+        way_out: what to say where none of them is near.
+        others: names that are taken, too, but less likely meant.
+    """
+    near = nearest(name, known) or nearest(name, others)
+    return f"there is no option {name}: {way_out if near is None else f'did you mean {near}?'}"
