@@ -404,7 +404,7 @@ def test_stop_texts_are_read_as_prompts_are(chat: Chat) -> None:
 
 
 BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
-    "no model": ((), "the embedded pair is no chat model: name one with -m, or have one fetched with -hf"),
+    "no model": ((), "the small built-in one cannot chat: name one with -m, or have one fetched with -hf"),
     "base model": (("-m", TARGET), f"{embedded_target().name} has no chat template, as models have none that only"),
     "missing template": (("-m", TARGET, "--chat-template-file", "no.jinja"), "there is no file no.jinja (--chat-"),
     "folder for a template": (("-m", TARGET, "--chat-template-file", "."), "there is no file . (--chat-template-file)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -115,4 +116,25 @@ def test_an_error_cannot_write_to_the_terminal() -> None:
         [sys.executable, "-m", "paceline", "models", "show", "\x1b[2J\nno\udcff"], capture_output=True, check=False
     )
     assert outcome.returncode == 2
-    assert outcome.stderr.startswith(b"paceline: \\x1b[2J\\nno\\udcff does not exist")
+    assert outcome.stderr.startswith(b"paceline: there is no file or model \\x1b[2J\\nno\\udcff: give")
+
+
+@pytest.mark.parametrize("option", ["-m", "-hf", "PACELINE_MODEL"])
+def test_the_built_in_model_is_announced_where_none_is_named_and_there_alone(option: str) -> None:
+    line = (
+        "no model is named (-m FILE), so the small built-in one answers: it only continues code, prose, JSON and logs"
+    )
+    command = [sys.executable, "-m", "paceline", "run", "-p", "hi", "-n", "1"]
+    for more in ([], ["--json"]):
+        outcome = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
+        assert outcome.stderr.splitlines()[0] == line
+        assert "no model is named" not in outcome.stdout
+    named = {} if option.startswith("-") else {option: "target"}
+    words = [] if named else [option, "target"]
+    if option == "-hf":
+        words = [option, "nobody/nothing", "--offline"]
+    outcome = subprocess.run(
+        [*command, *words], env={**os.environ, **named}, capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == (2 if option == "-hf" else 0)
+    assert "no model is named" not in outcome.stderr

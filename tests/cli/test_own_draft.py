@@ -42,7 +42,7 @@ def test_run_makes_it_once_and_says_the_same_text(
     invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = json.loads(invoke(*RUN, "--no-speculation", "--json").out)
-    made = invoke(*RUN, "-md", "self", "--draft-max", "4", "--json")
+    made = invoke(*RUN, "-m", "target", "-md", "self", "--draft-max", "4", "--json")
     assert made.status == 0, made.err
     assert MADE.fullmatch(made.err)
     answer = json.loads(made.out)
@@ -92,7 +92,7 @@ def test_serve_takes_it_too() -> None:
         ("target", "self:F16", r".* in F16 has 26\.\d MB, and the target has 14\.1 MB: a draft has to be smaller; .*"),
         ("target", "self:IQ2_XS", r".* takes an importance matrix; choose another, such as Q2_K or Q4_0"),
         ("hf", "self", r"a draft of its own \(-md self\) is quantised from a GGUF file, and hf is a folder: .*"),
-        ("target", "./self", r"\./self does not exist: .*"),
+        ("target", "./self", r"there is no file \./self: .*"),
     ],
 )
 def test_what_cannot_be_had_is_one_line(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,13 +37,15 @@ class Outcome(NamedTuple):
 class Invoke:
     """Runs the command in this process, as the console script does."""
 
+    COLUMNS = "200"
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch = monkeypatch
         self._capsys = capsys
 
     def __call__(self, *arguments: str) -> Outcome:
         self._monkeypatch.setattr(sys, "argv", ["paceline", *arguments])
-        self._monkeypatch.setenv("COLUMNS", "200")
+        self._monkeypatch.setenv("COLUMNS", self.COLUMNS)
         try:
             main()
             status = 0
@@ -589,7 +592,7 @@ def test_a_prompt_file_of_another_system_is_the_same_prompt(invoke: Invoke, tmp_
 
 def test_a_full_or_closed_output_is_one_line() -> None:
     with Path("/dev/full").open("wb") as full:
-        process = spawn("run", "-p", "x", *FAST, stdout=full, stderr=subprocess.PIPE)
+        process = spawn("run", "-m", "target", "-p", "x", *FAST, stdout=full, stderr=subprocess.PIPE)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.startswith(b"paceline: ")
@@ -648,7 +651,8 @@ def test_help_shows_examples_and_llama_cpp_names(invoke: Invoke) -> None:
         assert words in out
     assert "PACELINE_TEMPERATURE for --temp" in " ".join(out.split())
     # The draft model's options stand beside the target's, and what is made of the table among the command's own.
-    shown = re.findall(r"^│ (--[-a-z]+)", out, re.MULTILINE)
+    named = (line for before, line in pairwise(out.splitlines()) if not re.match(r"│ (?:\S+ )*\S+,  ", before))
+    shown = [found[1] for line in named if (found := re.match(r"│ (?:-\w+, )*(--[-a-z]+)", line))]
     assert shown[:3] == ["--help", "--model", "--model-draft"]
     assert shown[shown.index("--engine") :][:3] == ["--engine", "--ctx-size", "--ctx-size-draft"]
     drafting = shown[shown.index("--drafters") :]

@@ -12,7 +12,13 @@ import typer
 from paceline.chat.params import ChatParams
 from paceline.cli import exits
 from paceline.cli.chat_input import is_typed, typed_lines
-from paceline.cli.chat_options import SystemPrompt, SystemPromptFile, check_can_chat, system_prompt
+from paceline.cli.chat_options import (
+    SystemPrompt,
+    SystemPromptFile,
+    check_can_chat,
+    check_names_chat_model,
+    system_prompt,
+)
 from paceline.cli.chat_session import ChatSession
 from paceline.cli.constraint_options import (
     GrammarFile,
@@ -26,7 +32,6 @@ from paceline.cli.interrupts import interrupts_heeded
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
 from paceline.cli.prompt import typed_text
 from paceline.cli.setup import PolicyName, Remember, choose_setup, opened, request_options
-from paceline.core.errors import InputError
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
 from paceline.options import ModelChoice
 from paceline.planning.policies.fixed import FixedPolicy
@@ -84,11 +89,7 @@ def chat(
     Messages are typed, or read from standard input, one a line. Answers go to standard output; what speculation gained
     stands after each, on standard error. Tokens are coloured by the drafter they came from, and reasoning is dimmed.
     """
-    if models.target is None:
-        raise InputError(
-            "the embedded pair is no chat model: name one with -m, or have one fetched with -hf, such as "
-            "-hf ggml-org/gemma-3-1b-it-GGUF"
-        )
+    check_names_chat_model(models, None)
     setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
     source = asked_source(json_schema, json_schema_file, grammar, grammar_file, strict=strict)
     says = system_prompt(system, system_file)

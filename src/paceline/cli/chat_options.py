@@ -11,6 +11,7 @@ from paceline.chat.params import ChatParams
 from paceline.cli.prompt import read_text_file, typed_text
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
+from paceline.options import ModelChoice
 
 CHAT_PANEL: Final = "Chat"
 """Heading of the options of conversations in ``--help``."""
@@ -58,6 +59,19 @@ def system_prompt(text: str | None, file: Path | None, *, escape: bool = True) -
     if file is not None:
         return read_text_file(file, "-sysf")
     return "" if text is None else typed_text(text, "-sys", escape=escape)
+
+
+def check_names_chat_model(models: ModelChoice, replaced_by: str | Path | None) -> None:
+    """Refuse to chat where no model is named, unless a template makes one of the built-in one.
+
+    Raises:
+        InputError: no model is named, and no template.
+    """
+    if models.target is None and replaced_by is None:
+        raise InputError(
+            "no model is named (-m FILE), and the small built-in one cannot chat: name one with -m, or have one "
+            "fetched with -hf, such as -hf ggml-org/gemma-3-1b-it-GGUF"
+        )
 
 
 def check_can_chat(path: Path, replaced_by: str | Path | None) -> None:

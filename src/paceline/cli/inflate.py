@@ -113,7 +113,7 @@ def inflate_command(
         bool, typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=_OUTPUT)
     ] = False,
 ) -> None:
-    """Write a model that behaves as a small one and costs what a large one costs.
+    """Write a model that behaves as a small one and costs what a large one costs (for benchmarks).
 
     The weights of a Llama model are placed into a larger shape; everything else is zero. The text is the same, and the
     time, the memory and the file are those of the larger model. Dimensions that are given replace the preset's, or the

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from paceline import __version__
 from paceline.cli import exits, models
@@ -18,6 +17,7 @@ from paceline.cli.bench import EPILOG as BENCH_EPILOG
 from paceline.cli.bench import bench
 from paceline.cli.chat import EPILOG as CHAT_EPILOG
 from paceline.cli.chat import chat
+from paceline.cli.commands import Command, Group
 from paceline.cli.convert import EPILOG as CONVERT_EPILOG
 from paceline.cli.convert import convert
 from paceline.cli.demo import EPILOG as DEMO_EPILOG
@@ -34,9 +34,23 @@ from paceline.cli.serve import ServeCommand, serve
 from paceline.core.errors import InputError, ModelWarning, PacelineError
 from paceline.terminal_text import printable_line
 
+EPILOG = """[bold]Examples[/bold]
+
+paceline demo  [dim]# with and without speculation, side by side[/dim]
+
+paceline run -m big.gguf -md small.gguf -p "Once upon" --compare
+
+paceline chat -hf ggml-org/gemma-3-1b-it-GGUF  [dim]# fetched once, from the Hugging Face hub[/dim]
+
+[dim]paceline COMMAND --help has more of them, and every option.[/dim]
+"""
+"""What ``paceline --help`` ends with."""
+
 app = typer.Typer(
     name="paceline",
-    help="Speculative decoding one switches on and forgets: the same text, sooner.",
+    cls=Group,
+    help="Speculative decoding one switches on and forgets: the same text as without speculation, faster.",
+    epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -49,7 +63,7 @@ def _add_command(
     function: Callable[..., None],
     epilog: str,
     *,
-    kind: type[TyperCommand] | None = None,
+    kind: type[Command] = Command,
     **context_settings: bool,
 ) -> None:
     """Add a subcommand whose help is its docstring, without the docstring's line breaks."""
@@ -83,7 +97,7 @@ def _options(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Speculative decoding one switches on and forgets: the same text, sooner."""
+    """Speculative decoding one switches on and forgets: the same text as without speculation, faster."""
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from paceline.cli.commands import Command, Group
 from paceline.cli.display import error_console, output_console, print_json, print_path
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.cache import (
@@ -56,7 +57,7 @@ def _complete_cached(incomplete: str) -> list[str]:
     return []
 
 
-app = typer.Typer(invoke_without_command=True, epilog=EPILOG)
+app = typer.Typer(cls=Group, invoke_without_command=True, epilog=EPILOG)
 
 
 @app.callback()
@@ -106,7 +107,7 @@ def list_models(
     console.print("\nUse a name with -m or -md; see its card with: paceline models show NAME", style="dim")
 
 
-@app.command("show", epilog=EPILOG)
+@app.command("show", cls=Command, epilog=EPILOG)
 def show(
     model: Annotated[
         str,
@@ -141,7 +142,7 @@ def show(
         print(printable(f"card: {path}\n\n{card}"), end="")
 
 
-@app.command("remove", epilog=EPILOG)
+@app.command("remove", cls=Command, epilog=EPILOG)
 def remove_model(
     name: Annotated[
         str,
@@ -170,7 +171,7 @@ def _said_of(model: NamedModel) -> str:
     return f"{model.path} and {_counted(others, 'other part')}" if others else str(model.path)
 
 
-@app.command("path", epilog=EPILOG)
+@app.command("path", cls=Command, epilog=EPILOG)
 def path() -> None:
     """Print the folder of the local cache; the environment variable PACELINE_CACHE moves it."""
     print_path(models_folder())

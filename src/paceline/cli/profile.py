@@ -100,10 +100,11 @@ def profile_command(
         Path | None, typer.Option("--png", help="Write the plot as an image.", metavar="FILE", rich_help_panel=_OUTPUT)
     ] = None,
 ) -> None:
-    """Measure what a pass of the target costs by its rows, and print the staircase.
+    """Print what passes of the target cost on this machine, by how many tokens are read in one.
 
-    Drafted tokens are verified as further rows of one pass, so this decides how many are worth it. The profile is kept
-    on this machine, for these models and settings, and is what planning uses; it is measured again with --force.
+    Drafted tokens are verified as further tokens (rows) of one pass, so this decides how many are worth it. The profile
+    is kept on this machine, for these models and settings, and is what planning uses; it is measured again with
+    --force.
     """
     wanted = None if widths is None else _parse_widths(widths)
     if not 0 < budget_s < math.inf:

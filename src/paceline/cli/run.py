@@ -22,6 +22,7 @@ from paceline.cli.chat_options import (
     SystemPromptFile,
     begun_conversation,
     check_can_chat,
+    check_names_chat_model,
     system_prompt,
 )
 from paceline.cli.constraint_options import (
@@ -37,7 +38,15 @@ from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, wit
 from paceline.cli.progress import after_first
 from paceline.cli.prompt import read_prompt, typed_text
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
-from paceline.cli.setup import SPECULATION_PANEL, PolicyName, Remember, choose_setup, opened, request_options
+from paceline.cli.setup import (
+    SPECULATION_PANEL,
+    PolicyName,
+    Remember,
+    choose_setup,
+    opened,
+    request_options,
+    say_no_model_is_named,
+)
 from paceline.comparison import Comparison, OpenReader, Stopped, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
@@ -176,6 +185,7 @@ def run(
         # A chat model ends its answers by itself, and so does a grammar.
         rules = replace(rules, max_tokens=MAX_TOKENS)
     if as_chat:
+        check_names_chat_model(models, conversation.replaced_by)
         check_can_chat(Path(found.target.path), conversation.replaced_by)
     elif as_chat is None and not as_json:
         _hint_at_template(found.target)
@@ -190,16 +200,24 @@ def run(
                 asked, options = written.token_ids, {**written.options, **options}
             options_in_use = loaded.target_options or found.target
             open_reader = reader_of(options_in_use, is_streamed=loaded.memory_plan is not None)
-            _compare(loaded, asked, options, repeats, as_json, interrupted, open_reader)
+            _compare(models, loaded, asked, options, repeats, as_json, interrupted, open_reader)
         elif as_chat:
-            _reply(loaded, messages, conversation, options, as_json, interrupted)
+            _reply(models, loaded, messages, conversation, options, as_json, interrupted)
         else:
-            _generate(loaded, text, options, as_json, interrupted)
+            _generate(models, loaded, text, options, as_json, interrupted)
 
 
-def _generate(model: Model, prompt: str, options: GenerateOptions, as_json: bool, interrupted: threading.Event) -> None:
+def _generate(
+    models: ModelChoice,
+    model: Model,
+    prompt: str,
+    options: GenerateOptions,
+    as_json: bool,
+    interrupted: threading.Event,
+) -> None:
     stream = model.stream(prompt, **options)
     rounds = after_first(stream.rounds(), model.target, silent=as_json)
+    say_no_model_is_named(models)
     writer = AnswerWriter(prompt, [drafter.name for drafter in model.drafters], silent=as_json)
     for segments in rounds:
         writer.write(segments)
@@ -212,6 +230,7 @@ def _generate(model: Model, prompt: str, options: GenerateOptions, as_json: bool
 
 
 def _reply(
+    models: ModelChoice,
     model: Model,
     messages: Sequence[Message],
     conversation: ChatParams,
@@ -221,6 +240,7 @@ def _reply(
 ) -> None:
     stream = model.chat_stream(messages, chat=conversation, **options)
     rounds = after_first(stream.rounds(), model.target, silent=as_json)
+    say_no_model_is_named(models)
     writer = AnswerWriter("", [drafter.name for drafter in model.drafters], silent=as_json)
     for parts in rounds:
         writer.write_parts(parts)
@@ -257,6 +277,7 @@ def _hint_at_template(target: ModelOptions) -> None:
 
 
 def _compare(
+    models: ModelChoice,
     model: Model,
     prompt: str | Sequence[int],
     options: GenerateOptions,
@@ -282,6 +303,7 @@ def _compare(
         comparison: Comparison = summarise(
             model, prompt, options, runs, open_reader=open_reader, stopped=interrupted.is_set
         )
+    say_no_model_is_named(models)
     if as_json:
         print_json(comparison_json(model, comparison))
     else:

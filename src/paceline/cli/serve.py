@@ -10,15 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
 
 from paceline.api import GenerateOptions, Model, load
 from paceline.chat.params import ChatParams
 from paceline.cli import exits
+from paceline.cli.commands import Command
 from paceline.cli.display import error_console
 from paceline.cli.memory import print_memory_plan
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, is_given, refuse_given, with_options
-from paceline.cli.setup import FoundModels, PolicyName, Remember, Setup, choose_setup, request_options
+from paceline.cli.setup import (
+    FoundModels,
+    PolicyName,
+    Remember,
+    Setup,
+    choose_setup,
+    request_options,
+    say_no_model_is_named,
+)
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
 from paceline.engines.loading import ModelOptions
@@ -53,14 +61,14 @@ taken, and named.[/dim]
 """What ``paceline serve --help`` ends with."""
 
 
-class ServeCommand(TyperCommand):
+class ServeCommand(Command):
     """A command that leaves llama-server's flags to :func:`~paceline.serving.llama_flags.remarks_on`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line.
 
         Args:
-            ctx: click's, which typer may bring with it.
+            ctx: click's, which typer brings with it.
             args: the words.
         """
         known = [name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)]
@@ -137,6 +145,7 @@ def serve(
         def on_ready(served: ServedModel) -> None:
             server.ready(served)
             ready.set()
+            say_no_model_is_named(models)
             for url in urls:
                 console.print(f"{served.id} is served at {url}", style="bold", markup=False)
             console.print(_how(served), style="dim", markup=False)

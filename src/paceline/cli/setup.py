@@ -74,6 +74,20 @@ Remember: TypeAlias = Annotated[
 ]
 
 
+def say_no_model_is_named(models: ModelChoice) -> None:
+    """Say what answers where nobody named a model, neither on the command line nor in the environment.
+
+    To be called when it is about to answer: an error before is one line.
+    """
+    if models.target is None:
+        error_console().print(
+            "no model is named (-m FILE), so the small built-in one answers: it only continues code, prose, JSON and "
+            "logs",
+            style="yellow",
+            markup=False,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """Models and a way to speculate, as they were asked for; nothing was looked up yet.

@@ -1,0 +1,158 @@
+"""Commands that say what was meant where a name is misspelled, and whose help a terminal of 80 columns has room for.
+
+Typer prints a list of names, in a box, and its help has a column for each spelling of an option.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from paceline.core.errors import InputError
+from paceline.core.slips import nearest, no_such_option
+
+_LONGEST_NAMES: Final = 28
+"""Columns that the names of an option take in the help before they go on in the next line."""
+
+_ONE_DASH: Final = re.compile(r"-[A-Za-z][A-Za-z-]+")
+
+
+class Command(TyperCommand):
+    """A command that answers an option that it does not have with the one that was meant."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line.
+
+        Args:
+            ctx: click's, which typer brings with it.
+            args: the words.
+
+        Raises:
+            InputError: there is no such option.
+        """
+        words = list(args)  # reading takes them
+        _refuse_one_dash(self, ctx, words)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            raise _explained(error, self, ctx, words) from None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        super(Command, _with_names_in_one_column(self, ctx)).format_help(ctx, formatter)
+
+
+class Group(TyperGroup):
+    """A command of commands, which answers an option or a command that it does not have with the one that was meant."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line up to the command; as :meth:`Command.parse_args`."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            raise _explained(error, self, ctx, words) from None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the command that a command line names.
+
+        Raises:
+            InputError: there is no such command.
+        """
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            near = nearest(name, self.list_commands(ctx), cutoff=0.6)
+            hint = f"did you mean {near}?" if near is not None else f"{_called(ctx)} --help lists those that there are"
+            raise InputError(f"there is no command {name}: {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        super(Group, _with_names_in_one_column(self, ctx)).format_help(ctx, formatter)
+
+
+def _called(ctx: Any) -> str:
+    """Return what one types for a command, however the program was started."""
+    names: list[str] = []
+    while ctx.parent is not None:
+        names.insert(0, ctx.info_name)
+        ctx = ctx.parent
+    return " ".join(["paceline", *names])
+
+
+def _options(command: Command | Group, ctx: Any) -> list[TyperOption]:
+    there_are = command.get_params(ctx)
+    return [option for option in there_are if isinstance(option, TyperOption) and not option.hidden]
+
+
+def _names(options: Sequence[TyperOption]) -> list[str]:
+    return [name for option in options for name in (*option.opts, *option.secondary_opts)]
+
+
+def _refuse_one_dash(command: Command, ctx: Any, words: Sequence[str]) -> None:
+    """Refuse an option such as ``-temp``, which would be read as ``-t`` with the value ``emp``."""
+    options = _options(command, ctx)
+    names, with_value = _names(options), _names([option for option in options if not option.is_flag])
+    before = ""
+    for word in words:
+        if word == "--" or ctx.resilient_parsing:
+            return
+        name = word.partition("=")[0]
+        is_slip = _ONE_DASH.fullmatch(name) and name not in names and f"-{name}" in names
+        if is_slip and before not in with_value:
+            raise InputError(no_such_option(name, names, f"see {_called(ctx)} --help"))
+        before = word
+
+
+def _explained(error: typer.TyperException, command: Command | Group, ctx: Any, words: Sequence[str]) -> Exception:
+    """Return what to raise instead of what typer says of a command line."""
+    if not hasattr(error, "possibilities"):  # what the error of an unknown option has, and no other
+        return error
+    names = _names(_options(command, ctx))
+    written = _as_written(getattr(error, "option_name", ""), words, names)
+    return InputError(no_such_option(written, names, f"see {_called(ctx)} --help"))
+
+
+def _as_written(name: str, words: Sequence[str], names: Collection[str]) -> str:
+    """Return the word that has an option in it: of ``-verbose`` it is ``-v`` that there is not."""
+    if name.startswith("--"):
+        return name
+    written = [word.partition("=")[0] for word in words]
+    has_it = (word for word in written if word[:1] == "-" != word[1:2] and name[1:] in word and word not in names)
+    return next(has_it, name)
+
+
+def _with_names_in_one_column(command: Any, ctx: Any) -> Any:
+    """Return a command as typer's help has room for: an option's names and what its value is are one name."""
+    shown = copy.copy(command)
+    shown.params = [
+        _in_one_column(each, ctx) if isinstance(each, TyperOption) else each for each in command.get_params(ctx)
+    ]
+    shown.add_help_option = False  # it is among them
+    return shown
+
+
+def _in_one_column(option: TyperOption, ctx: Any) -> TyperOption:
+    names = sorted((*option.opts, *option.secondary_opts), key=lambda name: name.startswith("--"))
+    value = None if option.is_flag else option.display_type_rich(ctx)
+    words = [*(f"{name}, " for name in names[:-1]), f"{names[-1]} "]
+    # A choice of many is broken between them.
+    words += [] if value is None else [value] if len(value) <= _LONGEST_NAMES else re.findall(r"[^|]+\|?", value)
+    lines = [""]
+    for word in words:
+        if lines[-1] and len((lines[-1] + word).rstrip()) > _LONGEST_NAMES:
+            lines.append("")
+        lines[-1] += word
+    shown = copy.copy(option)
+    if option.is_flag and option.secondary_opts and option.show_default and option.default is not None:
+        # Typer's own would be made of the names.
+        chosen = (option.opts if option.default else option.secondary_opts)[0].lstrip("-")
+        shown.help = f"{option.help or ''} [dim]\\[default: {chosen}][/dim]"
+        shown.show_default = False
+    shown.opts, shown.secondary_opts, shown.metavar = ["\n".join(map(str.rstrip, lines))], [], ""
+    return shown

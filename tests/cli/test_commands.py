@@ -1,0 +1,93 @@
+"""What is said of an option or a command that there is not, and how the help fits a terminal."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import typer.main
+
+from paceline.cli.main import app
+from tests.cli.test_run import Invoke, invoke
+
+__all__ = ["invoke"]
+
+COMMANDS = ("demo", "run", "chat", "serve", "profile", "bench", "inflate", "convert", "models", "models show")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("run --temprature 0.8", "there is no option --temprature: did you mean --temperature?"),
+        ("chat --temprature=0.8", "there is no option --temprature: did you mean --temperature?"),
+        ("serve --temprature 0.8", "there is no option --temprature: did you mean --temperature?"),
+        ("bench --qick", "there is no option --qick: did you mean --quick?"),
+        ("demo --modle x", "there is no option --modle: see paceline demo --help"),
+        ("profile --widhts 1", "there is no option --widhts: did you mean --widths?"),
+        ("inflate 1b --tpye F16", "there is no option --tpye: did you mean --type?"),
+        ("convert a b --froce", "there is no option --froce: did you mean --force?"),
+        ("models --jsn", "there is no option --jsn: did you mean --json?"),
+        ("models show target --jsn", "there is no option --jsn: did you mean --json?"),
+        ("models remove x --eys", "there is no option --eys: did you mean --yes?"),
+        ("models path --everything", "there is no option --everything: see paceline models path --help"),
+        ("--versoin", "there is no option --versoin: did you mean --version?"),
+        # One dash before a long name: -t with the value emp, and the like.
+        ("run -temp 0.8", "there is no option -temp: did you mean --temp?"),
+        ("run -model=big.gguf", "there is no option -model: did you mean --model?"),
+        ("run -vrbose", "there is no option -vrbose: did you mean --verbose?"),
+        ("run -x", "there is no option -x: see paceline run --help"),
+        ("rnu", "there is no command rnu: did you mean run?"),
+        ("models shwo", "there is no command shwo: did you mean show?"),
+        ("frobnicate", "there is no command frobnicate: paceline --help lists those that there are"),
+    ],
+)
+def test_what_there_is_not_is_one_line_with_what_was_meant(invoke: Invoke, words: str, says: str) -> None:
+    assert invoke(*words.split()) == (2, "", f"paceline: {says}\n")
+
+
+@pytest.mark.parametrize("words", [("--stop", "-temp"), ("-p", "-model"), ("-p-model",)])
+def test_a_value_that_looks_like_a_slip_is_a_value(invoke: Invoke, words: tuple[str, ...]) -> None:
+    # What is refused comes after all options are read.
+    outcome = invoke("run", *words, "--repeats", "0")
+    assert outcome.err == "paceline: --repeats 0: the least is 1\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_name_of_an_option_is_cut_on_80_columns(
+    invoke: Invoke,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.cli.test_run.Invoke.COLUMNS", "80")
+    status, out, err = invoke(*command.split(), "--help")
+    assert (status, err) == (0, "")
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    found: Any = typer.main.get_command(app)
+    for name in command.split():
+        found = found.commands[name]
+    shown = set(re.findall(r"(?<![\w-])--?[\w-]+", out))
+    assert len(found.params) > 0 or command == "models path"
+    for option in found.params:
+        if option.param_type_name == "option" and not option.hidden:
+            assert {*option.opts, *option.secondary_opts} <= shown, option.opts
+    # What an option does has half of the line, and more.
+    columns = {
+        line.index(second) for line in out.splitlines() for second in re.findall(r"^│ -.*?\S {2,}(\S.*?) *│$", line)
+    }
+    assert all(column <= 40 for column in columns)
+
+
+def test_a_flag_that_is_on_says_which_of_its_names_is_the_default(invoke: Invoke) -> None:
+    out = invoke("run", "--help").out
+    assert re.search(r"--escape, --no-escape +Read .*\[default: escape\]", out)
+    assert re.search(r"--strict, --no-strict +Refuse .*\[default: strict\]", out)
+
+
+def test_the_help_of_all_says_what_one_gets_and_ends_with_examples(invoke: Invoke) -> None:
+    out = invoke("--help").out
+    assert "the same text as without speculation, faster" in out
+    assert "Print what passes of the target cost" in out
+    assert "costs what a large one costs (for benchmarks)" in out
+    assert len(re.findall(r"^ paceline (?!COMMAND)", out.partition("Examples")[2], re.MULTILINE)) == 3
