@@ -7,11 +7,12 @@ and alone.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from paceline.core.errors import NoRoomError
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.following import FollowingDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.base import Step
@@ -112,6 +114,10 @@ class Scene:
     short_context: bool
     stops: bool
     setups: tuple[Setup, ...]
+
+
+MakeDraft: TypeAlias = Callable[[Scene, Setup, random.Random, LogitFunction, ScriptedVocabulary], FollowingDrafter[Any]]
+"""Makes a scene's draft model, given its target and that one's vocabulary."""
 
 
 class Tally:
@@ -259,7 +265,12 @@ def build_params(scene: Scene, rng: random.Random, index: int) -> SamplingParams
 
 
 def build_drafters(
-    scene: Scene, setup: Setup, rng: random.Random, target: LogitFunction, plain: Sequence[Answer]
+    scene: Scene,
+    setup: Setup,
+    rng: random.Random,
+    target: LogitFunction,
+    plain: Sequence[Answer],
+    draft_model: Callable[[], FollowingDrafter[Any]] | None = None,
 ) -> Iterator[Drafter]:
     for name in setup.drafters:
         if name == "suffix":
@@ -277,25 +288,45 @@ def build_drafters(
                 most_nodes=rng.choice((5, 12, 40)),
             )
         else:
-            # Some draft vocabularies are padded, or lack the target's last id.
-            size = max(2, scene.vocab_size + rng.choice((0, 0, 3, -1)))
-            other = random_model(scene.vocab_size, seed=rng.getrandbits(32), order=2, spread=scene.spread)
-            engine = ScriptedEngine(
-                frozen(resized(blended_model(target, other, setup.draft_distance), scene.vocab_size, size)),
-                ScriptedVocabulary.of_size(scene.vocab_size + 3),
-                context_length=4096 if scene.calm else rng.choice((40, 7, 3, 2)),
-                max_rows=64 if scene.calm else rng.choice((64, 5, 2, 1)),
-                max_sequences=4 if scene.calm else rng.choice((4, 1)),
-                cells=None if scene.calm else rng.choice((None, 60, 25)),
-            )
-            # From no reuse at all to every token that two texts share.
-            pool = CountingPool(
-                engine,
-                max_idle=rng.choice((4, 1, 0)),
-                max_saved_bytes=rng.choice((1 << 20, 200, 0)),
-                least_reuse=rng.choice((1, 3, 8)),
-            )
-            yield DraftModelDrafter(engine, target_vocab_size=scene.vocab_size, pool=pool)
+            yield draft_model() if draft_model is not None else same_vocabulary(scene, setup, rng, target)
+
+
+def same_vocabulary(
+    scene: Scene,
+    setup: Setup,
+    rng: random.Random,
+    target: LogitFunction,
+    vocabulary: ScriptedVocabulary | None = None,
+) -> FollowingDrafter[Any]:
+    """Return a draft model with the target's ids; some are padded, or lack the last one."""
+    size = max(2, scene.vocab_size + rng.choice((0, 0, 3, -1)))
+    other = random_model(scene.vocab_size, seed=rng.getrandbits(32), order=2, spread=scene.spread)
+    model = frozen(resized(blended_model(target, other, setup.draft_distance), scene.vocab_size, size))
+    engine = draft_engine(scene, rng, model, ScriptedVocabulary.of_size(scene.vocab_size + 3))
+    return DraftModelDrafter(engine, target_vocab_size=scene.vocab_size, pool=draft_pool(rng, engine))
+
+
+def draft_engine(
+    scene: Scene, rng: random.Random, model: LogitFunction, vocabulary: ScriptedVocabulary
+) -> ScriptedEngine:
+    return ScriptedEngine(
+        model,
+        vocabulary,
+        context_length=4096 if scene.calm else rng.choice((40, 7, 3, 2)),
+        max_rows=64 if scene.calm else rng.choice((64, 5, 2, 1)),
+        max_sequences=4 if scene.calm else rng.choice((4, 1)),
+        cells=None if scene.calm else rng.choice((None, 60, 25)),
+    )
+
+
+def draft_pool(rng: random.Random, engine: ScriptedEngine) -> CountingPool:
+    """Return a pool that reuses anything from nothing at all to every token that two texts share."""
+    return CountingPool(
+        engine,
+        max_idle=rng.choice((4, 1, 0)),
+        max_saved_bytes=rng.choice((1 << 20, 200, 0)),
+        least_reuse=rng.choice((1, 3, 8)),
+    )
 
 
 @dataclass(frozen=True)
@@ -353,12 +384,14 @@ def check_scene(
     *,
     amend: Amend | None = None,
     watch: Callable[[Policy], WatchingPolicy] = WatchingPolicy,
+    pieces: Sequence[bytes] = PIECES,
+    draft_model: MakeDraft = same_vocabulary,
 ) -> None:
     """Decode a scene's requests plainly and then in each of its setups, and compare."""
     rng = random.Random(scene.seed)
     model = build_model(scene, rng)
     end_ids = rng.sample(range(scene.vocab_size), rng.randint(0, 2)) if scene.vocab_size > 4 else []
-    vocabulary = ScriptedVocabulary([PIECES[i % len(PIECES)] for i in range(scene.vocab_size)], end_ids)
+    vocabulary = ScriptedVocabulary([pieces[i % len(pieces)] for i in range(scene.vocab_size)], end_ids)
     num_requests = 4 if scene.calm else rng.randint(1, 4)
     prompts = []
     for _ in range(num_requests):
@@ -379,7 +412,7 @@ def check_scene(
             answer = decode(engine, prompt, asked.params, asked.rules, constraint=asked.constraint)
         plain.append(answer)
     for setup in scene.setups:
-        assert_equals_plain(scene, setup, model, vocabulary, context_length, plain, tally, watch)
+        assert_equals_plain(scene, setup, model, vocabulary, context_length, plain, tally, watch, draft_model)
 
 
 def assert_equals_plain(
@@ -391,6 +424,7 @@ def assert_equals_plain(
     plain: Sequence[Answer],
     tally: Tally,
     watch: Watch,
+    draft_model: MakeDraft = same_vocabulary,
 ) -> None:
     """Decode the requests of ``plain`` together and speculatively, some cancelled on the way, and compare."""
     rng = random.Random(setup.seed)
@@ -419,7 +453,8 @@ def assert_equals_plain(
         trees=setup.trees,
         cells=cells,
     )
-    drafters = list(build_drafters(scene, setup, rng, model, plain))
+    make_draft = functools.partial(draft_model, scene, setup, rng, model, vocabulary)
+    drafters = list(build_drafters(scene, setup, rng, model, plain, make_draft))
     policy = watch(build_policy(scene, setup, rng, costs))
     growth = rng.choice((0, 0, 3, 16))
     loop = DecodingLoop(engine, drafters, policy, clock=engine.clock, observers=policy.observers, growth=growth)
@@ -475,7 +510,7 @@ def assert_equals_plain(
     assert policy.active == set(), "the policy was not told of every end"
     tally.num_refused_passes += engine.num_refused
     # Nothing leaks: every sequence can be opened again.
-    models = [drafter for drafter in drafters if isinstance(drafter, DraftModelDrafter)]
+    models = [drafter for drafter in drafters if isinstance(drafter, FollowingDrafter)]
     for drafter in models:
         assert isinstance(drafter.pool, CountingPool)
         tally.reused_tokens += drafter.pool.reused_tokens
@@ -495,15 +530,17 @@ def check_caches(loop: DecodingLoop, engine: ScriptedEngine, drafters: Sequence[
         assert engine.length(request.sequence) == request.cached
         assert not request.decoding or request.cached == len(request.token_ids) - 1
         for drafter in drafters:
-            if isinstance(drafter, DraftModelDrafter):
+            if isinstance(drafter, FollowingDrafter):
                 follower = drafter._followers.get(request.id)
                 if follower is not None and follower.sequence is not None:
                     assert isinstance(drafter.engine, ScriptedEngine)
                     assert drafter.engine.length(follower.sequence) == follower.cached
                     held = drafter.engine._sequences[follower.sequence].committed
-                    seen = request.token_ids[follower.start : follower.start + follower.cached]
-                    assert held == drafter._readable(seen)
-                    assert follower.start + follower.cached <= len(request.token_ids)
+                    # What a translated draft has ahead of the text is part of it in the next round, or dropped.
+                    ahead: list[int] = getattr(follower, "ahead", [])
+                    seen = follower.text[follower.start : follower.start + follower.cached - len(ahead)]
+                    assert held == drafter._readable(seen) + ahead
+                    assert follower.start + follower.cached - len(ahead) <= len(follower.text)
 
 
 def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.FixtureRequest) -> None:

@@ -29,10 +29,12 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
+from paceline.drafters.translated import TranslatedDrafter
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, table_model
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
+from paceline.vocabularies.mapping import TokenMapping
 from tests.helpers import PLAIN_PARAMS, ForcedDrafter, decode, softmax
 from tests.tiers import some_long
 
@@ -43,6 +45,9 @@ REJECTION = SpeculationParams(verify="rejection")
 
 EXACT = 1e-12
 """Largest total variation that rounding explains."""
+
+PAIRED = (b"!", b'"', b"#", b'!"', b'""')
+"""A draft's tokens that are one or two characters: those of a target of three characters, and pairs of them."""
 
 ALPHA = 1e-6
 """False-alarm rate of each chi-square test. Seeds are fixed, so a test that passes once passes always."""
@@ -131,6 +136,7 @@ def text_distribution(
     num_requests: int = 1,
     speculation: SpeculationParams = REJECTION,
     constraint: Constraint | None = None,
+    vocabulary: ScriptedVocabulary | None = None,
     **engine_limits: Any,
 ) -> Distribution:
     """Return the exact distribution of the text of the first of ``num_requests`` requests, through the whole loop.
@@ -139,7 +145,7 @@ def text_distribution(
     """
 
     def run(chooser: Chooser) -> tuple[int, ...]:
-        engine = ScriptedEngine(model, ScriptedVocabulary.of_size(vocab_size, end_ids), **engine_limits)
+        engine = ScriptedEngine(model, vocabulary or ScriptedVocabulary.of_size(vocab_size, end_ids), **engine_limits)
         loop = DecodingLoop(engine, make_drafters(), policy, clock=engine.clock)
         rules = StopRules(num_tokens, ignore_end=constraint is None)
         others = [loop.add(prompt, SamplingParams(0.0), rules) for _ in range(num_requests - 1)]
@@ -181,6 +187,14 @@ def draft_of(
         lambda tokens: model([tokens[-1] % len(logits)]), ScriptedVocabulary.of_size(max(size, 8)), **limits
     )
     return DraftModelDrafter(engine, target_vocab_size=target_vocab_size or size, unshared_ids=unshared_ids)
+
+
+def translated_of(
+    logits: Float64Array, target: ScriptedVocabulary | None = None, pieces: Sequence[bytes] = PAIRED, **limits: Any
+) -> TranslatedDrafter:
+    draft = ScriptedVocabulary(pieces)
+    engine = ScriptedEngine(table_model(logits), draft, **limits)
+    return TranslatedDrafter(engine, TokenMapping(target or ScriptedVocabulary.of_size(3), draft))
 
 
 TARGET_3, DRAFT_3 = table(3, 1), table(3, 2)
@@ -506,6 +520,7 @@ STATISTICAL: dict[str, tuple[MakeDrafters, FixedPolicy]] = {
     "chain": (lambda: [draft_of(DRAFT_3)], FixedPolicy(5)),
     "siblings and p-min": (lambda: [draft_of(DRAFT_3)], FixedPolicy(4, p_min=0.5, siblings=2)),
     "suffix and draft": (lambda: [SuffixDrafter(1), draft_of(DRAFT_3)], FixedPolicy(4, siblings=2)),
+    "translated": (lambda: [translated_of(table(5, 8, 3.0))], FixedPolicy(4, siblings=2)),
 }
 
 

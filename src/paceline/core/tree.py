@@ -71,9 +71,20 @@ class DraftTree:
         sources: ``[nodes]`` name of the drafter that added the node first; empty for the root.
         evidence: ``[nodes]`` what that drafter knew.
         num_proposals: proposals made; several may be of one node.
+        num_prunings: times that nodes were dropped and the others renumbered.
     """
 
-    __slots__ = ("_candidates", "_children", "depths", "evidence", "num_proposals", "parents", "sources", "token_ids")
+    __slots__ = (
+        "_candidates",
+        "_children",
+        "depths",
+        "evidence",
+        "num_proposals",
+        "num_prunings",
+        "parents",
+        "sources",
+        "token_ids",
+    )
 
     def __init__(self, last_token: int) -> None:
         self.token_ids = [last_token]
@@ -82,6 +93,7 @@ class DraftTree:
         self.sources = [""]
         self.evidence = [NO_EVIDENCE]
         self.num_proposals = 0
+        self.num_prunings = 0
         self._children: dict[tuple[int, int], int] = {}
         self._candidates: dict[int, list[Candidate]] = {}
 
@@ -149,12 +161,43 @@ class DraftTree:
                 )
         return tree
 
+    def withdraw(self, parent: int, source: str) -> None:
+        """Take back what a drafter proposed below a node, and renumber what is left.
+
+        Nodes that another drafter proposed too stay, and what leads to them.
+
+        Args:
+            parent: the node.
+            source: the drafter.
+        """
+        below = {parent}
+        for node in range(parent + 1, len(self)):
+            if self.parents[node] in below:
+                below.add(node)
+        for node in below:
+            left = [candidate for candidate in self.candidates(node) if candidate.source != source]
+            if len(left) < len(self.candidates(node)):
+                self._candidates[node] = left
+            for candidate in left:
+                if self.sources[candidate.node] == source:
+                    self.sources[candidate.node], self.evidence[candidate.node] = candidate.source, candidate.evidence
+        below.discard(parent)
+        kept = set(range(len(self))) - below
+        for candidates in list(self._candidates.values()):
+            for candidate in candidates:
+                node = candidate.node
+                while node not in kept:
+                    kept.add(node)
+                    node = self.parents[node]
+        self.keep(kept)
+
     def keep(self, nodes: Iterable[int]) -> None:
         """Drop every node that is not in ``nodes`` (with the root implied) and renumber the rest.
 
         Raises:
             ValueError: a kept node's parent is not kept.
         """
+        self.num_prunings += 1
         kept = sorted({ROOT, *nodes})
         renumbered = {old: new for new, old in enumerate(kept)}
         for node in kept[1:]:

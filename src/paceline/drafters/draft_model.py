@@ -12,7 +12,7 @@ from paceline.core.request import Request
 from paceline.core.tree import Evidence
 from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
-from paceline.drafters.following import Follower, FollowingDrafter
+from paceline.drafters.following import Follower, FollowingDrafter, Rows
 from paceline.drafters.rows import read_row
 from paceline.engines.base import Engine, ForwardOutput
 from paceline.engines.sequence_pool import SequencePool
@@ -79,8 +79,8 @@ class DraftModelDrafter(FollowingDrafter[Follower]):
         size, stand_in = self._vocab_size, self._stand_in
         return [token_id if token_id < size else stand_in for token_id in token_ids]
 
-    def _propose(self, job: DraftJob, follower: Follower, output: ForwardOutput, step: int) -> bool:
-        proposals, probability = self._read(job, follower.frontier, output, step)
+    def _propose(self, job: DraftJob, follower: Follower, rows: Rows) -> bool:
+        proposals, probability = self._read(job, follower.frontier, rows.output, rows.step)
         if not proposals:
             return False
         nodes = [

@@ -21,6 +21,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, InputError, NoRoomError
 from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
@@ -60,6 +61,31 @@ class Follower:
     def num_pending(self) -> int:
         """Number of drafted tokens, those that were fed and the one that is fed next."""
         return len(self.fed) + (self.drafted is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The draft's rows of one request in one pass, borrowed until the next pass.
+
+    Attributes:
+        output: of the pass.
+        step: of the request in that pass.
+        count: rows of that step.
+    """
+
+    output: ForwardOutput
+    step: int
+    count: int
+
+    @property
+    def last(self) -> FloatArray:
+        """Logits ``[draft vocab]`` of what follows the latest token."""
+        return self.output.logits(self.step, self.count - 1)
+
+    @property
+    def before_last(self) -> FloatArray | None:
+        """Logits ``[draft vocab]`` of what follows the token before that; ``None`` where they were not asked for."""
+        return self.output.logits(self.step, self.count - 2) if self.count > 1 else None
 
 
 FollowerT = TypeVar("FollowerT", bound=Follower)
@@ -118,14 +144,13 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         """Return a follower for a new request."""
 
     @abstractmethod
-    def _propose(self, job: DraftJob, follower: FollowerT, output: ForwardOutput, step: int) -> bool:
+    def _propose(self, job: DraftJob, follower: FollowerT, rows: Rows) -> bool:
         """Add the proposals of the latest row below the frontier, and say what is fed next.
 
         Args:
             job: whose tree grows.
             follower: its follower; ``frontier`` and ``drafted`` are set here.
-            output: of the pass that fed what is there.
-            step: of the request in that pass. Its last output is the row.
+            rows: of the pass that fed what is there.
 
         Returns:
             Whether the chain can go on.
@@ -184,12 +209,12 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         grown = set()
         if open_jobs:
             try:
-                output, steps = self._feed(open_jobs)
+                all_rows = self._feed(open_jobs)
             except NoRoomError:
                 # The draft's cache is full of other requests: this round drafts without the model.
                 return [False] * len(jobs)
-            for (job, follower), step in zip(open_jobs, steps, strict=True):
-                if self._propose(job, follower, output, step):
+            for (job, follower), rows in zip(open_jobs, all_rows, strict=True):
+                if self._propose(job, follower, rows):
                     grown.add(job.request.id)
         return [
             job.request.id in grown and job.tree.depths[follower.frontier] < job.budget.max_depth
@@ -282,11 +307,11 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         self.pool.trim(follower.sequence, 0)
         return True
 
-    def _feed(self, open_jobs: Sequence[tuple[DraftJob, FollowerT]]) -> tuple[ForwardOutput, list[int]]:
+    def _feed(self, open_jobs: Sequence[tuple[DraftJob, FollowerT]]) -> list[Rows]:
         """Feed the latest drafted token of every job, or before any was drafted what the cache lacks of the text.
 
         Returns:
-            The output of the last pass and, for each job, its step in that pass.
+            The rows of each job in the last pass.
         """
         capabilities = self.engine.capabilities
         while True:
@@ -327,7 +352,7 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
                     follower.cached += len(step.token_ids)
                 else:
                     follower.fed.append(follower.drafted)
-            return output, list(range(len(steps)))
+            return [Rows(output, index, len(step.outputs)) for index, step in enumerate(steps)]
 
     def _read_on(self, open_jobs: Sequence[tuple[DraftJob, FollowerT]]) -> None:
         """Feed one pass of missing tokens, all but the last of each request, and commit them."""

@@ -134,9 +134,11 @@ class Knowledge:
 
     def grown(self, plan: RequestPlan, tree: DraftTree) -> GrownTree:
         """Return the survivals of a tree, made anew if it has grown."""
-        if plan.tree is None or plan.num_proposals != tree.num_proposals:
-            plan.tree = self.survival.grown(plan.request.id, tree, plan.tree)
-            plan.num_proposals = tree.num_proposals
+        is_pruned = plan.num_prunings != tree.num_prunings
+        if plan.tree is None or is_pruned or plan.num_proposals != tree.num_proposals:
+            # Whoever takes something back while a tree grows may propose as much in its place.
+            plan.tree = self.survival.grown(plan.request.id, tree, None if is_pruned else plan.tree)
+            plan.num_proposals, plan.num_prunings = tree.num_proposals, tree.num_prunings
         return plan.tree
 
     def credit(self, planned: RoundPlan, value: float) -> None:

@@ -41,6 +41,7 @@ class RequestPlan:
         draft: what was drafted; ``None`` before any drafter was asked.
         tree: its survivals, as the tree was grown; ``None`` before anything was drafted.
         num_proposals: in the tree when ``tree`` was made.
+        num_prunings: of the tree before ``tree`` was made.
         beside: by drafter asked, whether something of note had been drafted before.
         looked_at: drafters that are asked only to see what they say.
     """
@@ -51,6 +52,7 @@ class RequestPlan:
     draft: DraftTree | None = None
     tree: GrownTree | None = None
     num_proposals: int = 0
+    num_prunings: int = 0
     beside: dict[str, bool] = field(default_factory=dict)
     looked_at: set[str] = field(default_factory=set)
 
@@ -136,7 +138,7 @@ class RoundPlan:
     off: dict[int, OffReason] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
     _standing: Cut | None = None
-    _num_standing: int = -1
+    _of_standing: tuple[int, int] = (-1, -1)
 
     def seconds(self, extra_rows: int) -> float:
         """Return what the round takes with so many rows more than requests; see :meth:`OnlineCosts.next_rounds_s`."""
@@ -243,9 +245,10 @@ class RoundPlan:
 
     def standing(self) -> Cut:
         """Return the best cut of what is drafted so far, whether it can be afforded or not."""
-        num_proposals = sum(plan.num_proposals for plan in self.plans.values())
-        if self._standing is None or self._num_standing != num_proposals:
-            self._standing, self._num_standing = self.cut(self.ranked()), num_proposals
+        plans = self.plans.values()
+        drafted = (sum(plan.num_prunings for plan in plans), sum(plan.num_proposals for plan in plans))
+        if self._standing is None or self._of_standing != drafted:
+            self._standing, self._of_standing = self.cut(self.ranked()), drafted
         return self._standing
 
     def affordable(self) -> Cut:
