@@ -72,6 +72,46 @@ def test_keep_drops_the_rest_and_nothing_else(tree: DraftTree, data: st.DataObje
         assert candidates == [c for c in before[path][2] if (*path, c[0]) in paths]
 
 
+@st.composite
+def shared_trees(draw: st.DrawFn) -> DraftTree:
+    """Trees that two drafters wrote."""
+    tree = DraftTree(0)
+    for index in range(draw(st.integers(0, 14))):
+        parent = draw(st.integers(0, len(tree) - 1))
+        tree.add(parent, draw(st.integers(0, 2)), draw(st.sampled_from(("one", "other"))), Evidence(count=index))
+    return tree
+
+
+@given(tree=shared_trees(), data=st.data())
+def test_what_is_withdrawn_goes_and_what_others_proposed_stays(tree: DraftTree, data: st.DataObject) -> None:
+    parent = data.draw(st.integers(0, len(tree) - 1))
+    path, prunings = tuple(tree.path_tokens(parent)), tree.num_prunings
+    before = {
+        place: [(one.token_id, one.source) for one in tree.candidates(node)]
+        for node in range(len(tree))
+        for place in [tuple(tree.path_tokens(node))]
+    }
+    tree.withdraw(parent, "one")
+    check_consistent(tree)
+    assert tree.num_prunings == prunings + 1
+    assert tree.num_proposals == sum(len(tree.candidates(node)) for node in range(len(tree)))
+    kept = {tuple(tree.path_tokens(node)): node for node in range(len(tree))}
+    for place, candidates in before.items():
+        is_below = place[: len(path)] == path
+        if place in kept:
+            left = [one for one in candidates if not is_below or one[1] != "one"]
+            assert [(one.token_id, one.source) for one in tree.candidates(kept[place])] == left
+        else:
+            assert is_below
+            assert place != path
+            # It was proposed by that drafter alone, or what led to it was.
+            steps = [(place[:depth], place[depth]) for depth in range(len(path), len(place))]
+            assert any((token, "other") not in before[above] for above, token in steps)
+    for place, node in kept.items():
+        if place[: len(path)] == path and place != path:
+            assert tree.sources[node] == "other"
+
+
 @given(tree=trees(), data=st.data())
 def test_below_is_the_subtree(tree: DraftTree, data: st.DataObject) -> None:
     node = data.draw(st.integers(0, len(tree) - 1))

@@ -24,6 +24,9 @@ def random_pieces(rng: random.Random, most: int) -> list[bytes]:
         start = rng.randrange(len(text))
         piece = text[start : start + rng.randint(1, 7)]
         pieces.add(piece if in_bytes else piece.decode("utf-8", "ignore").encode() or b"ab")
+    if rng.random() < 0.5:
+        # Words that begin with a space, as most tokenizers have them: no text of theirs ends with one.
+        pieces |= {b" a", b" b", b" ab"}
     found = sorted(pieces)
     rng.shuffle(found)
     if rng.random() < 0.3:

@@ -14,10 +14,13 @@ from paceline.core.params import SamplingParams
 from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.following import FollowingDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
+from paceline.drafters.translated import TranslatedDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.engines.sequence_pool import SequencePool
+from paceline.vocabularies.mapping import TokenMapping
 from tests.drafters.helpers import grow, proposals, random_path, settle
 from tests.helpers import PLAIN_PARAMS, request_of, unsay
 
@@ -33,8 +36,18 @@ def draft_model() -> DraftModelDrafter:
     return DraftModelDrafter(engine, target_vocab_size=VOCAB_SIZE, pool=pool)
 
 
+def translated() -> TranslatedDrafter:
+    # Tokens of one character, as the target has them, and of two, which are never tokens to it.
+    pieces = [chr(ord("!") + i).encode() for i in range(VOCAB_SIZE)]
+    draft = ScriptedVocabulary([*pieces, *(pieces[i] + pieces[-1 - i] for i in range(3))])
+    engine = ScriptedEngine(random_model(draft.size, seed=1, order=2), draft)
+    mapping = TokenMapping(ScriptedVocabulary.of_size(VOCAB_SIZE), draft)
+    return TranslatedDrafter(engine, mapping, pool=SequencePool(engine, max_idle=4, least_reuse=2))
+
+
 MAKERS: dict[str, Callable[[], Drafter]] = {
     "draft": draft_model,
+    "translated": translated,
     "suffix": lambda: SuffixDrafter(min_match=1),
     "lookup": lambda: LookupDrafter(3, 1),
 }
@@ -101,7 +114,7 @@ def test_it_says_whether_it_has_a_model_and_where_it_ends(make: Callable[[], Dra
     request = request_of(REPETITIVE)
     drafter.begin(request)
     has_model = drafter.unread(request) is not None
-    assert has_model is isinstance(drafter, DraftModelDrafter)
+    assert has_model is isinstance(drafter, FollowingDrafter)
     assert drafter.end_ids == (ScriptedVocabulary.of_size(VOCAB_SIZE + 2).end_ids if has_model else frozenset())
 
 

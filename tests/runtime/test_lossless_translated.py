@@ -24,7 +24,7 @@ from tests.helpers import frozen
 from tests.runtime.test_lossless import Scene, Setup, Tally, check_scene, draft_engine, draft_pool, scenes
 from tests.tiers import by_tier
 
-NUM_SCENES = by_tier(560, quick=40)
+NUM_SCENES = by_tier(420, quick=40)
 LEAST_REQUESTS = by_tier(5000, quick=200)
 LEAST_PARTIAL = by_tier(1000, quick=20)
 CASES = ("aligned", "split", "merged", "healed", "none", "unreadable")

@@ -164,31 +164,28 @@ class DraftTree:
     def withdraw(self, parent: int, source: str) -> None:
         """Take back what a drafter proposed below a node, and renumber what is left.
 
-        Nodes that another drafter proposed too stay, and what leads to them.
+        A node stays that another drafter proposed too. What others proposed below a node that goes, goes with it.
 
         Args:
             parent: the node.
             source: the drafter.
         """
+        kept = set(range(len(self)))
         below = {parent}
         for node in range(parent + 1, len(self)):
-            if self.parents[node] in below:
-                below.add(node)
-        for node in below:
-            left = [candidate for candidate in self.candidates(node) if candidate.source != source]
-            if len(left) < len(self.candidates(node)):
-                self._candidates[node] = left
-            for candidate in left:
-                if self.sources[candidate.node] == source:
-                    self.sources[candidate.node], self.evidence[candidate.node] = candidate.source, candidate.evidence
-        below.discard(parent)
-        kept = set(range(len(self))) - below
-        for candidates in list(self._candidates.values()):
-            for candidate in candidates:
-                node = candidate.node
-                while node not in kept:
-                    kept.add(node)
-                    node = self.parents[node]
+            if self.parents[node] not in below:
+                continue
+            below.add(node)
+            kept.discard(node)
+        for node in sorted(below):
+            if node not in kept:
+                continue
+            self._candidates[node] = left = [one for one in self.candidates(node) if one.source != source]
+            for candidate in reversed(left):
+                child = candidate.node
+                kept.add(child)
+                if self.sources[child] == source:
+                    self.sources[child], self.evidence[child] = candidate.source, candidate.evidence
         self.keep(kept)
 
     def keep(self, nodes: Iterable[int]) -> None:

@@ -112,6 +112,8 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
     """
 
     name = "draft"
+    _num_fresh = 1
+    """Tokens at a text's end that are always read anew, for their rows."""
 
     def __init__(
         self,
@@ -272,13 +274,14 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         follower.drafted = None
 
     def _most_cached(self, follower: FollowerT, request: Request) -> int:
-        """Return how much of a text the cache may hold beforehand: the last token is read for its row.
+        """Return how much of a text the cache may hold beforehand: the end is read for its rows.
 
         Of a text that is longer than the draft's context, the end is read and the beginning is of no use. A request
         that is to read its prompt anew does so here too.
         """
         length = len(follower.text)
-        return length - 1 if request.cache.cache_prompt and length <= self._context_length else 0
+        is_of_use = request.cache.cache_prompt and length <= self._context_length
+        return max(length - self._num_fresh, 0) if is_of_use else 0
 
     def _look_again(self) -> None:
         """Forget what the pool held: it has changed."""

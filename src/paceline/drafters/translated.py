@@ -16,7 +16,8 @@ So a level adds several nodes, one, or none. What is superseded is taken back fr
 A text may end within a token of the draft's: the target said ``wor`` and ``ld`` follows. The model has a token
 ``world`` and hardly ever says ``ld`` by itself. Where longer tokens outweigh the text's last one in the row before it,
 and the target would have begun them with the tokens that it did say, the likeliest stands in for the last one, and what
-it adds is proposed first. This is called healing; it needs the row before the last one, and no pass of its own.
+it adds is proposed first. This is called healing; it needs the row before the last one, and no pass of its own. A space
+at the end of the text is healed in any case if it belongs to the next word for the draft: it does not read that space.
 
 A translated row is no distribution that target tokens were drawn from, as retokenizing changes what was drawn. Under
 rejection proposals are therefore certain ones (``draft_probs=None``): the likeliest, which are accepted most often.
@@ -42,7 +43,7 @@ from paceline.drafters.following import Follower, FollowingDrafter, Rows
 from paceline.drafters.rows import Choose, read_row
 from paceline.engines.base import Engine
 from paceline.engines.sequence_pool import SequencePool
-from paceline.vocabularies.alignment import Alignment
+from paceline.vocabularies.alignment import Alignment, CutWord
 from paceline.vocabularies.exact_tokens import whole_characters
 from paceline.vocabularies.mapping import ProjectedRow, TokenMapping
 
@@ -68,6 +69,7 @@ class _Chain:
         spelled: bytes drafted so far.
         token_ids: they are these tokens of the target's.
         margins: of each of them, how sure the draft was of it.
+        held_back: bytes at the text's end that the first token fed begins with.
     """
 
     context: bytes = b""
@@ -75,6 +77,7 @@ class _Chain:
     spelled: bytes = b""
     token_ids: list[int] = field(default_factory=list)
     margins: list[float | None] = field(default_factory=list)
+    held_back: bytes = b""
 
 
 @dataclass(slots=True)
@@ -112,6 +115,9 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
         InputError: the context is too short, or longer than the engine's.
     """
 
+    # Of the last one for its row, and of the one before it for the row that healing reads.
+    _num_fresh = 2
+
     def __init__(
         self,
         engine: Engine,
@@ -140,8 +146,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
             valid = min(stands, first)
             if valid == first:
                 valid += _num_common(follower.ahead, text[first:])
-            # The last token is fed again for its row, and the one before it for the row that healing reads.
-            valid = min(valid, len(text) - 2)
+            valid = min(valid, len(text) - self._num_fresh)
             if follower.known is None:
                 follower.known = length
             if valid < follower.start + follower.cached:
@@ -162,11 +167,11 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
             self.cases["unreadable"] += 1
 
     def _num_kept(self, follower: _Reader, commit: Commit) -> int:
-        if follower.chain.context_ids:
+        if follower.chain.context_ids and not follower.chain.held_back:
             # The first of them stands in for a token of the text, and is none itself.
             return 0
         vocabulary = self._mapping.target.vocabulary
-        said = b""
+        said = follower.chain.held_back
         for token_id in commit.token_ids:
             piece = vocabulary.token_bytes(token_id)
             if not piece:
@@ -232,7 +237,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
         is_text = len(piece) > 0
         if is_text:
             chain.spelled += piece
-            token_ids = self._tokens_of(chain)
+            token_ids = self._tokens_of(chain, self._next_space(piece))
             if token_ids is None:
                 return False
         else:
@@ -270,9 +275,19 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
             return False
         return is_text and end is None and len(follower.fed) + 1 < _LEVELS_PER_TOKEN * most
 
-    def _tokens_of(self, chain: _Chain) -> list[int] | None:
-        """Return the target's tokens of what is drafted, but for the beginning of a character at its end."""
-        whole = chain.context + whole_characters(chain.spelled)
+    def _next_space(self, piece: bytes) -> bytes:
+        """Return the space that a draft has left to the word after an indentation, which the target counts to it."""
+        is_indentation = len(piece) > 1 and piece.isspace() and piece.endswith(b" ")
+        return b" " if is_indentation and self._mapping.draft.joins_space else b""
+
+    def _tokens_of(self, chain: _Chain, following: bytes) -> list[int] | None:
+        """Return the target's tokens of what is drafted, but for the beginning of a character at its end.
+
+        Args:
+            chain: what is drafted.
+            following: what is known to follow.
+        """
+        whole = chain.context + whole_characters(chain.spelled) + following
         token_ids = self._mapping.target.continuation(whole)
         if token_ids is None or not chain.context:
             return token_ids
@@ -312,40 +327,66 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
     # --- healing ------------------------------------------------------------------------------------------------------
 
     def _heal(self, job: DraftJob, follower: _Reader, rows: Rows) -> bool | None:
-        """Let a longer token stand in for the text's last one, if that was cut; return ``None`` if not."""
-        before = rows.before_last
-        cut = follower.alignment.cut_word() if before is not None else None
-        if before is None or cut is None or follower.cached < 1:
+        """Begin with the rest of a token that the text ends within, if it does; return ``None`` if not.
+
+        Else it is what :meth:`_propose` returns.
+        """
+        cut = follower.alignment.cut_word()
+        if cut is None or (not follower.alignment.held_back and follower.cached < 1):
             return None
-        longer_ids = self._mapping.extensions(cut.spelled)
-        if not len(longer_ids):
+        row = rows.last if cut.draft_id is None else rows.before_last
+        if row is None:
             return None
-        own = float(before[cut.draft_id])
-        if _log_weight(before[longer_ids]) <= own:
-            return None
-        likeliest = longer_ids[np.argsort(-before[longer_ids], kind="stable")[:_MOST_HEALING]]
-        num_said = len(cut.target_ids)
-        draft_ids, first_ids = [], []
-        for draft_id in likeliest:
-            piece = self.engine.vocabulary.token_bytes(int(draft_id))
-            token_ids = self._mapping.target.continuation(cut.before + piece)
-            if token_ids is not None and len(token_ids) > num_said and token_ids[:num_said] == list(cut.target_ids):
-                draft_ids.append(int(draft_id))
-                first_ids.append(token_ids[num_said])
-        if not draft_ids or _log_weight(before[draft_ids]) <= own:
-            return None
-        row = self._mapping.gather(np.array(draft_ids), np.array(first_ids), before[draft_ids])
-        proposals, probability = _proposals(job, ROOT, row)
-        if not proposals:
-            return None
-        draft_id = row.likeliest(proposals[0].token_id)
-        assert follower.sequence is not None
-        follower.cached -= 1
-        self.pool.trim(follower.sequence, follower.cached)
-        follower.chain = _Chain(cut.before + cut.spelled, cut.target_ids)
+        own_id = self._mapping.draft_id(cut.spelled) if cut.draft_id is None else cut.draft_id
+        own = -np.inf if own_id is None else float(row[own_id])
+        longer = self._longer(cut, row, own)
+        found = ([], None) if longer is None else _proposals(job, ROOT, longer)
+        if longer is None or not found[0]:
+            return None if cut.draft_id is not None else self._read_held_back(follower, cut, own_id)
+        proposals, probability = found
+        draft_id = longer.likeliest(proposals[0].token_id)
+        if cut.draft_id is not None:
+            assert follower.sequence is not None
+            follower.cached -= 1
+            self.pool.trim(follower.sequence, follower.cached)
+        follower.chain = _Chain(
+            cut.before + cut.spelled, cut.target_ids, held_back=cut.spelled if cut.draft_id is None else b""
+        )
         self.cases["healed"] += 1
         piece = self.engine.vocabulary.token_bytes(draft_id)[len(cut.spelled) :]
         return self._add(job, follower, draft_id, piece, proposals, probability)
+
+    def _longer(self, cut: CutWord, row: FloatArray, own: float) -> ProjectedRow | None:
+        """Return what goes on after a cut, if that outweighs what ends there.
+
+        Args:
+            cut: the end of the text.
+            row: ``[draft vocab]`` of what follows the text before it.
+            own: of that row, the logit of the token that ends with the text.
+        """
+        longer_ids = self._mapping.extensions(cut.spelled)
+        if not len(longer_ids) or _log_weight(row[longer_ids]) <= own:
+            return None
+        num_said, said = len(cut.target_ids), list(cut.target_ids)
+        draft_ids, first_ids = [], []
+        for draft_id in longer_ids[np.argsort(-row[longer_ids], kind="stable")[:_MOST_HEALING]]:
+            piece = self.engine.vocabulary.token_bytes(int(draft_id))
+            token_ids = self._mapping.target.continuation(cut.before + piece)
+            if token_ids is not None and len(token_ids) > num_said and token_ids[:num_said] == said:
+                draft_ids.append(int(draft_id))
+                first_ids.append(token_ids[num_said])
+        if not draft_ids or _log_weight(row[draft_ids]) <= own:
+            return None
+        return self._mapping.gather(np.array(draft_ids), np.array(first_ids), row[draft_ids])
+
+    def _read_held_back(self, follower: _Reader, cut: CutWord, own_id: int | None) -> bool:
+        """Have the draft read the space after all: it is no beginning of a word. Return whether it has a token."""
+        if own_id is None:
+            return False
+        follower.chain = _Chain(held_back=cut.spelled)
+        follower.drafted = own_id
+        self.cases["none"] += 1
+        return True
 
 
 def _proposals(job: DraftJob, frontier: int, row: ProjectedRow) -> tuple[list[Proposal], float | None]:

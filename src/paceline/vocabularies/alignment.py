@@ -39,10 +39,10 @@ _SPACES: Final = b" \n\t"
 
 @dataclass(frozen=True, slots=True)
 class CutWord:
-    """The draft's last token of a text, which may be the beginning of a longer one.
+    """The end of a text, which may be the beginning of a longer token of the draft's.
 
     Attributes:
-        draft_id: the token.
+        draft_id: the draft's last token; ``None`` where it is a space that the draft does not read by itself.
         spelled: its bytes.
         before: bytes between the target's last boundary at or before the token, and the token.
         target_ids: the target's tokens from that boundary to the end of the text.
@@ -62,13 +62,15 @@ class Alignment:
 
     Attributes:
         draft_ids: the text in the draft's tokens, always the same list.
-        is_ready: whether they spell all of the text.
+        is_ready: whether they spell all of the text, but for what is held back.
+        held_back: a space at the end of the text that belongs to the next word, and is not among the draft's tokens.
     """
 
     def __init__(self, mapping: TokenMapping) -> None:
         self._mapping = mapping
         self.draft_ids = list(mapping.draft.opening_ids)
         self.is_ready = False
+        self.held_back = b""
         self._num_read = 0
         # Draft tokens before the anchor stand for good; the tail is the text after it.
         self._anchor = len(self.draft_ids)
@@ -115,10 +117,15 @@ class Alignment:
 
     def cut_word(self) -> CutWord | None:
         """Return the last token of the text; ``None`` where it is no text, or nothing is known of what it stands on."""
-        if not self._tail or len(self.draft_ids) <= self._anchor or not self.is_ready:
+        if not self._tail or not self.is_ready:
             return None
-        draft_id = self.draft_ids[-1]
-        spelled = self._mapping.draft.vocabulary.token_bytes(draft_id)
+        draft_id: int | None = None
+        spelled = self.held_back
+        if not spelled:
+            if len(self.draft_ids) <= self._anchor:
+                return None
+            draft_id = self.draft_ids[-1]
+            spelled = self._mapping.draft.vocabulary.token_bytes(draft_id)
         start = len(self._tail) - len(spelled)
         place = bisect.bisect_right(self._target_ends, start)
         if start < 0 or (place == 0 and not self._at_boundary):
@@ -129,13 +136,17 @@ class Alignment:
     def _refresh(self) -> int:
         """Tokenize the tail anew; return how many of the first draft tokens are what they were."""
         length = len(self.draft_ids)
+        self.held_back = b""
         if not self._tail:
             self.is_ready = True
             return length
         data = bytes(self._tail)
+        if self._mapping.draft.joins_space and data.endswith(b" ") and len(data) > 1:
+            data, self.held_back = data[:-1], b" "
         token_ids = self._encode(data)
         if token_ids is None:
             self.is_ready = False
+            data, self.held_back = bytes(self._tail), b""
             whole = whole_characters(data)
             if len(whole) < len(data) and (not whole or self._encode(whole) is not None):
                 return length

@@ -27,6 +27,8 @@ class ExactTokenizer:
         vocabulary: as given.
         adds_space: whether a text's first token has a space in front that the text has not, as SentencePiece's has.
         opening_ids: what the model wants before every text.
+        joins_space: whether the last of several spaces is part of the word that follows, as most byte-level tokenizers
+            have it. A text that ends with a space is none that such a model knows.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -36,6 +38,8 @@ class ExactTokenizer:
             self.opening_ids: tuple[int, ...] = tuple(vocabulary.tokenize("", add_special=True))
         except PacelineError:
             self.opening_ids = ()
+        indented = self.continuation(b"a\n  b") or [0]
+        self.joins_space = vocabulary.token_bytes(indented[-1]) == b" b"
 
     def continuation(self, data: bytes) -> list[int] | None:
         """Return the tokens of bytes that follow a text; ``None`` where no tokens of these bytes are known."""

@@ -9,7 +9,7 @@ role, or by their text; those left over are no part of what the draft reads.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -145,6 +145,12 @@ class TokenMapping:
         row[groups] = np.log(weights) + top
         return ProjectedRow(row, draft_ids, first_ids, logits)
 
+    def draft_id(self, piece: bytes) -> int | None:
+        """Return the draft's token of some bytes; ``None`` where it has none."""
+        place = bisect.bisect_left(self._sorted_bytes, piece)
+        is_token = place < len(self._sorted_bytes) and self._sorted_bytes[place] == piece
+        return int(self._sorted_ids[place]) if is_token else None
+
     def extensions(self, start: bytes) -> Int64Array:
         """Return the draft's tokens whose bytes begin with ``start`` and go on."""
         first = bisect.bisect_right(self._sorted_bytes, start)
@@ -195,17 +201,21 @@ class TokenMapping:
         return matched
 
     def _match_pairs(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
-        asked = list(pairs)
-        if not asked:
-            return []
+        target, draft = self.target.vocabulary, self.draft.vocabulary
         found = []
-        for ours, its in asked:
-            found.append(
-                (
-                    _token_spelled(self.draft.vocabulary, ours, "draft", f"{ours}={its}"),
-                    _token_spelled(self.target.vocabulary, its, "target", f"{ours}={its}"),
-                )
-            )
+        for ours, its in pairs:
+            asked = f"--draft-map {ours}={its}"
+            of_draft, of_target = _token_spelled(draft, ours), _token_spelled(target, its)
+            for token_id, whose, spelling in ((of_draft, "draft", ours), (of_target, "target", its)):
+                if token_id is None:
+                    raise InputError(
+                        f"{asked}: the {whose} has no token {spelling!r}; give the draft's token, =, and the target's"
+                    )
+            assert of_draft is not None
+            assert of_target is not None
+            if draft.token_bytes(of_draft) and target.token_bytes(of_target):
+                raise InputError(f"{asked}: both are text, which is translated as it is spelled; leave it out")
+            found.append((of_draft, of_target))
         return found
 
 
@@ -230,23 +240,6 @@ def check_translation(mapping: TokenMapping) -> None:
         )
 
 
-def parse_pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return pairs of spellings from texts like ``<|im_start|>=<start_of_turn>``, the draft's token first.
-
-    Raises:
-        InputError: a text has no two sides.
-    """
-    pairs = []
-    for text in texts:
-        ours, sign, its = text.partition("=")
-        if not (ours and sign and its):
-            raise InputError(
-                f"{text!r} is no pair of tokens: give DRAFT=TARGET, such as '<|im_start|>=<start_of_turn>'"
-            )
-        pairs.append((ours, its))
-    return tuple(pairs)
-
-
 def _in_role(spelling: bytes, theirs: dict[bytes, int]) -> int | None:
     text = spelling.decode("utf-8", "replace")
     for role in _ROLES:
@@ -255,11 +248,6 @@ def _in_role(spelling: bytes, theirs: dict[bytes, int]) -> int | None:
     return None
 
 
-def _token_spelled(vocabulary: Vocabulary, spelling: str, whose: str, pair: str) -> int:
+def _token_spelled(vocabulary: Vocabulary, spelling: str) -> int | None:
     wanted = spelling.encode()
-    found = next((i for i in range(vocabulary.size) if vocabulary.token_spelling(i) == wanted), None)
-    if found is None:
-        raise InputError(
-            f"--draft-map {pair}: the {whose} has no token {spelling!r}; write the draft's token, =, and the target's"
-        )
-    return found
+    return next((i for i in range(vocabulary.size) if vocabulary.token_spelling(i) == wanted), None)
