@@ -584,11 +584,12 @@ def load(
     Args:
         target: a GGUF file or Hugging Face folder, by path or by a name that ``paceline models`` lists; ``None`` for
             the embedded pair.
-        draft: a smaller model with mostly the same tokens, given as the target is. ``"self"`` is the target itself,
-            quantised smaller, which is made once and kept; ``"self:Q4_0"`` and the like say how small. It is the
-            default for a target whose layers are read while they are used (``ModelOptions.memory``), and is done
-            without, with a warning, where it cannot be had. :class:`DraftOptions` say how it runs otherwise than its
-            target does; without a path they are of that default.
+        draft: a smaller model, given as the target is; where its tokens are others than the target's, what it says is
+            translated. ``"self"`` is the target itself, quantised smaller, which is made once and kept; ``"self:Q4_0"``
+            and the like say how small. It is the default for a target whose layers are read while they are used
+            (``ModelOptions.memory``), and is done without, with a warning, where it cannot be had.
+            :class:`DraftOptions` say how it runs otherwise than its target does; without a path they are of that
+            default.
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
             ``suffix``, and where there is a draft model ``lookup`` and then that. With a
             :class:`~paceline.planning.policies.fixed.FixedPolicy`, which cannot tell which of them pays, only the draft
@@ -745,7 +746,12 @@ def _open(
         ]
         costs: RoundCosts | None = None
         built = build_drafters(
-            names(draft_engine is not None), target=target_engine, draft=draft_engine, draft_pool=pools[1]
+            names(draft_engine is not None),
+            target=target_engine,
+            draft=draft_engine,
+            draft_pool=pools[1],
+            draft_vocab="auto" if draft_options is None else draft_options.draft_vocab,
+            draft_map=() if draft_options is None else draft_options.draft_map,
         )
         if isinstance(policy, str):
             budget = FIRST_LOAD.less(ATTENTION_S) if opened.measured else FIRST_LOAD

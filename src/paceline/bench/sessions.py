@@ -25,6 +25,7 @@ from paceline.prompts import Prompt
 from paceline.runtime.roster import ReadPrompt
 from paceline.runtime.worker import Worker
 from paceline.streams import Generation, Stream
+from paceline.vocabularies.token_pairs import DraftVocab
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Engines:
         clock: by which runs are timed.
         open_reader: see :func:`~paceline.comparison.explain`.
         worker: the thread in which the engines were opened, for whoever opened them to close.
+        draft_vocab: whether the draft's tokens are the target's.
+        draft_map: tokens that stand for one another where drafts are translated.
     """
 
     target: PromptKeeper
@@ -44,6 +47,8 @@ class Engines:
     clock: Clock
     open_reader: OpenReader | None = None
     worker: Worker = field(default_factory=Worker)
+    draft_vocab: DraftVocab = "auto"
+    draft_map: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,13 @@ class Session(Model):
 
     def __init__(self, engines: Engines, drafters: Sequence[str], policy: Policy) -> None:
         draft = engines.draft if "draft" in drafters else None
-        built = build_drafters(drafters, target=engines.target, draft=draft)
+        built = build_drafters(
+            drafters,
+            target=engines.target,
+            draft=draft,
+            draft_vocab=engines.draft_vocab,
+            draft_map=engines.draft_map,
+        )
         meter = _Meter()
         super().__init__(engines.target, built, policy, clock=engines.clock, observers=[meter], worker=engines.worker)
         self._meter = meter
@@ -220,7 +231,9 @@ def wall_engines(
     open_reader: OpenReader | None = None,
     *,
     stopped: Stop = lambda: False,
+    draft_vocab: DraftVocab = "auto",
+    draft_map: Sequence[str] = (),
 ) -> Engines:
     """Return engines timed by the machine's clock, which read no more of a prompt once the user wants no more."""
     clock = WallClock()
-    return Engines(PromptKeeper(target, clock, stopped), draft, clock, open_reader, worker)
+    return Engines(PromptKeeper(target, clock, stopped), draft, clock, open_reader, worker, draft_vocab, draft_map)

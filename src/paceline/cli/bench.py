@@ -41,7 +41,7 @@ from paceline.cli.options import (
 )
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
+from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names, draft_drafter
 from paceline.engines.loading import ModelOptions, foreseen_context_length, reader_of
 from paceline.engines.slow_passes import slow_passes
 from paceline.machine import machine
@@ -53,7 +53,7 @@ from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.runtime.worker import Worker
 from paceline.terminal_text import json_text, printable
-from paceline.vocabularies.relation import check_vocabularies
+from paceline.vocabularies.token_pairs import DraftVocab
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -270,10 +270,21 @@ def bench(
         worker.entered(opened(target_options, draft_options)) as pair,
         _Progress(remaining_s) as progress,
     ):
+        draft_vocab: DraftVocab = "auto" if draft_options is None else draft_options.draft_vocab
+        draft_map = () if draft_options is None else draft_options.draft_map
         if pair.draft is not None:
-            check_vocabularies(pair.target.vocabulary, pair.draft.vocabulary)
+            # Whether there can be drafts at all, before anything is measured.
+            draft_drafter(pair.target.vocabulary, pair.draft, None, draft_vocab, draft_map)
         open_reader = reader_of(pair.target_options, is_streamed=slow_passes(pair.target) is not None)
-        engines = wall_engines(pair.target, pair.draft, worker, open_reader, stopped=interrupted.is_set)
+        engines = wall_engines(
+            pair.target,
+            pair.draft,
+            worker,
+            open_reader,
+            stopped=interrupted.is_set,
+            draft_vocab=draft_vocab,
+            draft_map=draft_map,
+        )
         kept = worker.call(
             lambda: _kept_profile(engines, pair.target_options, pair.draft_options, limit_s, interrupted, progress)
         )

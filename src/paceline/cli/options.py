@@ -48,6 +48,9 @@ NAMES_OF_THE_DRAFT_MODEL: Final = ("draft_path", "hub_draft_repo")
 OF_THE_DRAFT_MODEL: Final = tuple(_DRAFT + field.name for field in fields_of(DraftOptions) if field.name != "path")
 """Parameters that say how a draft model runs."""
 
+_OF_DRAFTS_ALONE: Final = ("vocab", "token_map")
+"""Options of a draft model that targets have nothing like."""
+
 WITHOUT_DRAFT_MODEL: Final = "has no effect without a draft model: name one with -md or -hfd"
 """Why options of the draft model are refused where there is none."""
 
@@ -245,6 +248,7 @@ def _flags_of(part: type, hint: Any) -> list[_Flag]:
             text = about.draft_help if field.name == "path" and about.draft_help else draft.option.help
             flags.append(_Flag(_DRAFT + field.name, draft, text))
         if field.name == "path":
+            flags += [_Flag(_DRAFT + name, drafts[name], drafts[name].option.help) for name in _OF_DRAFTS_ALONE]
             flags += [_Flag(_HUB + option.name, option, option.option.help) for option in fields_of(HubOptions)]
     return flags
 

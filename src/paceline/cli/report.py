@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from paceline.comparison import Comparison
 from paceline.core.fields import fields_of
 from paceline.core.params import SamplingParams
 from paceline.core.stats import OFF_REASONS, RequestStats, percentile
+from paceline.drafters.translated import Case, TranslatedDrafter
 from paceline.planning.auto.policy import PlannerReport
 from paceline.streams import Generation
 
@@ -51,6 +53,8 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
             f"acceptance length tau   = {_number(stats.acceptance_length)}  "
             "(tokens a round, with the target's own bonus token)",
         ]
+        if (translated := _translated(model)) is not None:
+            lines.append(f"draft model             = translated: {_levels(translated.cases)}")
         if len(model.drafters) > 1:
             lines.append(
                 "accepted from           = "
@@ -111,6 +115,7 @@ def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
         "model_defaults": dict(generation.model_defaults),
         "target": model.target.description,
         "drafters": [drafter.name for drafter in model.drafters],
+        "draft_levels": None if (translated := _translated(model)) is None else dict(translated.cases),
         "memory": None if model.memory_plan is None else memory_json(model.memory_plan),
         "planner": None if planned is None else planner_json(planned),
         "stats": {
@@ -234,6 +239,25 @@ def _defaults(model: Model, generation: Generation) -> list[str]:
         if (value := generation.model_defaults.get(field.name)) is not None
     ]
     return [f"defaults of the model   = {', '.join(applied)}  ({model.defaults.source})"] if applied else []
+
+
+def _translated(model: Model) -> TranslatedDrafter | None:
+    """Return the drafter that translates, if there is one."""
+    return next((drafter for drafter in model.drafters if isinstance(drafter, TranslatedDrafter)), None)
+
+
+def _levels(cases: Mapping[Case, int]) -> str:
+    """Return what became of a translated draft's levels, in words."""
+    words = {
+        "aligned": "one token",
+        "split": "several",
+        "merged": "replaced others",
+        "none": "none",
+        "healed": "a cut word",
+        "unreadable": "text not readable",
+    }
+    found = [f"{word} {cases[case]}" for case, word in words.items() if cases[case]]
+    return "levels that gave " + ", ".join(found) if found else "nothing was asked of it"
 
 
 def _equality(model: Model, comparison: Comparison) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
-from paceline.core.errors import InputError
+from paceline.core.errors import InputError, VocabularyMismatchError
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
-from paceline.engines.base import Engine
+from paceline.drafters.translated import TranslatedDrafter
+from paceline.engines.base import Engine, Vocabulary
 from paceline.engines.sequence_pool import SequencePool
-from paceline.vocabularies.relation import check_vocabularies
+from paceline.vocabularies.mapping import TokenMapping, check_translation
+from paceline.vocabularies.relation import check_vocabularies, relate_vocabularies
+from paceline.vocabularies.token_pairs import DraftVocab, parse_pairs
 
 DrafterName: TypeAlias = Literal["draft", "suffix", "lookup"]
 DRAFTER_NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
@@ -35,7 +38,13 @@ def check_drafter_names(names: Sequence[str]) -> None:
 
 
 def build_drafters(
-    names: Sequence[str], *, target: Engine, draft: Engine | None, draft_pool: SequencePool | None = None
+    names: Sequence[str],
+    *,
+    target: Engine,
+    draft: Engine | None,
+    draft_pool: SequencePool | None = None,
+    draft_vocab: DraftVocab = "auto",
+    draft_map: Sequence[str] = (),
 ) -> list[Drafter]:
     """Build drafters in the order named; the first to propose a token owns it.
 
@@ -44,10 +53,14 @@ def build_drafters(
         target: whose tokens they propose.
         draft: the draft model.
         draft_pool: keeps what the draft model has read; by default nothing is kept.
+        draft_vocab: whether the draft's tokens are the target's.
+        draft_map: tokens that stand for one another where drafts are translated, as ``DRAFT=TARGET``.
 
     Raises:
-        InputError: an unknown or repeated name, ``draft`` without a draft model, or a draft model without ``draft``.
-        VocabularyMismatchError: the draft model has other tokens than the target.
+        InputError: an unknown or repeated name, ``draft`` without a draft model, or a draft model without ``draft``; or
+            pairs of tokens that there are not, or that would do nothing.
+        VocabularyMismatchError: the draft model has other tokens than the target, and is not to be translated or cannot
+            be.
     """
     check_drafter_names(names)
     if "draft" in names and draft is None:
@@ -58,18 +71,53 @@ def build_drafters(
     for name in names:
         if name == "draft":
             assert draft is not None
-            relation = check_vocabularies(target.vocabulary, draft.vocabulary)
-            drafters.append(
-                DraftModelDrafter(
-                    draft,
-                    target_vocab_size=target.vocabulary.size,
-                    unshared_ids=relation.unshared_ids,
-                    end_ids=target.vocabulary.end_ids,
-                    pool=draft_pool,
-                )
-            )
+            drafters.append(draft_drafter(target.vocabulary, draft, draft_pool, draft_vocab, draft_map))
         elif name == "suffix":
             drafters.append(SuffixDrafter())
         else:
             drafters.append(LookupDrafter())
     return drafters
+
+
+def draft_drafter(
+    target: Vocabulary,
+    draft: Engine,
+    pool: SequencePool | None = None,
+    draft_vocab: DraftVocab = "auto",
+    draft_map: Sequence[str] = (),
+) -> DraftModelDrafter | TranslatedDrafter:
+    """Build the drafter of a draft model: one that takes its tokens for the target's, or one that translates them.
+
+    Args:
+        target: whose tokens it proposes.
+        draft: the draft model.
+        pool: keeps what it has read; by default nothing is kept.
+        draft_vocab: which of the two; ``auto`` takes the first where the vocabularies fit.
+        draft_map: as for :func:`build_drafters`.
+
+    Raises:
+        InputError: pairs of tokens that there are not, or that would do nothing.
+        VocabularyMismatchError: the draft model has other tokens than the target, and is not to be translated or cannot
+            be.
+    """
+    if draft_vocab == "same":
+        try:
+            relation = check_vocabularies(target, draft.vocabulary)
+        except VocabularyMismatchError as error:
+            raise VocabularyMismatchError(f"{error}, or have it translated (--draft-vocab auto)") from None
+    elif draft_vocab == "translate" or not (relation := relate_vocabularies(target, draft.vocabulary)).fits:
+        mapping = TokenMapping(target, draft.vocabulary, parse_pairs(draft_map))
+        check_translation(mapping)
+        return TranslatedDrafter(draft, mapping, pool=pool)
+    if draft_map:
+        raise InputError(
+            f"the draft's tokens are the target's, so --draft-map {draft_map[0]} has no effect: leave it out, or "
+            "translate all the same with --draft-vocab translate"
+        )
+    return DraftModelDrafter(
+        draft,
+        target_vocab_size=target.size,
+        unshared_ids=relation.unshared_ids,
+        end_ids=target.end_ids,
+        pool=pool,
+    )

@@ -24,6 +24,7 @@ from paceline.models.description import describe
 from paceline.models.own_draft import OwnDraft
 from paceline.models.weight_files import check_model_folder
 from paceline.sizes import read_size
+from paceline.vocabularies.token_pairs import DRAFT_VOCABS, DraftVocab, check_pairs
 
 if TYPE_CHECKING:
     from paceline.engines.llama_cpp import LlamaCppConfig
@@ -105,6 +106,8 @@ class ModelOptions:
         own_weights: weights are copied to memory of the process, from which nothing else can push them out. Under
             ``torch_hf`` they always are.
         repack: weights may be laid out anew for faster kernels, in memory of the process. Only ``llama_cpp``.
+        draft_vocab: of a draft model, :attr:`DraftOptions.vocab`.
+        draft_map: of a draft model, :attr:`DraftOptions.token_map`.
     """
 
     path: str | Path = field(
@@ -273,6 +276,8 @@ class ModelOptions:
     other_memory: OtherMemory = NO_OTHER_MEMORY
     own_weights: bool = False
     repack: bool = True
+    draft_vocab: DraftVocab = "auto"
+    draft_map: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         take_values(self)
@@ -282,6 +287,9 @@ class ModelOptions:
             check_range("memory", read_size(self.memory) if isinstance(self.memory, str) else self.memory, 1, 2**63 - 1)
             if self.stream is False:
                 raise InputError("--memory is for weights that are streamed, and --stream off streams none: give one")
+        if self.draft_vocab not in DRAFT_VOCABS:
+            raise InputError(f"unknown draft_vocab {self.draft_vocab!r}: choose from {', '.join(DRAFT_VOCABS)}")
+        check_pairs(self.draft_map, self.draft_vocab)
         if self.flash_attention not in (None, True, False):
             # "off", as the command line has it, would be taken for true.
             raise InputError(f"flash_attention is {self.flash_attention!r}: give True, False, or None for either")
@@ -300,6 +308,10 @@ class DraftOptions:
         threads: CPU threads for passes of one row; ``None`` as the target's. Only ``llama_cpp``.
         threads_batch: CPU threads for wider passes; ``None`` for ``threads``, or as the target's where that is not
             given either. Only ``llama_cpp``.
+        vocab: whether its token ids are the target's (``same``), or what it says is put into the target's tokens
+            (``translate``); ``auto`` is the first where the vocabularies fit, and else the second.
+        token_map: tokens that stand for one another where drafts are translated, each as ``DRAFT=TARGET`` by their
+            spellings, such as ``<|im_start|>=<start_of_turn>``. Most control tokens are found without.
     """
 
     path: str | Path | None = setting(
@@ -358,9 +370,33 @@ class DraftOptions:
             help="CPU threads for the draft's wider passes. [dim]\\[as -td, or -tb][/dim]",
         ),
     )
+    vocab: DraftVocab = setting(
+        "auto",
+        _OPTION(
+            kind="choice",
+            called="--draft-vocab",
+            words={name: name for name in DRAFT_VOCABS},
+            flags=("--draft-vocab",),
+            help="Whether the draft's tokens are the target's (same), or are translated; auto finds out.",
+            metavar="|".join(DRAFT_VOCABS),
+        ),
+    )
+    token_map: tuple[str, ...] = setting(
+        (),
+        _OPTION(
+            kind="texts",
+            called="--draft-map",
+            variable="MAP",
+            repeated=True,
+            flags=("--draft-map",),
+            help="A control token of a translated draft, and the target's that it stands for.",
+            metavar="DRAFT=TARGET",
+        ),
+    )
 
     def __post_init__(self) -> None:
         take_values(self)
+        check_pairs(self.token_map, self.vocab)
         if self.context_length != 0:
             _check_draft_context(self.context_length)
 
@@ -411,6 +447,8 @@ class DraftOptions:
             # It is made for memory: every level of a draft would read it again.
             memory=None,
             stream=False,
+            draft_vocab=self.vocab,
+            draft_map=self.token_map,
         )
 
 

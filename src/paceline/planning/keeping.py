@@ -153,6 +153,9 @@ def _option_facts(options: ModelOptions) -> dict[str, Any]:
         "flash_attention": options.flash_attention,
         # Only where it is set, so that what was kept before there was such a thing is still found.
         **({"exact": True} if options.exact else {}),
+        # What a draft is worth depends on how it is taken.
+        **({"draft_vocab": options.draft_vocab} if options.draft_vocab != "auto" else {}),
+        **({"draft_map": list(options.draft_map)} if options.draft_map else {}),
         "devices": list(options.devices),
         "gpu_layers": options.gpu_layers,
         "override_tensors": [list(pair) for pair in options.override_tensors],
