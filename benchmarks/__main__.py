@@ -46,6 +46,8 @@ from benchmarks.structured import EPILOG as STRUCTURED_EPILOG
 from benchmarks.structured import structured
 from benchmarks.sweep import EPILOG as SWEEP_EPILOG
 from benchmarks.sweep import sweep
+from benchmarks.translation import EPILOG as TRANSLATION_EPILOG
+from benchmarks.translation import translation
 from benchmarks.worker_overhead import EPILOG as WORKER_OVERHEAD_EPILOG
 from benchmarks.worker_overhead import worker_overhead
 from paceline.cli import exits
@@ -88,6 +90,8 @@ for _name, _module in MEASUREMENTS.items():
 app.command("pair", epilog=EPILOG)(pair)
 app.command("inflation", epilog=INFLATION_EPILOG)(inflation)
 app.command("worker-overhead", epilog=WORKER_OVERHEAD_EPILOG)(worker_overhead)
+# This needs two models that are not there everywhere.
+app.command("translation", epilog=TRANSLATION_EPILOG)(translation)
 # These need a program that is not there everywhere.
 app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
 app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)

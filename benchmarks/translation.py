@@ -1,0 +1,360 @@
+"""A draft of another vocabulary: how many tokens are accepted, beside token-level intersection, and what that gains.
+
+What limits the first figure is how alike the two models are, and how their tokens line up. The target writes its own
+answers plainly; at every third token of them both ways of drafting are asked for four tokens, which are compared with
+what the target went on to say with the same noise. So no figure depends on this machine. What limits the second is the
+draft's time beside the target's: plain and planned decoding take turns.
+
+Token-level intersection (arXiv 2502.05202) reads the text token by token in ids of its own, and proposes only tokens
+that are spelled alike in both vocabularies. Here its proposals are chosen with the target's noise, too.
+
+Standard errors are of texts, not of places: those of one text are alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import numpy as np
+import typer
+
+import paceline
+from paceline.api import GenerateOptions
+from paceline.comparison import answer, explain
+from paceline.core.arrays import Float64Array
+from paceline.core.errors import InputError
+from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree, Evidence
+from paceline.core.verify import make_verifier
+from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
+from paceline.drafters.following import Follower, FollowingDrafter, Rows
+from paceline.drafters.rows import read_row
+from paceline.drafters.translated import TranslatedDrafter
+from paceline.engines.base import Engine
+from paceline.engines.loading import DraftOptions, ModelOptions, open_engine
+from paceline.machine import machine
+from paceline.models.cache import resolve
+from paceline.models.embedded import HELDOUT_KINDS, heldout
+from paceline.planning.policies.fixed import FixedPolicy
+from paceline.vocabularies.mapping import TokenMapping, check_translation
+
+EPILOG = """[bold]Examples[/bold]
+
+python -m benchmarks translation target.gguf draft.gguf
+
+python -m benchmarks translation target.gguf draft.gguf --live  [dim]# tokens a second of auto beside plain[/dim]
+"""
+
+DEPTH: Final = 4
+"""Tokens asked for at each place."""
+
+STRIDE: Final = 3
+"""Tokens from one place to the next."""
+
+_PROMPT_CHARACTERS: Final = 500
+_RESAMPLES: Final = 2000
+_CONTEXT: Final = 1024
+
+
+class IntersectionDrafter(FollowingDrafter[Follower]):
+    """Token-level intersection: proposes tokens that are spelled alike in both vocabularies, and no others.
+
+    Args:
+        engine: the draft model; closed with the drafter.
+        mapping: of the target's and the draft's vocabularies.
+    """
+
+    def __init__(self, engine: Engine, mapping: TokenMapping) -> None:
+        super().__init__(engine, end_ids=mapping.target.vocabulary.end_ids)
+        self._mapping = mapping
+        self._read: dict[int, int] = {}
+        target, draft = mapping.target.vocabulary, mapping.draft.vocabulary
+        pairs = [
+            (draft_id, token_ids[0])
+            for draft_id in range(draft.size)
+            if (piece := draft.token_bytes(draft_id))
+            and len(token_ids := mapping.target_tokens(draft_id)) == 1
+            and target.token_bytes(token_ids[0]) == piece
+        ]
+        self._draft_ids = np.array([draft_id for draft_id, _ in pairs])
+        self._target_ids = np.array([target_id for _, target_id in pairs])
+        self._own = {target_id: draft_id for draft_id, target_id in pairs}
+
+    def begin(self, request: Request) -> None:
+        """Remember the request."""
+        super().begin(request)
+        self._read[request.id] = 0
+
+    def _follow(self, request: Request) -> Follower:
+        return Follower(list(self._mapping.draft.opening_ids))
+
+    def _catch_up_text(self, follower: Follower, request: Request) -> bool:
+        for token_id in request.token_ids[self._read[request.id] :]:
+            own = self._own.get(token_id, self._mapping.control_id(token_id))
+            piece = self._mapping.target.vocabulary.token_bytes(token_id)
+            follower.text += [own] if own is not None else self._mapping.draft.continuation(piece) or []
+        self._read[request.id] = len(request.token_ids)
+        return len(follower.text) > 0
+
+    def _num_kept(self, follower: Follower, commit: Commit) -> int:
+        return 0
+
+    def _propose(self, job: DraftJob, follower: Follower, rows: Rows) -> bool:
+        row = self._mapping.gather(self._draft_ids, self._target_ids, rows.last[self._draft_ids])
+        proposals, _ = read_row(job, follower.frontier, row.logits)
+        if not proposals:
+            return False
+        follower.frontier = job.tree.add(follower.frontier, proposals[0].token_id, self.name, Evidence())
+        follower.drafted = row.likeliest(proposals[0].token_id)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One answer of the target's.
+
+    Attributes:
+        kind: of text.
+        prompt_ids: what it answers.
+        token_ids: the answer.
+        params: how it was drawn.
+    """
+
+    kind: str
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+    params: SamplingParams
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """How many tokens of a draft were right, text by text.
+
+    Attributes:
+        places: asked at, by text.
+        accepted: tokens accepted at them.
+        first: of these, first tokens.
+    """
+
+    places: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+
+
+def translation(
+    target: Annotated[str, typer.Argument(help="A GGUF file, a folder or a name.", metavar="TARGET")],
+    draft: Annotated[str, typer.Argument(help="A model with another vocabulary.", metavar="DRAFT")],
+    texts: Annotated[int, typer.Option("--texts", help="Texts of each kind.")] = 7,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Tokens of each answer.")] = 72,
+    temps: Annotated[str, typer.Option("--temps", help="Temperatures, parted by commas.")] = "0,0.8",
+    compared: Annotated[
+        int, typer.Option("--compared", help="Of each kind, texts that are written with drafts too.")
+    ] = 2,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Compare them to the last bit, if TARGET's weights can.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads.")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Instead, time auto beside plain decoding.")] = False,
+) -> None:
+    """Measure how many tokens of a draft with another vocabulary are accepted, and what that gains."""
+    if texts < 1 or tokens <= DEPTH:
+        raise InputError(f"{texts} texts of {tokens} tokens: the least is 1 text, and {DEPTH + 1} tokens")
+    temperatures = [_temperature(word) for word in temps.split(",")]
+    models = [
+        ModelOptions(resolve(name), context_length=_CONTEXT, threads=threads, model_defaults=False)
+        for name in (target, draft)
+    ]
+    models[0] = dataclasses.replace(models[0], exact=exact)
+    prompts = [(kind, text[:_PROMPT_CHARACTERS]) for kind in HELDOUT_KINDS for text in heldout(kind)[:texts]]
+    figures: dict[str, Any] = {}
+    for temperature in temperatures:
+        if live:
+            found = _live(models, prompts, tokens, temperature)
+        else:
+            answers, verdicts = _answers(models, prompts, tokens, temperature, compared)
+            found = {**_accepted(models, answers), "texts": verdicts}
+        figures[f"temperature {temperature:g}"] = found
+    print(json.dumps({"machine": machine(), "translation": figures}))
+
+
+def _temperature(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise InputError(f"--temps {word!r} is no temperature: give numbers, such as 0,0.8") from None
+
+
+def _answers(
+    models: Sequence[ModelOptions],
+    prompts: Sequence[tuple[str, str]],
+    tokens: int,
+    temperature: float,
+    compared: int,
+) -> tuple[list[Text], dict[str, int]]:
+    """Return the target's plain answers, and how many of those compared came out the same with the translated draft."""
+    target, draft = models
+    found = []
+    verdicts: Counter[str] = Counter()
+    with paceline.load(target, draft=_draft_of(draft), policy=FixedPolicy(DEPTH), drafters=["draft"]) as model:
+        for seed, (kind, prompt) in enumerate(prompts):
+            options = _options(tokens, temperature, seed)
+            plain = answer(model, prompt, options, speculate=False)
+            if sum(text.kind == kind for text in found) < compared:
+                spoken = answer(model, prompt, options, speculate=True)
+                divergence = explain(model, prompt, options, plain, spoken)
+                verdicts["equal" if divergence is None else divergence.verdict] += 1
+            prompt_ids = model.worker.call(lambda prompt=prompt: model.target.vocabulary.tokenize(prompt))
+            found.append(Text(kind, prompt_ids, plain.token_ids, SamplingParams(temperature=temperature, seed=seed)))
+    shown = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    print(f"temperature {temperature:g}: {verdicts.total()} texts with and without drafts: {shown}", flush=True)
+    return found, dict(verdicts)
+
+
+def _draft_of(draft: ModelOptions) -> DraftOptions:
+    return DraftOptions(draft.path, vocab="translate")
+
+
+def _options(tokens: int, temperature: float, seed: int) -> GenerateOptions:
+    return {"max_tokens": tokens, "temperature": temperature, "seed": seed, "ignore_end": True}
+
+
+def _accepted(models: Sequence[ModelOptions], texts: Sequence[Text]) -> dict[str, Any]:
+    """Ask both ways of drafting at every place of the texts; print and return what was right."""
+    target = open_engine(models[0])
+    figures: dict[str, Any] = {}
+    found: dict[str, list[Acceptance]] = {}
+    ways: dict[str, Callable[[Engine, TokenMapping], Drafter]] = {
+        "intersection": IntersectionDrafter,
+        "translated": TranslatedDrafter,
+    }
+    try:
+        for name, make in ways.items():
+            engine = open_engine(models[1])
+            mapping = TokenMapping(target.vocabulary, engine.vocabulary)
+            check_translation(mapping)
+            drafter = make(engine, mapping)
+            try:
+                found[name] = [_of_text(drafter, number, text) for number, text in enumerate(texts)]
+                if isinstance(drafter, TranslatedDrafter):
+                    figures["levels"] = dict(drafter.cases)
+            finally:
+                drafter.close()
+    finally:
+        target.close()
+    kinds = [text.kind for text in texts]
+    for name, of_texts in found.items():
+        by_kind = {
+            kind: _mean([one for one, of in zip(of_texts, kinds, strict=True) if of == kind])
+            for kind in dict.fromkeys(kinds)
+        }
+        figures[name] = {"all": _mean(of_texts), **by_kind}
+        print(
+            f"  {name:13} {_shown(figures[name]['all'])}   "
+            + "  ".join(f"{kind} {_shown(figure)}" for kind, figure in by_kind.items()),
+            flush=True,
+        )
+    ratio = _ratio(found["translated"], found["intersection"])
+    print(f"  translated over intersection: {ratio['ratio']:.2f} +- {ratio['error']:.2f}; {figures['levels']}")
+    return {**figures, "over_intersection": ratio}
+
+
+def _of_text(drafter: Drafter, number: int, text: Text) -> Acceptance:
+    """Ask for drafts at every place of one text."""
+    num_prompt = len(text.prompt_ids)
+    request = Request(
+        number,
+        text.prompt_ids,
+        text.params,
+        StopRules(len(text.token_ids), ignore_end=True),
+        SpeculationParams(),
+        make_verifier("coupled", text.params, num_prompt),
+        CacheParams(),
+    )
+    drafter.begin(request)
+    places = accepted = first = 0
+    for start in range(1, len(text.token_ids) - DEPTH + 1, STRIDE):
+        request.token_ids[:] = [*text.prompt_ids, *text.token_ids[:start]]
+        job = DraftJob(request, DraftTree(request.token_ids[-1]), DraftBudget(DEPTH))
+        while drafter.grow([job])[0]:
+            pass
+        right = 0
+        node: int | None = 0
+        for token_id in text.token_ids[start : start + DEPTH]:
+            node = job.tree.child(node, token_id) if node is not None else None
+            right += node is not None
+        places, accepted, first = places + 1, accepted + right, first + (right > 0)
+    drafter.end(request)
+    return Acceptance([places], [accepted], [first])
+
+
+def _mean(of_texts: Sequence[Acceptance]) -> dict[str, float]:
+    """Return the mean number accepted at a place, its standard error over texts, and the share of first tokens."""
+    places, accepted, first = _arrays(of_texts)
+    return {
+        "accepted": float(accepted.sum() / places.sum()),
+        "error": float(np.std([sample[1].sum() / sample[0].sum() for sample in _resampled(places, accepted)])),
+        "first": float(first.sum() / places.sum()),
+        "places": int(places.sum()),
+        "texts": len(of_texts),
+    }
+
+
+def _ratio(ours: Sequence[Acceptance], theirs: Sequence[Acceptance]) -> dict[str, float]:
+    _, accepted, _ = _arrays(ours)
+    _, other, _ = _arrays(theirs)
+    ratios = [sample[0].sum() / max(sample[1].sum(), 1) for sample in _resampled(accepted, other)]
+    return {"ratio": float(accepted.sum() / max(other.sum(), 1)), "error": float(np.std(ratios))}
+
+
+def _arrays(of_texts: Sequence[Acceptance]) -> tuple[Float64Array, Float64Array, Float64Array]:
+    places, accepted, first = (
+        np.array([sum(getattr(one, name)) for one in of_texts], dtype=np.float64)
+        for name in ("places", "accepted", "first")
+    )
+    return places, accepted, first
+
+
+def _resampled(*figures: Float64Array) -> list[tuple[Float64Array, ...]]:
+    """Return the figures of texts drawn anew with replacement, the same texts of each."""
+    rng = np.random.default_rng(0)
+    draws = rng.integers(0, len(figures[0]), (_RESAMPLES, len(figures[0])))
+    return [tuple(figure[draw] for figure in figures) for draw in draws]
+
+
+def _shown(figure: dict[str, float]) -> str:
+    return f"{figure['accepted']:.2f} +- {figure['error']:.2f} ({figure['first']:.0%} first)"
+
+
+def _live(
+    models: Sequence[ModelOptions], prompts: Sequence[tuple[str, str]], tokens: int, temperature: float
+) -> dict[str, Any]:
+    """Answer every prompt plainly, by plan and plainly again; print and return the ratios of speeds."""
+    target, draft = models
+    ratios: dict[str, list[float]] = {}
+    seconds = {"plain": 0.0, "auto": 0.0}
+    with paceline.load(target, draft=_draft_of(draft), remember=False) as model:
+        for seed, (kind, prompt) in enumerate(prompts):
+            options = _options(tokens, temperature, seed)
+            before, planned, after = (
+                answer(model, prompt, options, speculate=speculate).stats.decode_s for speculate in (False, True, False)
+            )
+            ratios.setdefault(kind, []).append((before + after) / 2 / planned)
+            seconds["plain"] += (before + after) / 2
+            seconds["auto"] += planned
+        has_draft = any(drafter.name == "draft" for drafter in model.drafters)
+        assert has_draft, "the pair has no draft model"
+    everything = [ratio for of_kind in ratios.values() for ratio in of_kind]
+    print(
+        f"temperature {temperature:g}: auto at {seconds['plain'] / seconds['auto']:.2f} times plain, "
+        f"{min(everything):.2f} to {max(everything):.2f} by text; "
+        + ", ".join(f"{kind} {statistics.median(of_kind):.2f}" for kind, of_kind in ratios.items()),
+        flush=True,
+    )
+    return {"ratio": seconds["plain"] / seconds["auto"], "by_text": ratios}
