@@ -14,6 +14,7 @@ Standard errors are of texts, not of places: those of one text are alike.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import statistics
 from collections import Counter
@@ -176,11 +177,11 @@ def translation(
     figures: dict[str, Any] = {}
     for temperature in temperatures:
         if live:
-            found = _live(models, prompts, tokens, temperature)
+            of_temperature = _live(models, prompts, tokens, temperature)
         else:
             answers, verdicts = _answers(models, prompts, tokens, temperature, compared)
-            found = {**_accepted(models, answers), "texts": verdicts}
-        figures[f"temperature {temperature:g}"] = found
+            of_temperature = {**_accepted(models, answers), "texts": verdicts}
+        figures[f"temperature {temperature:g}"] = of_temperature
     print(json.dumps({"machine": machine(), "translation": figures}))
 
 
@@ -200,7 +201,7 @@ def _answers(
 ) -> tuple[list[Text], dict[str, int]]:
     """Return the target's plain answers, and how many of those compared came out the same with the translated draft."""
     target, draft = models
-    found = []
+    found: list[Text] = []
     verdicts: Counter[str] = Counter()
     with paceline.load(target, draft=_draft_of(draft), policy=FixedPolicy(DEPTH), drafters=["draft"]) as model:
         for seed, (kind, prompt) in enumerate(prompts):
@@ -210,7 +211,7 @@ def _answers(
                 spoken = answer(model, prompt, options, speculate=True)
                 divergence = explain(model, prompt, options, plain, spoken)
                 verdicts["equal" if divergence is None else divergence.verdict] += 1
-            prompt_ids = model.worker.call(lambda prompt=prompt: model.target.vocabulary.tokenize(prompt))
+            prompt_ids = model.worker.call(functools.partial(model.target.vocabulary.tokenize, prompt))
             found.append(Text(kind, prompt_ids, plain.token_ids, SamplingParams(temperature=temperature, seed=seed)))
     shown = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     print(f"temperature {temperature:g}: {verdicts.total()} texts with and without drafts: {shown}", flush=True)

@@ -11,6 +11,7 @@ from paceline.api import GenerateOptions, Model
 from paceline.comparison import answer, explain
 from paceline.core.params import VERIFIER_NAMES, SamplingParams, StopRules, VerifierName
 from paceline.drafters.registry import build_drafters
+from paceline.drafters.translated import TranslatedDrafter
 from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, open_engine
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
@@ -50,6 +51,30 @@ def test_real_engines_pair_up_and_leave_the_text_alone(
             assert divergence is None or divergence.verdict == "near-tie"
             accepted += speculative.stats.num_accepted
         assert accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    some_long(
+        [("llama_cpp", "llama_cpp"), ("llama_cpp", "torch_hf"), ("torch_hf", "llama_cpp"), ("torch_hf", "torch_hf")],
+        quick=[("torch_hf", "llama_cpp")],
+    ),
+)
+def test_real_engines_pair_up_by_what_their_tokens_spell(target: EngineName, draft: EngineName) -> None:
+    """Translated, a draft of the same vocabulary says what it says anyway, but for what is merged."""
+    engines = [gguf(embedded_target, target), gguf(embedded_draft, draft)]
+    drafters = build_drafters(["draft"], target=engines[0], draft=engines[1], draft_vocab="translate")
+    assert isinstance(drafters[0], TranslatedDrafter)
+    with Model(engines[0], drafters, FixedPolicy(4, siblings=2)) as model:
+        accepted = 0
+        for seed, text in enumerate(heldout("code")[:3]):
+            options: GenerateOptions = {"max_tokens": 40, "temperature": 0.8, "seed": seed}
+            plain = answer(model, text[:300], options, speculate=False)
+            speculative = answer(model, text[:300], options, speculate=True)
+            divergence = explain(model, text[:300], options, plain, speculative)
+            assert divergence is None or divergence.verdict == "near-tie"
+            accepted += speculative.stats.num_accepted
+        assert accepted > 30
 
 
 def test_several_requests_share_the_passes_of_a_real_pair() -> None:

@@ -248,7 +248,7 @@ def _translated(model: Model) -> TranslatedDrafter | None:
 
 def _levels(cases: Mapping[Case, int]) -> str:
     """Return what became of a translated draft's levels, in words."""
-    words = {
+    words: Mapping[Case, str] = {
         "aligned": "one token",
         "split": "several",
         "merged": "replaced others",

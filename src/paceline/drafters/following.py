@@ -151,7 +151,7 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
 
         Args:
             job: whose tree grows.
-            follower: its follower; ``frontier`` and ``drafted`` are set here.
+            follower: says how the draft follows the request; ``frontier`` and ``drafted`` are set here.
             rows: of the pass that fed what is there.
 
         Returns:

@@ -223,7 +223,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
 
         Args:
             job: whose tree grows.
-            follower: its follower.
+            follower: says how the draft follows the request.
             draft_id: the token, which is fed next.
             piece: bytes that it adds to what is drafted.
             proposals: target tokens for the place after the frontier; the first is the token's first one.

@@ -43,12 +43,12 @@ class CutWord:
 
     Attributes:
         draft_id: the draft's last token; ``None`` where it is a space that the draft does not read by itself.
-        spelled: its bytes.
+        spelled: bytes of that end.
         before: bytes between the target's last boundary at or before the token, and the token.
         target_ids: the target's tokens from that boundary to the end of the text.
     """
 
-    draft_id: int
+    draft_id: int | None
     spelled: bytes
     before: bytes
     target_ids: Sequence[int]
