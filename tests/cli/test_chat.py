@@ -638,10 +638,12 @@ def test_run_refuses_options_of_chats_without_one(
 
 def test_run_refuses_a_base_model_as_a_chat(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.cli.setup.load", None)
-    for named in ((), ("-m", TARGET)):
+    no_template = f"{embedded_target().name} has no chat template, as models have none that only"
+    no_model = "no model is named (-m FILE), and the small built-in one cannot chat: name one with -m"
+    for named, why in (((), no_model), (("-m", TARGET), no_template)):
         status, out, err = invoke("run", "--chat", "-p", "x", *named)
         assert (status, out) == (2, "")
-        assert err.startswith(f"paceline: {embedded_target().name} has no chat template, as models have none that only")
+        assert err.startswith(f"paceline: {why}")
         assert err.count("\n") == 1
 
 
