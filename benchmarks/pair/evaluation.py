@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pair.live import LiveText, write
-from benchmarks.pair.measures import ALL, Depth, Ratio, Share, Tally, depths
-from benchmarks.pair.reading import acceptance, copied, loss, paired_rows
 from paceline.api import Model
 from paceline.bench.looping import loops
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Engine
+from paceline.pairs.measures import ALL, Depth, Ratio, Share, Tally, depths
+from paceline.pairs.reading import acceptance, copied, loss, paired_rows
 
 CONTEXT_TOKENS = 512
 """Longest text that either model reads here."""

@@ -21,9 +21,9 @@ from benchmarks.pair.evaluation import (
     Figures,
     Setting,
 )
-from benchmarks.pair.measures import ALL, Ratio, Share
 from paceline.bench.looping import LOOPING_BELOW
 from paceline.core.params import SamplingParams
+from paceline.pairs.measures import ALL, Ratio, Share
 
 _NONE = "-"
 _WRITTEN = (GREEDY, SAMPLED)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 import json
-import math
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,15 +24,6 @@ from benchmarks.pair.evaluation import (
     work,
 )
 from benchmarks.pair.live import write
-from benchmarks.pair.measures import (
-    ALL,
-    Tally,
-    coupled_acceptance,
-    depths,
-    ratio,
-    share,
-)
-from benchmarks.pair.reading import acceptance, copied, fitted, loss, paired_rows, rows
 from benchmarks.pair.report import markdown, print_tables, tables
 from rich.console import Console
 from typer.testing import CliRunner
@@ -44,39 +32,16 @@ from paceline.api import Model
 from paceline.core.arrays import Float64Array
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
+from paceline.engines.scripted import LogitFunction
 from paceline.models.embedded import HELDOUT_KINDS
+from paceline.pairs.measures import (
+    ALL,
+)
+from paceline.pairs.reading import paired_rows
 from paceline.planning.policies.fixed import FixedPolicy
-
-VOCAB = 12
-
-
-def noisy_model(seed: int, *, follows: int = 3, scale: float = 2.0) -> LogitFunction:
-    """Return a model whose row depends on the last ``follows`` tokens."""
-
-    def logits(tokens: Sequence[int]) -> Float64Array:
-        rng = np.random.default_rng([seed, *tokens[-follows:]])
-        row: Float64Array = scale * rng.normal(size=VOCAB)
-        return row
-
-    return logits
-
-
-def engine(
-    model: LogitFunction, *, max_rows: int = 512, max_outputs: int | None = None, max_sequences: int = 64
-) -> ScriptedEngine:
-    vocabulary = ScriptedVocabulary.of_size(VOCAB, end_ids=[0])
-    return ScriptedEngine(
-        model,
-        vocabulary,
-        context_length=512,
-        max_rows=max_rows,
-        max_outputs=max_outputs,
-        max_sequences=max_sequences,
-    )
+from tests.pairs.helpers import VOCAB, engine, noisy_model, some_tokens
 
 
 def scripted_pair(draft: LogitFunction | None = None) -> Model:
@@ -84,170 +49,6 @@ def scripted_pair(draft: LogitFunction | None = None) -> Model:
     target, noise = noisy_model(1), noisy_model(2, scale=1.0)
     drafter = DraftModelDrafter(engine(draft or (lambda t: target(t) + noise(t))), target_vocab_size=VOCAB)
     return Model(engine(target), [drafter], FixedPolicy(DRAFT_LENGTH))
-
-
-def some_tokens(count: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, VOCAB) for _ in range(count)]
-
-
-class TestCoupledAcceptance:
-    def test_by_hand(self) -> None:
-        # i = 0: 1 / (max(1, 1) + max(1, 3)) = 1/4; i = 1: 1 / (max(1, 1/3) + max(1, 1)) = 1/2.
-        value = coupled_acceptance(np.array([0.5, 0.5]), np.array([0.25, 0.75]))
-        assert value == pytest.approx(1 / (1 + 3) + 1 / (1 + 1))
-
-    def test_equal_distributions_always_agree(self) -> None:
-        probs = np.random.default_rng(0).dirichlet(np.full(50, 0.3))
-        assert coupled_acceptance(probs, probs) == pytest.approx(1.0)
-
-    def test_disjoint_distributions_never_agree(self) -> None:
-        assert coupled_acceptance(np.array([0.4, 0.6, 0.0]), np.array([0.0, 0.0, 1.0])) == 0.0
-
-    @pytest.mark.parametrize("seed", range(20))
-    def test_equals_the_double_sum(self, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        p, q = rng.dirichlet(np.full(30, 0.2), size=2)
-        # Filters leave zeros, in places of their own for each.
-        p[rng.random(30) < 0.3] = 0.0
-        q[rng.random(30) < 0.3] = 0.0
-        p, q = p / p.sum(), q / q.sum()
-        both = [i for i in range(30) if p[i] > 0 and q[i] > 0]
-        expected = sum(1 / sum(max(p[j] / p[i], q[j] / q[i]) for j in range(30)) for i in both)
-        assert coupled_acceptance(p, q) == pytest.approx(expected, rel=1e-9)
-
-    def test_stands_probabilities_whose_quotient_overflows(self) -> None:
-        value = coupled_acceptance(np.array([1.0, 1e-200]), np.array([1e-200, 1.0]))
-        assert 0.0 <= value < 1e-150
-
-    @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-    def test_is_how_often_the_verifier_accepts(self, setting: Setting) -> None:
-        target_row, draft_row = noisy_model(3)([1]), noisy_model(3)([1]) + noisy_model(4, scale=1.5)([1])
-        chance = acceptance(target_row, draft_row, RowSampler(setting.params(0)))
-        verifier = CoupledVerifier(setting.params(5))
-        trials = 4000
-        hits = sum(
-            verifier.sampler.emit(target_row, position, ()) == verifier.propose(draft_row, position, (), 1)[0].token_id
-            for position in range(trials)
-        )
-        # Five standard errors: one false alarm in two million.
-        assert abs(hits / trials - chance) <= 5 * math.sqrt(chance * (1 - chance) / trials)
-
-
-class TestRatios:
-    def test_by_hand(self) -> None:
-        # 3 of 6; the texts are 2 - 1, 1 - 1.5 and 0 - 0.5 off what that makes of their counts.
-        value = ratio([(2, 2), (1, 3), (0, 1)])
-        assert value.value == 0.5
-        assert value.standard_error == pytest.approx(math.sqrt(3 / 2 * (1.0**2 + 0.5**2 + 0.5**2)) / 6)
-        assert (value.trials, value.texts) == (6, 3)
-
-    def test_of_texts_of_one_trial_is_the_usual_error(self) -> None:
-        hits = [1] * 30 + [0] * 70
-        value = ratio([(hit, 1) for hit in hits])
-        assert value.standard_error == pytest.approx(np.std(hits, ddof=1) / math.sqrt(100))
-
-    def test_of_texts_alike_inside_is_wider_than_of_their_tokens(self) -> None:
-        by_text = ratio([(50, 50), (0, 50)] * 5)
-        by_token = ratio([(hit, 1) for hit in [1, 0] * 250])
-        assert by_text.standard_error is not None
-        assert by_token.standard_error is not None
-        assert by_text.standard_error > 6 * by_token.standard_error
-
-    def test_texts_without_trials_do_not_count(self) -> None:
-        assert ratio([(1, 2), (0, 0), (2, 2)]) == ratio([(1, 2), (2, 2)])
-
-    def test_without_error_where_texts_do_not_tell(self) -> None:
-        assert ratio([(1, 2)]).standard_error is None
-        assert ratio([(4, 4), (9, 9)]).standard_error is None
-
-    def test_of_nothing(self) -> None:
-        assert ratio([]).value is None
-
-    def test_pools_kinds(self) -> None:
-        tally = Tally()
-        tally.add("code", 3, 4)
-        tally.add("logs", 1, 4)
-        ratios = tally.ratios()
-        assert {group: value.value for group, value in ratios.items()} == {"code": 0.75, "logs": 0.25, ALL: 0.5}
-
-    def test_wilson_interval(self) -> None:
-        # Newcombe (1998), table I: 81 of 263 and 0 of 20.
-        value = share(81, 263)
-        assert [value.low, value.high] == pytest.approx([0.2553, 0.3662], abs=1e-4)
-        assert share(0, 20).low == 0.0
-        assert share(0, 20).high == pytest.approx(0.1611, abs=1e-4)
-        assert share(20, 20).high == 1.0
-
-    def test_share_of_nothing(self) -> None:
-        assert share(0, 0).value is None
-
-
-class TestDepths:
-    def test_chains_shares(self) -> None:
-        chain = depths([[(6, 10), (2, 10)], [(3, 6), (1, 2)], [(0, 3), (1, 1)]])
-        assert [at_depth.depth for at_depth in chain] == [1, 2, 3]
-        assert [at_depth.accepted.value for at_depth in chain] == [0.4, 0.5, 0.25]
-        assert [at_depth.survival for at_depth in chain] == pytest.approx([0.4, 0.2, 0.05])
-
-    def test_error_leaves_out_text_after_text(self) -> None:
-        first, second = depths([[(6, 10), (2, 10)], [(3, 6), (2, 2)]])
-        # Two texts: each survival without the other is that text's own; the error is half their distance.
-        assert first.survival_error == pytest.approx((0.6 - 0.2) / 2)
-        assert second.survival_error == pytest.approx((0.6 * 0.5 - 0.2 * 1.0) / 2)
-
-    def test_depth_that_was_never_reached(self) -> None:
-        chain = depths([[(0, 10), (0, 5)], [(0, 0), (0, 0)], [(0, 0), (0, 0)]])
-        assert chain[0].survival == 0.0
-        assert (chain[1].accepted.value, chain[1].survival, chain[2].survival) == (None, None, None)
-
-
-class TestReading:
-    def test_rows_are_those_of_the_model_in_passes_of_any_size(self) -> None:
-        model, token_ids = noisy_model(1), some_tokens(150)
-        for (max_rows, max_outputs), first in itertools.product(((512, None), (7, None), (512, 3)), (1, 2, 65, 149)):
-            reader = engine(model, max_rows=max_rows, max_outputs=max_outputs)
-            read = np.concatenate(list(rows(reader, token_ids, first)))
-            expected = [model(token_ids[:index]) for index in range(first, len(token_ids))]
-            assert np.array_equal(read, np.stack(expected))
-
-    def test_frees_its_sequence(self) -> None:
-        reader = engine(noisy_model(1), max_sequences=1)
-        for _ in range(3):
-            next(iter(rows(reader, some_tokens(200))))
-            assert len(list(rows(reader, some_tokens(10)))) == 1
-
-    def test_pairs_rows_by_token(self) -> None:
-        target, draft, token_ids = noisy_model(1), noisy_model(2), some_tokens(100)
-        paired = list(paired_rows(engine(target), engine(draft, max_rows=9), token_ids, 40))
-        assert [index for index, _, _ in paired] == list(range(40, 100))
-        assert all(np.array_equal(row, target(token_ids[:index])) for index, row, _ in paired)
-        assert all(np.array_equal(row, draft(token_ids[:index])) for index, _, row in paired)
-
-    def test_draft_rows_have_the_targets_width(self) -> None:
-        row = np.array([1.0, 2.0, 3.0])
-        assert fitted(row, 2).tolist() == [1.0, 2.0]
-        assert fitted(row, 4).tolist() == [1.0, 2.0, 3.0, -math.inf]
-
-    def test_loss_of_a_uniform_model(self) -> None:
-        vocabulary = ScriptedVocabulary([b"", b"a", b"bc", b"def"])
-        uniform = ScriptedEngine(lambda tokens: np.full(4, 3.0), vocabulary)
-        on_text = loss(uniform, [3, 1, 2, 0, 3])
-        assert on_text.nats == pytest.approx(4 * math.log(4))
-        assert (on_text.tokens, on_text.num_bytes) == (4, 1 + 2 + 0 + 3)
-
-    def test_loss_reads_the_row_before_each_token(self) -> None:
-        model, token_ids = noisy_model(1), some_tokens(140)
-        expected = 0.0
-        for index in range(1, len(token_ids)):
-            row = model(token_ids[:index])
-            expected -= row[token_ids[index]] - math.log(np.exp(row).sum())
-        assert loss(engine(model), token_ids).nats == pytest.approx(expected)
-
-    def test_counts_what_is_copied(self) -> None:
-        """A model that says the successor of its last token copies only runs."""
-        successor = engine(lambda tokens: np.eye(VOCAB)[(tokens[-1] + 1) % VOCAB])
-        assert copied(successor, [1, 2, 3], [4, 5, 9, 10]) == 3
 
 
 class TestLiveRuns:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.pair.measures import coupled_acceptance
 from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.engines.base import COMMITTED_END, Engine, Step
+from paceline.pairs.measures import coupled_acceptance
 
 MAX_CHUNK = 64
 """Rows read in one pass: few enough that those of a large vocabulary fit in memory."""
