@@ -23,6 +23,15 @@ def smollm2(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(scope="session")
+def gemma(pytestconfig: pytest.Config) -> Path:
+    """Gemma-3-270M, where somebody put it into that folder: its licence lets nobody fetch it unasked."""
+    found = next(Path(pytestconfig.getoption("--real")).glob("gemma-3-270m*.gguf"), None)
+    if found is None:
+        pytest.skip("there is no gemma-3-270m*.gguf in the folder that --real names")
+    return found
+
+
+@pytest.fixture(scope="session")
 def transformers_tokenizer(smollm2: Path) -> Any:
     """SmolLM2's tokenizer as transformers reads it from the same file."""
     import transformers

@@ -16,6 +16,7 @@ from paceline.vocabularies.relation import (
     TokenDifference,
     VocabularyRelation,
     check_vocabularies,
+    false_ends,
     relate_vocabularies,
 )
 
@@ -127,3 +128,51 @@ def test_half_of_the_tokens_may_differ() -> None:
     assert check_vocabularies(
         ScriptedVocabulary(PIECES), ScriptedVocabulary([*PIECES[:100], *PIECES[:100]])
     ).differing_share == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "fit", "unused"),
+    [
+        (b"x", b"x", "as is", 0),
+        (b"<unused40>", b"<unused47>", "but unused", 1),
+        (b"<|tool_call>", b"<unused42>", "but unused", 1),
+        (b"<|image>", b"<start_of_image>", "but unused", 1),
+        (b"<|reserved_special_token_5|>", b"<|python_tag|>", "but unused", 1),
+        (b"[UNUSED_TOKEN_12]", b"<extra_id_3>", "but unused", 1),
+        (b"<unused40>", b"<table>", "in part", 0),
+        (b"<b>", b"<i>", "in part", 0),
+        (b"[1]", b"[2]", "in part", 0),
+        (b"<|", b"<", "in part", 0),
+        (b"x", PADDING, "as is", 0),
+    ],
+)
+def test_ids_of_no_text_may_differ(target: bytes, draft: bytes, fit: str, unused: int) -> None:
+    """Gemma 3 and 4 differ in 6,206 ids, none of which any text is made of."""
+    relation = relate([*PIECES, target], [*PIECES, draft])
+    assert (relation.fit, relation.num_unused) == (fit, unused)
+    mirrored = relate([*PIECES, draft], [*PIECES, target])
+    assert (mirrored.fit, mirrored.num_unused) == (fit, unused)
+
+
+def test_control_tokens_are_of_no_text() -> None:
+    """Whatever they are spelled like; those with a meaning to both are kept to show."""
+    target = ScriptedVocabulary([*PIECES, b"</s>", b"<unused1>"], end_ids=[200, 201])
+    draft = ScriptedVocabulary([*PIECES, b"EOT", b"<eos>"], end_ids=[200, 201])
+    relation = relate_vocabularies(target, draft)
+    assert (relation.fit, relation.num_unused) == ("but unused", 2)
+    assert relation.control == (TokenDifference(200, b"</s>", b"EOT"),)
+
+
+def test_other_families_do_not_fit() -> None:
+    assert relate(PIECES, PIECES[1:]).fit == "none"
+    assert relate(PIECES, []).fit == "none"
+
+
+def test_ends_that_are_text_are_named() -> None:
+    """llama.cpp ends answers at Qwen2's token 128247, which its file has as text; Gemma 4's marker is meant to end."""
+
+    class Vocabulary(ScriptedVocabulary):
+        text_end_ids = frozenset([200, 201])
+
+    assert false_ends(Vocabulary([*PIECES, b"</s>", b"<|tool_response>"])) == {200: b"</s>"}
+    assert false_ends(ScriptedVocabulary(PIECES, end_ids=[3])) == {}

@@ -117,6 +117,11 @@ class Vocabulary(Protocol):
         ...
 
     @property
+    def text_end_ids(self) -> frozenset[int]:
+        """Those of :attr:`end_ids` that the model's own file has as ordinary text, whatever the engine thinks."""
+        ...
+
+    @property
     def control_ids(self) -> frozenset[int]:
         """Tokens that stand for no text, such as those that end a turn; padding is not among them."""
         ...

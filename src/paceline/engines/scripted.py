@@ -61,6 +61,11 @@ class ScriptedVocabulary:
         return len(self._pieces)
 
     @property
+    def text_end_ids(self) -> frozenset[int]:
+        """None: what ends an answer adds no text."""
+        return frozenset()
+
+    @property
     def control_ids(self) -> frozenset[int]:
         """Tokens that stand for no text: those that end an answer."""
         return self.end_ids

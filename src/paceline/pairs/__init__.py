@@ -4,4 +4,5 @@
 
     measures.py   counts and distributions into figures with their uncertainty
     reading.py    both models read a text, row by row
+    alignment.py  both tokenizers cut a text
 """

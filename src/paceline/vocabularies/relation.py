@@ -7,14 +7,16 @@ by what they are (:meth:`~paceline.engines.base.Vocabulary.token_spelling`). Thr
 * the number of ids: families pad their rows of logits to whatever width suits a machine;
 * the kind of tokenizer: only target ids are fed, so the draft's own tokenizer never runs.
 
-What the two do not share costs acceptance and nothing else, as long as the draft never proposes it.
+What the two do not share costs acceptance and nothing else, as long as the draft never proposes it. Where it is no
+token of any text, such as control tokens, those of images, and ids that were never given a meaning, it costs nothing.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from paceline.core.errors import VocabularyMismatchError
 
@@ -34,6 +36,20 @@ are, and 0.05 where 95 % are.
 
 NUM_EXAMPLES: Final = 5
 """Most differing tokens that a relation keeps to show."""
+
+Fit: TypeAlias = Literal["as is", "but unused", "in part", "none"]
+"""How a draft's vocabulary fits: every id in use by both is one token; those that differ are no tokens of a text; some
+that differ are; or so many that drafts are mostly wrong."""
+
+_FILLER: Final = re.compile(
+    rb"[<\[]\|?(?:unused|reserved|extra|dummy|placeholder|pad|blank|control|special)[^\s<>\[\]]*\d\|?[>\]]",
+    re.IGNORECASE,
+)
+"""Spelling of an id that was kept free, or was one of a row of such: it never got a meaning."""
+_MARKER: Final = re.compile(
+    rb"<\|[^\s<>]+>|<[^\s<>]+\|>|<(?:image|audio|video|vision|start_of|end_of|begin_of|im_)[^\s<>]*>", re.IGNORECASE
+)
+"""Spelling of a token that marks a place in a conversation or an image, whatever its file calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +79,11 @@ class VocabularyRelation:
         draft_kind: family of the draft's tokenizer.
         num_same: ids that are the same token to both.
         num_differing: ids that are one token to the target and another to the draft.
+        num_unused: those of them that stand for no text, neither to the target nor to the draft.
         num_target_only: ids that the draft lacks or pads.
         num_draft_only: ids that the target lacks or pads.
         examples: the first differing tokens, at most :data:`NUM_EXAMPLES`.
+        control: likewise, of control tokens that have a meaning to both.
         unshared_ids: ids of the draft, ascending, that are not the same token to the target. A draft that proposes
             one proposes nonsense.
     """
@@ -74,9 +92,11 @@ class VocabularyRelation:
     draft_kind: str
     num_same: int
     num_differing: int
+    num_unused: int
     num_target_only: int
     num_draft_only: int
     examples: tuple[TokenDifference, ...]
+    control: tuple[TokenDifference, ...]
     unshared_ids: tuple[int, ...]
 
     @property
@@ -94,11 +114,21 @@ class VocabularyRelation:
         """Whether drafts can be right: something is the same, and what the draft reads is mostly what was said."""
         return self.num_same > 0 and self.differing_share <= MAX_DIFFERING_SHARE
 
+    @property
+    def fit(self) -> Fit:
+        """How the draft's vocabulary fits."""
+        if not self.fits:
+            return "none"
+        if self.num_differing > self.num_unused:
+            return "in part"
+        return "but unused" if self.num_differing else "as is"
+
 
 def relate_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyRelation:
     """Compare two vocabularies id by id."""
-    num_same = num_differing = num_target_only = num_draft_only = 0
+    num_same = num_differing = num_unused = num_target_only = num_draft_only = 0
     examples: list[TokenDifference] = []
+    control: list[TokenDifference] = []
     unshared_ids: list[int] = []
     pairs = zip_longest(_spellings(target), _spellings(draft))
     for token_id, (ours, theirs) in enumerate(pairs):
@@ -110,6 +140,9 @@ def relate_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyRela
             num_differing += 1
             if num_differing <= NUM_EXAMPLES:
                 examples.append(TokenDifference(token_id, ours, theirs))
+            num_unused += _is_unused(target, token_id, ours) and _is_unused(draft, token_id, theirs)
+            if len(control) < NUM_EXAMPLES and _mean_something(target, draft, token_id, ours, theirs):
+                control.append(TokenDifference(token_id, ours, theirs))
         elif ours is not None:
             num_target_only += 1
         elif theirs is not None:
@@ -119,9 +152,11 @@ def relate_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyRela
         draft_kind=draft.kind,
         num_same=num_same,
         num_differing=num_differing,
+        num_unused=num_unused,
         num_target_only=num_target_only,
         num_draft_only=num_draft_only,
         examples=tuple(examples),
+        control=tuple(control),
         unshared_ids=tuple(token_id for token_id in unshared_ids if token_id < draft.size),
     )
 
@@ -141,6 +176,27 @@ def check_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyRelat
             "choose a draft of the same family, or draft without a model (--drafters suffix)"
         )
     return relation
+
+
+def false_ends(vocabulary: Vocabulary) -> dict[int, bytes]:
+    """Return the end tokens that a model's file has as ordinary text, by id: an answer ends where one is written."""
+    ends = {token_id: vocabulary.token_spelling(token_id) or b"" for token_id in sorted(vocabulary.text_end_ids)}
+    return {token_id: spelling for token_id, spelling in ends.items() if not _MARKER.fullmatch(spelling)}
+
+
+def _is_unused(vocabulary: Vocabulary, token_id: int, spelling: bytes) -> bool:
+    """Return whether an id stands for no text: it is a control token, or spelled as one, or kept free."""
+    if spelling[:1] in (b"<", b"[") and (_FILLER.fullmatch(spelling) or _MARKER.fullmatch(spelling)):
+        return True
+    return not vocabulary.token_bytes(token_id)
+
+
+def _mean_something(target: Vocabulary, draft: Vocabulary, token_id: int, ours: bytes, theirs: bytes) -> bool:
+    """Return whether an id is a control token to both, with a meaning."""
+    if _FILLER.fullmatch(ours) or _FILLER.fullmatch(theirs):
+        return False
+    # All that has a spelling and adds none of it to a text.
+    return not (target.token_bytes(token_id) or draft.token_bytes(token_id))
 
 
 def _spellings(vocabulary: Vocabulary) -> Iterable[bytes | None]:

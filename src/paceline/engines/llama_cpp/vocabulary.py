@@ -94,6 +94,12 @@ class GgufVocabulary:
         return self._look(end_ids_of)
 
     @cached_property
+    def text_end_ids(self) -> frozenset[int]:
+        """End tokens that the file has as ordinary text: llama.cpp goes by spelling, such as that of ``</s>``."""
+        text = api.LLAMA_TOKEN_ATTR_NORMAL | api.LLAMA_TOKEN_ATTR_USER_DEFINED
+        return frozenset(token_id for token_id in self.end_ids if self._has(token_id, text))
+
+    @cached_property
     def control_ids(self) -> frozenset[int]:
         """Tokens that stand for no text, that for what the vocabulary does not know among them."""
         return frozenset(filter(self._is_control, range(self._size)))

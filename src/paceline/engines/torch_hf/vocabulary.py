@@ -105,6 +105,11 @@ class TokenizerVocabulary:
         return self._end_ids
 
     @property
+    def text_end_ids(self) -> frozenset[int]:
+        """End tokens that the tokenizer has as ordinary text."""
+        return self._end_ids - self._control_ids
+
+    @property
     def control_ids(self) -> frozenset[int]:
         """Tokens that stand for no text: the tokenizer's special ones."""
         return self._control_ids
