@@ -23,6 +23,8 @@ from paceline.cli.convert import convert
 from paceline.cli.demo import EPILOG as DEMO_EPILOG
 from paceline.cli.demo import demo
 from paceline.cli.display import escape_what_streams_lack
+from paceline.cli.doctor import EPILOG as DOCTOR_EPILOG
+from paceline.cli.doctor import doctor
 from paceline.cli.inflate import EPILOG as INFLATE_EPILOG
 from paceline.cli.inflate import inflate_command
 from paceline.cli.profile import EPILOG as PROFILE_EPILOG
@@ -79,6 +81,7 @@ _add_command("chat", chat, CHAT_EPILOG)
 # Flags of llama-server that are no options of ours come as words, and are told apart by the command.
 _add_command("serve", serve, SERVE_EPILOG, kind=ServeCommand, allow_extra_args=True, ignore_unknown_options=True)
 app.add_typer(models.app, name="models")
+_add_command("doctor", doctor, DOCTOR_EPILOG)
 _add_command("profile", profile_command, PROFILE_EPILOG)
 _add_command("bench", bench, BENCH_EPILOG)
 _add_command("inflate", inflate_command, INFLATE_EPILOG)

@@ -27,7 +27,7 @@ from paceline.models.cache import models_folder
 from paceline.models.fingerprints import fingerprint
 from paceline.output import whole_file
 
-Shelf: TypeAlias = Literal["profiles", "learned", "attention"]
+Shelf: TypeAlias = Literal["profiles", "learned", "attention", "answers"]
 """What kind of entry, and the folder they lie in."""
 
 _T = TypeVar("_T")

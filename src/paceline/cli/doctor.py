@@ -1,0 +1,467 @@
+"""``paceline doctor``: which draft models fit a target, how often they agree with it, and whether they pay."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from paceline.cli import exits
+from paceline.cli.display import error_console, output_console, print_json
+from paceline.cli.downloads import located, made
+from paceline.cli.interrupts import interrupts_held
+from paceline.cli.options import ENVIRONMENT_NOTE, check_outputs, refuse_given, with_options
+from paceline.comparison import Stopped
+from paceline.core.errors import InputError
+from paceline.core.params import SamplingParams
+from paceline.engines.loading import ModelOptions
+from paceline.machine import machine
+from paceline.models.cache import complete_model
+from paceline.models.description import ModelDescription, describe
+from paceline.models.own_draft import complete_draft
+from paceline.options import ModelChoice
+from paceline.output import whole_file
+from paceline.pairs.advice import advice_of
+from paceline.pairs.candidates import Candidate, Skipped, find_candidates
+from paceline.pairs.examination import Diagnosis, Examiner
+from paceline.pairs.export import ALL as ALL_PROGRAMS
+from paceline.pairs.export import PROGRAMS, Export, Pair, check_program, export
+from paceline.pairs.facts import facts_of, model_facts
+from paceline.pairs.measures import ALL, Ratio
+from paceline.pairs.prediction import Interval, Prediction, Speed
+from paceline.pairs.samples import file_samples, heldout_samples
+from paceline.sizes import count_text, size_text
+from paceline.terminal_text import json_text, printable, printable_line
+
+EPILOG = f"""[bold]Examples[/bold]
+
+paceline doctor target.gguf draft.gguf
+
+paceline doctor target.gguf ~/models  [dim]# every model in a folder, ranked by what it would gain[/dim]
+
+paceline doctor target.gguf  [dim]# those that paceline models lists, and those beside the target[/dim]
+
+paceline doctor target.gguf draft.gguf self --text prompts.jsonl --temp 0
+
+paceline doctor target.gguf draft.gguf --export llama-server
+
+paceline doctor target-1b-q8_0 draft --json doctor.json --html doctor.html
+
+{ENVIRONMENT_NOTE}
+"""
+"""What ``paceline doctor --help`` ends with."""
+
+_WHAT, _OUTPUT = "What is looked at", "Output"
+_DEFAULT_BUDGET_S = 60.0
+_LEAST_BUDGET_S = 5.0
+_PIPE_WIDTH = 120
+_NAMED_BY_ARGUMENTS = "has no effect here: the target is the first argument, and its drafts are those after it"
+_DEPTHS = 8
+"""Deepest drafts whose survival is printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """A candidate with all that is said of it.
+
+    Attributes:
+        diagnosis: what was found out.
+        advice: what to do, in sentences.
+        exports: flags for other programs.
+    """
+
+    diagnosis: Diagnosis
+    advice: Sequence[str]
+    exports: Sequence[Export]
+
+
+def _complete_programs(incomplete: str) -> list[str]:
+    return [name for name in (*PROGRAMS, ALL_PROGRAMS) if name.startswith(incomplete)]
+
+
+@with_options(
+    helps=dict.fromkeys(("path", "draft_path", "hub_repo", "hub_file", "hub_draft_repo", "hub_token", "hub_offline"))
+)
+def doctor(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="The model to speed up: a GGUF file, a Hugging Face folder, or a name from paceline models.",
+            autocompletion=complete_model,
+        ),
+    ],
+    candidates: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DRAFT|FOLDER",
+            help="Draft models, folders to look for some in, or self, which is the target quantised smaller. "
+            "[dim]\\[all that have names, and those beside the target][/dim]",
+            autocompletion=complete_draft,
+        ),
+    ] = None,
+    *,
+    models: ModelChoice,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            "--text",
+            help="Text of the kind that you generate, cut into prompts; or prompts, one a line (.jsonl with prompt or "
+            "text). [dim]\\[code, prose, JSON and logs of paceline's own][/dim]",
+            metavar="FILE",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    temp: Annotated[
+        float, typer.Option("--temp", "--temperature", help="0 decodes greedily.", rich_help_panel=_WHAT)
+    ] = SamplingParams().temperature,
+    seed: Annotated[int, typer.Option("--seed", "-s", help="Of the target's answers.", rich_help_panel=_WHAT)] = 1,
+    budget_s: Annotated[
+        float,
+        typer.Option("--budget-s", help="Seconds for a candidate; more looks at more text.", rich_help_panel=_WHAT),
+    ] = _DEFAULT_BUDGET_S,
+    export_to: Annotated[
+        str | None,
+        typer.Option(
+            "--export",
+            help=f"Print the flags of another program, and what it will refuse: {', '.join(PROGRAMS)}, or "
+            f"{ALL_PROGRAMS}.",
+            metavar="PROGRAM",
+            autocompletion=_complete_programs,
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    json_to: Annotated[
+        str | None,
+        typer.Option(
+            "--json",
+            help="Write all figures as JSON; - prints it instead of the report.",
+            metavar="FILE",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+) -> None:
+    """Say which draft models fit a target, how often both agree, and whether drafting pays, before it is tried.
+
+    The target writes some answers plainly, and each draft model says what it would have proposed at every place. These
+    drafts are replayed through the decoding loop in virtual time, with what passes cost on this machine: so a speed is
+    predicted with its interval, for policy auto and for fixed draft lengths, beside no draft model at all.
+
+    The exit status is 0 if a candidate pays, 3 if none does, and 2 if what was asked for cannot be done.
+    """
+    refuse_given(
+        context,
+        dict.fromkeys(
+            ("path", "draft_path", "hub_repo", "hub_file", "hub_draft_repo", "hub_token", "hub_offline"),
+            _NAMED_BY_ARGUMENTS,
+        ),
+    )
+    if not _LEAST_BUDGET_S <= budget_s < math.inf:
+        raise InputError(f"--budget-s {budget_s:g}: give a finite number of seconds from {_LEAST_BUDGET_S:g} on")
+    SamplingParams(temperature=temp, seed=seed)
+    programs = () if export_to is None else check_program(export_to)
+    json_file = None if json_to is None or json_to == "-" else Path(json_to)
+    check_outputs({"--json": json_file})
+    samples = heldout_samples() if text is None else file_samples(text)
+    target_options = models.target_options(located(target))
+    what = describe(Path(target_options.path))
+    found, skipped = find_candidates(candidates or [], what)
+    _tell_skipped(skipped)
+    if not found:
+        raise InputError(
+            "there is no draft model to try: name one, a folder that holds some, or self, the target quantised smaller"
+        )
+    examined: list[Patient] = []
+    is_whole = True
+    with interrupts_held() as interrupted, _Progress(len(found)) as progress:
+        examiner = Examiner(
+            target_options,
+            samples,
+            temperature=temp,
+            budget_s=budget_s,
+            # What a user's own texts lead to is nobody else's.
+            keep_answers=text is None,
+            seed=seed,
+            stopped=interrupted.is_set,
+            tell=progress.tell,
+        )
+        for candidate in found:
+            progress.begin(candidate.name)
+            try:
+                diagnosis = _examined(examiner, candidate, models, target_options)
+            except Stopped:
+                is_whole = False
+                break
+            examined.append(_patient(diagnosis, what, programs))
+    ranked = sorted(examined, key=_rank)
+    facts = {
+        "target": model_facts(what),
+        "temperature": temp,
+        "seed": seed,
+        "text": None if text is None else str(text),
+        "machine": machine(),
+        "candidates": [facts_of(each.diagnosis, each.advice, each.exports) for each in ranked],
+        "skipped": [dataclasses.asdict(each) for each in skipped],
+        "ended_by": "done" if is_whole else "interrupt",
+    }
+    if json_file is not None:
+        with whole_file(json_file) as partial:
+            partial.write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
+    if json_to == "-":
+        print_json(facts)
+    else:
+        _print_report(what, ranked, temp)
+    if not is_whole:
+        error_console().print(
+            f"interrupted after {len(examined)} of {len(found)} candidates: what was measured and written is kept, and "
+            "the same command goes on from there",
+            markup=False,
+        )
+        raise typer.Exit(exits.INTERRUPTED)
+    if not any(each.diagnosis.prediction or each.diagnosis.fitting for each in examined):
+        raise typer.Exit(exits.BAD_INPUT)
+    if not any(each.diagnosis.prediction is not None and each.diagnosis.prediction.pays for each in examined):
+        raise typer.Exit(exits.DOES_NOT_PAY)
+
+
+def _examined(examiner: Examiner, candidate: Candidate, models: ModelChoice, target: ModelOptions) -> Diagnosis:
+    """Examine a candidate; one of the target's own is made first if need be."""
+    path = candidate.path if candidate.own is None else made(candidate.own.of(Path(target.path)))
+    return examiner.examine(candidate.name, models.draft_options(target, path))
+
+
+def _patient(diagnosis: Diagnosis, target: ModelDescription, programs: Sequence[Any]) -> Patient:
+    static = None if diagnosis.prediction is None else diagnosis.prediction.static
+    pair = Pair(
+        target,
+        diagnosis.what,
+        None if diagnosis.fitting is None else diagnosis.fitting.relation,
+        None if static is None else static.draft_max,
+        0.0 if static is None or static.p_min is None else static.p_min,
+    )
+    return Patient(diagnosis, advice_of(diagnosis, target), [export(program, pair) for program in programs])
+
+
+def _rank(patient: Patient) -> tuple[int, float]:
+    """Return what puts candidates in order: the fastest first, then those not predicted, by how they line up."""
+    diagnosis = patient.diagnosis
+    if diagnosis.prediction is not None:
+        return 0, -diagnosis.prediction.auto.per_second.value
+    one = (
+        None
+        if diagnosis.fitting is None or diagnosis.fitting.alignment is None
+        else diagnosis.fitting.alignment.one_share
+    )
+    return (1, -(one or 0.0)) if diagnosis.fitting is not None else (2, 0.0)
+
+
+def _tell_skipped(skipped: Sequence[Skipped]) -> None:
+    for each in skipped:
+        error_console().print(f"not tried: {each.name}: {each.why}", style="dim", markup=False)
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def _print_report(target: ModelDescription, ranked: Sequence[Patient], temperature: float) -> None:
+    console = output_console(soft_wrap=False)
+    # Not rich's word for it, which FORCE_COLOR changes.
+    if not sys.stdout.isatty():
+        console.width = _PIPE_WIDTH
+    console.print(f"target: {_model_line(target)}", style="bold", markup=False)
+    if len(ranked) > 1:
+        console.print()
+        console.print(_ranking(ranked))
+    for patient in ranked:
+        console.print()
+        _print_patient(console, patient, temperature)
+
+
+def _ranking(ranked: Sequence[Patient]) -> Table:
+    table = Table(box=None, pad_edge=False, title="by predicted speed", title_justify="left")
+    table.add_column("draft", overflow="fold")
+    for column in ("t/s", "of plain", "verdict"):
+        table.add_column(column, justify="right")
+    table.add_column("tokens", overflow="fold")
+    for patient in ranked:
+        diagnosis = patient.diagnosis
+        prediction = diagnosis.prediction
+        cells = ["-", "-", "-"]
+        if prediction is not None:
+            cells = [
+                f"{prediction.auto.per_second.value:.1f}",
+                f"{prediction.auto.gain.value:.2f}",
+                verdict(prediction),
+            ]
+        words = diagnosis.error if diagnosis.fitting is None else diagnosis.fitting.words
+        style = "green" if prediction is not None and prediction.pays else None
+        table.add_row(printable_line(diagnosis.name), *cells, printable_line(words or ""), style=style)
+    return table
+
+
+def verdict(prediction: Prediction) -> str:
+    """Say whether a draft model pays."""
+    return {True: "pays", False: "does not pay", None: "too close to call"}[prediction.pays]
+
+
+def _print_patient(console: Console, patient: Patient, temperature: float) -> None:
+    diagnosis = patient.diagnosis
+    console.print(f"{diagnosis.name}: {_model_line(diagnosis.what)}", style="bold cyan", markup=False)
+    if diagnosis.fitting is not None:
+        console.print(f"tokens: {diagnosis.fitting.words}", markup=False)
+        if diagnosis.fitting.alignment is not None:
+            console.print(_alignment_table(diagnosis))
+        for warning in diagnosis.fitting.warnings:
+            console.print(f"- {warning}", style="dim", markup=False)
+    if diagnosis.error is not None:
+        console.print(f"not drafted with: {diagnosis.error}", style="yellow", markup=False)
+    prediction = diagnosis.prediction
+    if prediction is not None:
+        for line in _speed_lines(prediction):
+            console.print(line, markup=False)
+        console.print(_agreement_table(diagnosis, temperature))
+    for sentence in patient.advice:
+        console.print(f"- {sentence}", markup=False)
+    for each in patient.exports:
+        console.print(f"\n{each.program}", style="bold", markup=False)
+        # As it is, so that it can be copied.
+        print(printable(each.command))
+        for reason in each.refuses:
+            console.print(f"refused: {reason}", style="yellow", markup=False)
+        for note in each.notes:
+            console.print(f"note: {note}", style="dim", markup=False)
+
+
+def _speed_lines(prediction: Prediction) -> Iterator[str]:
+    auto, static = prediction.auto, prediction.static
+    yield (
+        f"{verdict(prediction)}: {_per_second(auto)} with auto, {_gain(auto)} of plain's "
+        f"{prediction.plain.per_second.value:.1f}; without a draft model {_per_second(prediction.without_model)}"
+    )
+    threshold = f", p-min {static.p_min:g}" if static.p_min else ""
+    yield f"best fixed length: draft-max {static.draft_max}{threshold}, {_gain(static)} of plain"
+    most = "no price would" if prediction.break_even is None else f"up to {prediction.break_even:.2f} may"
+    yield (
+        f"a level of the draft takes {prediction.draft_cost:.2f} of a plain round, and {most} pay; predicted of "
+        f"{prediction.tokens:,} tokens of {prediction.texts} answers"
+    )
+
+
+def _per_second(speed: Speed) -> str:
+    return f"{speed.per_second.value:.1f} t/s{_ends(speed.per_second, 1)}"
+
+
+def _gain(speed: Speed) -> str:
+    return f"{speed.gain.value:.2f}{_ends(speed.gain, 2)}"
+
+
+def _ends(interval: Interval, digits: int) -> str:
+    if interval.low is None or interval.high is None:
+        return ""
+    low, high = f"{interval.low:.{digits}f}", f"{interval.high:.{digits}f}"
+    # Texts that are all decoded plainly differ in nothing.
+    return "" if low == high else f" ({low} to {high})"
+
+
+def _agreement_table(diagnosis: Diagnosis, temperature: float) -> Table:
+    prediction, agreement = diagnosis.prediction, diagnosis.agreement
+    assert prediction is not None
+    table = Table(box=None, pad_edge=False)
+    table.add_column("agreement on")
+    of_places = [] if agreement is None else [agreement.coupled, agreement.overlap, agreement.same_top]
+    names = ["accepted", "1 - TV", "same top"] if temperature > 0 else ["accepted", "1 - TV", "same top (greedy)"]
+    for column in (*names[: len(of_places)], f"right to depth 1, 2, ... {_DEPTHS}", "gain"):
+        table.add_column(column, justify="right")
+    kinds = [kind for kind in diagnosis.survival if kind != ALL]
+    for kind in (*(kinds if len(kinds) > 1 else ()), ALL):
+        survival = [depth.survival for depth in diagnosis.survival[kind][:_DEPTHS] if depth.survival is not None]
+        gain = prediction.auto.gain.value if kind == ALL else prediction.gain_by_kind[kind]
+        table.add_row(
+            kind,
+            *(_percent(ratios[kind]) for ratios in of_places),
+            " ".join(f"{value:.0%}" for value in survival),
+            f"{gain:.2f}",
+        )
+    return table
+
+
+def _alignment_table(diagnosis: Diagnosis) -> Table:
+    assert diagnosis.fitting is not None
+    alignment = diagnosis.fitting.alignment
+    assert alignment is not None
+    table = Table(box=None, pad_edge=False)
+    table.add_column("on text")
+    for column in ("one draft token", "ends meet", "draft tokens each"):
+        table.add_column(column, justify="right")
+    for kind, one in alignment.one.items():
+        each = alignment.draft_tokens[kind].value
+        table.add_row(kind, _percent(one), _percent(alignment.ends[kind]), "-" if each is None else f"{each:.2f}")
+    return table
+
+
+def _percent(ratio: Ratio) -> str:
+    if ratio.value is None:
+        return "-"
+    return (
+        f"{ratio.value:.1%}"
+        if ratio.standard_error is None
+        else f"{ratio.value * 100:.1f} ± {ratio.standard_error * 100:.1f}%"
+    )
+
+
+def _model_line(what: ModelDescription) -> str:
+    parameters = "unknown number of" if what.num_parameters is None else count_text(what.num_parameters)
+    return ", ".join(
+        part
+        for part in (str(what.path), size_text(what.num_bytes), f"{parameters} parameters", what.file_type)
+        if part is not None
+    )
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """A bar on a terminal; elsewhere a line for every new thing that is done."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._number = 0
+        self._name = ""
+        self._console = error_console()
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task("", total=float(count))
+        self._last = ""
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def begin(self, name: str) -> None:
+        """Say which candidate comes next."""
+        self._number += 1
+        self._name = printable_line(name)
+        self._last = ""
+
+    def tell(self, doing: str, share: float) -> None:
+        """Show what is being done, and which share of the candidate is done."""
+        of_all = f" ({self._number} of {self._count})" if self._count > 1 else ""
+        line = f"{self._name}{of_all}: {doing}"
+        self._bar.update(self._task, description=line, completed=self._number - 1 + share)
+        if line != self._last and not self._console.is_terminal:
+            self._console.print(line, markup=False)
+        self._last = line

@@ -1,0 +1,125 @@
+"""What to do about a diagnosis, in words. A sentence is said only where the figures that were found support it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from paceline.pairs.measures import ALL
+
+if TYPE_CHECKING:
+    from paceline.models.description import ModelDescription
+    from paceline.pairs.examination import Diagnosis
+
+_CLOSE: Final = 0.65
+"""Acceptance of a draft of the same family beyond which training it further was seen to gain next to nothing."""
+_APART: Final = 0.4
+"""Acceptance below which a draft is not yet aligned with its target, so that training on the target's text gains."""
+_CHEAP: Final = 0.2
+"""Share of a plain round that a draft's pass may take before it is its price that decides."""
+_MANY_BITS: Final = 6.0
+"""Bits a weight up to which a smaller quant of the same model is no cheaper to speak of."""
+_OUTPUT_SHARE: Final = 0.4
+"""Share of a model's weights that are one for each token of the vocabulary, beyond which they decide its price."""
+_DEAR_ROWS: Final = 5
+"""Width of the pass that is looked at,"""
+_DEAR: Final = 3.0
+"""and how many plain passes it may take before verifying itself is dear."""
+_LOOKUP_GAIN: Final = 1.15
+"""Gain of lookups in the text beyond which they are worth saying."""
+_KIND_GAP: Final = 0.15
+"""By how much kinds of text gain differently before it is said."""
+
+
+def advice_of(diagnosis: Diagnosis, target: ModelDescription, *, draft_on_cpu: bool = False) -> list[str]:
+    """Return what to do, a sentence each; the most telling first.
+
+    Args:
+        diagnosis: of the candidate.
+        target: what the target says of itself.
+        draft_on_cpu: the draft was told to run on the CPU, where there is a device that the target runs on.
+    """
+    return list(_advice(diagnosis, target, draft_on_cpu))
+
+
+def _advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: bool) -> Iterator[str]:
+    prediction, agreement = diagnosis.prediction, diagnosis.agreement
+    fitting, draft = diagnosis.fitting, diagnosis.what
+    if prediction is None:
+        if fitting is not None and not fitting.fits and fitting.alignment is not None:
+            yield "choose a draft of the target's family, or none: --drafters suffix,lookup take no model"
+        return
+    accepted = None if agreement is None else agreement.coupled[ALL].value
+    cost, most = prediction.draft_cost, prediction.break_even
+    pays = prediction.pays
+    if draft_on_cpu:
+        yield "the draft runs on the CPU beside a target on a GPU: leave out -ngld and -devd, or give it layers there"
+    same_model = _is_same_model(target, draft)
+    bits = _bits(target)
+    if not pays and same_model and bits is not None and bits < _MANY_BITS:
+        yield (
+            f"the target has {bits:.1f} bits a weight ({target.file_type}): its own lower quant cannot pay, as it "
+            f"reads {draft.num_bytes / target.num_bytes:.0%} of the same bytes for every token it drafts"
+        )
+    if not pays and most is not None and cost > most:
+        yield (
+            f"a level of this draft takes {cost:.2f} of a plain round, and at this agreement {most:.2f} is where a "
+            "draft begins to pay: take a smaller one"
+        )
+        share = _output_share(draft)
+        if share is not None and share > _OUTPUT_SHARE:
+            yield (
+                f"{share:.0%} of the draft's weights are one row for each of its {draft.vocabulary_size:,} tokens: a "
+                "draft with fewer tokens would cost that much less"
+            )
+    if not pays and most is None:
+        yield (
+            "no draft could pay here, however cheap: what a pass takes longer for verifying is more than what comes of "
+            "it at this agreement"
+        )
+    if not pays and diagnosis.profile is not None:
+        dear = diagnosis.profile.round_s(_DEAR_ROWS) / diagnosis.profile.round_s(1)
+        if dear > _DEAR:
+            yield (
+                f"a pass that verifies {_DEAR_ROWS - 1} drafts takes {dear:.1f} plain passes on this machine: it is "
+                "verifying that is dear" + (", as in a mixture of experts" if target.experts else "")
+            )
+    if accepted is not None and fitting is not None and not same_model:
+        if accepted >= _CLOSE:
+            yield f"same tokens, and {accepted:.0%} accepted: distilling will not help much"
+        elif accepted < _APART and cost < _CHEAP:
+            yield (
+                f"{accepted:.0%} accepted from a draft that costs {cost:.2f} of a plain round: it is cheap and says "
+                "other things; training it on the target's answers should help"
+            )
+    if prediction.without_model.gain.value >= _LOOKUP_GAIN:
+        yield (
+            f"lookups in the text alone gain {prediction.without_model.gain.value:.2f} times on these texts, and take "
+            "no memory"
+        )
+    kinds = prediction.gain_by_kind
+    if len(kinds) > 1 and max(kinds.values()) - min(kinds.values()) >= _KIND_GAP:
+        best, worst = max(kinds, key=lambda kind: kinds[kind]), min(kinds, key=lambda kind: kinds[kind])
+        yield (
+            f"it hangs on the text: {kinds[best]:.2f} times on {best}, {kinds[worst]:.2f} on {worst}; give your own "
+            "with --text"
+        )
+
+
+def _is_same_model(target: ModelDescription, draft: ModelDescription) -> bool:
+    """Return whether both are one model in two types, by all that their headers say of its shape."""
+    shapes = [
+        (each.architecture, each.layers, each.width, each.heads, each.kv_heads, each.feed_forward, each.num_parameters)
+        for each in (target, draft)
+    ]
+    return shapes[0] == shapes[1] and None not in shapes[0]
+
+
+def _bits(what: ModelDescription) -> float | None:
+    return 8 * what.num_bytes / what.num_parameters if what.num_parameters else None
+
+
+def _output_share(what: ModelDescription) -> float | None:
+    if not (what.vocabulary_size and what.width and what.num_parameters):
+        return None
+    return min(what.vocabulary_size * what.width / what.num_parameters, 1.0)

@@ -1,0 +1,121 @@
+"""How often a draft model says what the target says, at the places of the target's own answers.
+
+Three figures of every place, all after temperature and filters, which is what runs: the chance that the coupled
+verifier accepts (``coupled``), the overlap of both distributions, 1 - TV, which is the chance that rejection accepts
+(arXiv 2211.17192), and whether both have the same most likely token, which is what greedy decoding goes by. By depth it
+is counted how far the draft's own chains follow the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.core.arrays import Float64Array, Int64Array
+from paceline.core.params import SamplingParams
+from paceline.core.sampling import RowSampler
+from paceline.pairs.answers import Place, Written, place_of
+from paceline.pairs.measures import Depth, Ratio, Tally, coupled_acceptance, depths
+from paceline.pairs.reading import fitted, rows
+
+if TYPE_CHECKING:
+    from paceline.engines.base import Engine
+    from paceline.planning.replaying.recording import Recording
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Shares by kind of text, all kinds under ``"all"``.
+
+    Attributes:
+        coupled: expected share of first draft tokens that the coupled verifier accepts.
+        overlap: 1 - TV of both distributions.
+        same_top: share of places where both have the same most likely token.
+    """
+
+    coupled: Mapping[str, Ratio]
+    overlap: Mapping[str, Ratio]
+    same_top: Mapping[str, Ratio]
+
+
+def agreement_of(
+    draft: Engine,
+    written: Sequence[Written],
+    *,
+    target_vocab_size: int,
+    unshared_ids: Sequence[int],
+    temperature: float,
+) -> Agreement:
+    """Read answers with the draft model, and compare what it would draw each token from with what the target did.
+
+    Args:
+        draft: with a sequence to spare, and room for what is read.
+        written: answers of the target.
+        target_vocab_size: the draft's ids beyond are never proposed.
+        unshared_ids: ids of the draft that are another token to the target, which are never proposed either.
+        temperature: at which the answers were sampled.
+    """
+    sampler = RowSampler(SamplingParams(temperature=temperature, seed=0))
+    masked = np.array([token_id for token_id in unshared_ids if token_id < target_vocab_size], dtype=np.int64)
+    tallies = coupled, overlap, same_top = Tally(), Tally(), Tally()
+    for each in written:
+        token_ids = [*each.task.prompt_ids, *each.token_ids]
+        sums = [0.0, 0.0, 0.0]
+        places = iter(each.places)
+        for chunk in rows(draft, token_ids, len(each.task.prompt_ids)):
+            for borrowed in chunk:
+                row = fitted(borrowed, target_vocab_size)
+                row[masked] = -np.inf
+                ours, theirs = next(places), place_of(sampler, row)
+                for index, value in enumerate(_compare(ours, theirs)):
+                    sums[index] += value
+        for tally, total in zip(tallies, sums, strict=True):
+            tally.add(each.task.workload, total, len(each.token_ids))
+    return Agreement(coupled.ratios(), overlap.ratios(), same_top.ratios())
+
+
+def survival_of(recordings: Sequence[Recording], drafter: str, kinds: Sequence[str]) -> dict[str, list[Depth]]:
+    """Return how far a drafter's chains follow the answers, by kind of text.
+
+    A draft token is tested at depth ``d`` where those before it were right, and where the answer goes on so far.
+
+    Args:
+        recordings: of the answers.
+        drafter: name of it.
+        kinds: of the texts, one for each recording.
+    """
+    tallies: list[Tally] = []
+    for recording, kind in zip(recordings, kinds, strict=True):
+        (tape,) = (tape for tape in recording.tapes if tape.name == drafter)
+        accepted, tested = [0] * recording.depth, [0] * recording.depth
+        for position, chain in enumerate(tape.chains):
+            text = recording.token_ids[position + 1 :]
+            for depth, token_id in enumerate(text[: recording.depth]):
+                tested[depth] += 1
+                if depth >= len(chain) or chain[depth].token_ids[0] != token_id:
+                    break
+                accepted[depth] += 1
+        while len(tallies) < recording.depth:
+            tallies.append(Tally())
+        for tally, hits, trials in zip(tallies, accepted, tested, strict=True):
+            tally.add(kind, hits, trials)
+    groups = [tally.groups() for tally in tallies]
+    return {group: depths([at_depth[group] for at_depth in groups]) for group in (groups[0] if groups else ())}
+
+
+def _compare(ours: Place, theirs: Place) -> tuple[float, float, float]:
+    """Return the chance that both draw one token with shared noise, 1 - TV, and whether they have the same top."""
+    ids = np.union1d(ours[0], theirs[0])
+    target_probs, draft_probs = (_over(ids, place) for place in (ours, theirs))
+    same_top = float(ours[0][ours[1].argmax()] == theirs[0][theirs[1].argmax()])
+    return coupled_acceptance(target_probs, draft_probs), float(np.minimum(target_probs, draft_probs).sum()), same_top
+
+
+def _over(ids: Int64Array, place: Place) -> Float64Array:
+    probs = np.zeros(len(ids))
+    probs[np.searchsorted(ids, place[0])] = place[1]
+    probs /= probs.sum()
+    return probs

@@ -1,0 +1,238 @@
+"""The target's own answers to beginnings of texts: what drafts are to be right about.
+
+A draft counts only where all before it was accepted, and that is the target's own text. So agreement on what others
+wrote says little; the answers are written first, plainly, once for all candidates, and kept. What the target drew each
+token from is kept with them, so that its passes are made once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from paceline.bench.looping import loops
+from paceline.bench.sessions import Engines, Session
+from paceline.bench.tasks import ends_early
+from paceline.bench.workloads import Task
+from paceline.comparison import Stop, finish
+from paceline.core.arrays import Float64Array, FloatArray, Int64Array
+from paceline.core.params import SamplingParams
+from paceline.core.request import FinishReason
+from paceline.core.sampling import RowSampler, probabilities
+from paceline.core.tree import DraftTree
+from paceline.core.verify import RowLogits, Verifier, Walk
+from paceline.engines.loading import ModelOptions, engine_for
+from paceline.models.fingerprints import fingerprint
+from paceline.planning.keeping import PairKey, load_entry, store_entry
+from paceline.planning.policies.fixed import NO_SPECULATION
+
+_VERSION: Final = 1
+"""Raised whenever answers are written or kept in another way."""
+_DIGITS: Final = 7
+"""Decimals of the probabilities that are kept."""
+
+
+Place: TypeAlias = tuple[Int64Array, Float64Array]
+"""What one token is drawn from: ids that may come, and their probabilities after temperature and filters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the target wrote.
+
+    Attributes:
+        task: that it was asked; its limit is that of the answer.
+        token_ids: the answer.
+        finish_reason: why it ended.
+        places: what each of its tokens was drawn from.
+    """
+
+    task: Task
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    places: tuple[Place, ...]
+
+    def cut(self, tokens: int) -> Written:
+        """Return the answer as it is where no more than so many tokens are allowed."""
+        if len(self.token_ids) <= tokens:
+            return self
+        return Written(self.task, self.token_ids[:tokens], "length", self.places[:tokens])
+
+
+class Answers:
+    """Writes the target's answers to tasks, and finds those that are kept.
+
+    An answer that loops flatters every draft, and one that ends at once says nothing: these are left out.
+
+    Args:
+        target: how the target runs; its file's content is part of what answers are kept under.
+        temperature: of all answers.
+        keep: whether they are kept for the next process. They are texts.
+    """
+
+    def __init__(self, target: ModelOptions, temperature: float, *, keep: bool) -> None:
+        self._target = target
+        self._temperature = temperature
+        self._keep = keep
+        self._key: PairKey | None = None
+        self._known: dict[str, _Kept] = {}
+
+    def params(self, task: Task) -> SamplingParams:
+        """Return how a task's answer is sampled."""
+        return SamplingParams(temperature=self._temperature, seed=task.seed)
+
+    def write(
+        self,
+        engines: Engines,
+        tasks: Sequence[Task],
+        count: int,
+        *,
+        stopped: Stop,
+        in_time: Callable[[], bool],
+        report: Callable[[int], None],
+    ) -> list[Written]:
+        """Return so many answers, the first tasks' that say something; fewer where there is no time for more.
+
+        Args:
+            engines: with the target.
+            tasks: in the order of their use.
+            count: answers that are wanted.
+            stopped: whether the user wants no more.
+            in_time: whether there is time to write another, once there is one.
+            report: told how many there are.
+
+        Raises:
+            Stopped: the user wants no more; what was written is kept.
+        """
+        self._load()
+        found: list[Written] = []
+        with Session(engines, [], NO_SPECULATION) as session:
+            for task in tasks:
+                if len(found) == count:
+                    break
+                kept = self._known.get(_name(task))
+                if kept is None or not kept.serves(task):
+                    if found and not in_time():
+                        continue
+                    kept = self._known[_name(task)] = self._answer(session, task, stopped)
+                    self._store()
+                written = Written(task, kept.token_ids, kept.finish_reason, kept.places).cut(task.max_tokens)
+                if not ends_early(task, written.token_ids) and not loops(written.token_ids):
+                    found.append(written)
+                    report(len(found))
+        return found
+
+    def _answer(self, session: Session, task: Task, stopped: Stop) -> _Kept:
+        noting: list[_NotingVerifier] = []
+
+        def note(verifier: Verifier, prompt_ids: Sequence[int]) -> Verifier:
+            noting.append(_NotingVerifier(verifier))
+            return noting[0]
+
+        options = task.options(self._temperature)
+        options["speculate"] = False
+        generation = finish(session._start(task.prompt_ids, options, wrap=note), stopped)
+        token_ids = tuple(generation.token_ids)
+        return _Kept(task.max_tokens, token_ids, generation.finish_reason, tuple(noting[0].places[: len(token_ids)]))
+
+    def _load(self) -> None:
+        if not self._keep or self._key is not None:
+            return
+        path = Path(self._target.path)
+        facts = {
+            "answers": _VERSION,
+            "file": fingerprint(path),
+            "engine": self._target.engine or engine_for(path),
+            "temperature": self._temperature,
+        }
+        self._key = PairKey(facts)
+        self._known = load_entry("answers", self._key, _read) or {}
+
+    def _store(self) -> None:
+        if self._key is not None:
+            store_entry("answers", self._key, {name: kept.to_json() for name, kept in self._known.items()})
+
+
+class _NotingVerifier:
+    """Judges as another verifier does, and notes what the tokens of plain decoding are drawn from.
+
+    Args:
+        inner: the request's verifier.
+
+    Attributes:
+        places: of all tokens so far.
+    """
+
+    def __init__(self, inner: Verifier) -> None:
+        self.name = inner.name
+        self.sampler = inner.sampler
+        self.judges_every_draw = inner.judges_every_draw
+        self.propose = inner.propose
+        self.places: list[Place] = []
+        self._inner = inner
+
+    def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+        def noted(node: int) -> FloatArray:
+            row = row_logits(node)
+            self.places.append(place_of(self.sampler, row))
+            return row
+
+        return self._inner.walk(tree, num_rows, noted, history)
+
+
+def place_of(sampler: RowSampler, row: FloatArray) -> Place:
+    """Return what a token is drawn from where a row of logits ``[vocab]`` stands; without penalties."""
+    probs = probabilities(sampler.candidates(row, ()), len(row), greedy=sampler.params.greedy)
+    ids = np.flatnonzero(probs)
+    return ids, probs[ids]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An answer as it was written with so many tokens allowed."""
+
+    max_tokens: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    places: tuple[Place, ...]
+
+    def serves(self, task: Task) -> bool:
+        """Whether it is what the task asks for, or goes on beyond that."""
+        return self.max_tokens >= task.max_tokens or self.finish_reason == "end"
+
+    def to_json(self) -> dict[str, Any]:
+        places = [[ids.tolist(), np.round(probs, _DIGITS).tolist()] for ids, probs in self.places]
+        return {
+            "max_tokens": self.max_tokens,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "places": places,
+        }
+
+
+def _read(data: Any) -> dict[str, _Kept]:
+    found = {}
+    for name, kept in dict(data).items():
+        reason = kept["finish_reason"]
+        if reason not in (None, "end", "length", "stop", "context"):
+            raise ValueError(f"an answer that ended by {reason}")
+        token_ids = tuple(map(int, kept["token_ids"]))
+        places = tuple(
+            (np.asarray(ids, dtype=np.int64), np.asarray(probs, dtype=np.float64)) for ids, probs in kept["places"]
+        )
+        if not len(token_ids) == len(places) or any(ids.shape != probs.shape or ids.ndim != 1 for ids, probs in places):
+            raise ValueError(f"{len(token_ids)} tokens drawn at {len(places)} places")
+        found[name] = _Kept(int(kept["max_tokens"]), token_ids, reason, places)
+    return found
+
+
+def _name(task: Task) -> str:
+    """Return what an answer is kept under: its prompt and its seed."""
+    asked = json.dumps([list(task.prompt_ids), task.seed]).encode()
+    return hashlib.sha256(asked).hexdigest()[:32]

@@ -1,0 +1,334 @@
+"""Examining candidates one after the other: what is cheap first, and what takes the models only where that allows it.
+
+::
+
+    both vocabularies ──> does it fit? ──no──> why not
+                              │ yes: both models are opened as paceline run opens them
+                              v
+    cost profile ──> the target's answers ──> drafts recorded ──> agreement, replays ──> a diagnosis
+    (kept)           (kept)
+
+How many answers of what length, and how deep drafts are recorded, follows from the profile and the time there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from paceline.bench.sessions import Engines, Session, wall_engines
+from paceline.comparison import Stopped
+from paceline.core.errors import PacelineError
+from paceline.core.params import StopRules
+from paceline.engines.loading import ModelOptions, open_vocabulary
+from paceline.models.description import ModelDescription, describe
+from paceline.opening import OpenedPair, open_pair
+from paceline.pairs.agreement import Agreement, agreement_of, survival_of
+from paceline.pairs.answers import Answers, Written
+from paceline.pairs.fitting import Fitting, fitting_of
+from paceline.pairs.measures import ALL, Depth
+from paceline.pairs.prediction import ALL_DRAFTERS, DRAFT, Prediction, calibrated, predict
+from paceline.pairs.samples import PROMPT_TOKENS, Sample, tasks_of
+from paceline.planning.costs.meter import ProfilingBudget
+from paceline.planning.costs.profile import CostProfile
+from paceline.planning.costs.profile_cache import find_or_measure
+from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.planning.replaying.recorder import record_answer
+from paceline.runtime.worker import Worker
+
+if TYPE_CHECKING:
+    from paceline.planning.replaying.recording import Recording
+    from paceline.vocabularies.relation import VocabularyRelation
+
+_PROFILING_SHARE: Final = 0.2
+"""Of the time for a candidate, that measuring what passes cost may take."""
+_ANSWERING_SHARE: Final = 0.65
+"""Of the time for a candidate, after which no further answer is begun."""
+_USABLE: Final = 0.85
+"""Of what is left after the passes were measured; the rest is for what the forecast cannot know."""
+
+_SHAPES: Final = (
+    *((24, 128, 16), (24, 96, 12), (16, 96, 12), (16, 64, 12), (12, 96, 12), (12, 64, 12), (12, 64, 8), (8, 64, 8)),
+    *((8, 48, 8), (8, 40, 6), (4, 64, 8), (4, 48, 6), (4, 32, 6), (4, 24, 4)),
+)
+"""Answers, tokens of each, and depth of the recorded drafts: the first that there is time for is taken, else the last.
+Texts tell more than tokens, as what follows within one goes together."""
+_REPLAYS: Final = 21
+"""Replays of a recording."""
+_REPLAY_TOKEN_S: Final = 5e-4
+"""Seconds that replaying a token takes on a slow machine."""
+_LEVEL_S: Final = 6e-4
+"""Seconds of a recorded level beside its pass."""
+_COMPARE_S: Final = 1e-3
+"""Seconds of comparing two distributions;"""
+_COMPARE_ID_S: Final = 2e-8
+"""and of each id of theirs."""
+_CALIBRATION_ROUNDS: Final = 150
+"""Rounds of the short live answers."""
+
+Tell = Callable[[str, float], None]
+"""Told what is being done, and which share of the candidate is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found out about a candidate.
+
+    Attributes:
+        name: what it was called.
+        what: what it says of itself.
+        fitting: of the vocabularies; ``None`` where they could not be compared.
+        agreement: with the target's answers; ``None`` where it was not drafted with.
+        survival: of its chains by depth, by kind of text; empty likewise.
+        prediction: what it gains; ``None`` likewise.
+        profile: what passes of both models cost; ``None`` likewise.
+        error: why it was not drafted with, in a line; ``None`` where it was.
+        took_s: seconds that it took.
+    """
+
+    name: str
+    what: ModelDescription
+    fitting: Fitting | None
+    agreement: Agreement | None = None
+    survival: Mapping[str, Sequence[Depth]] = dataclasses.field(default_factory=dict)
+    prediction: Prediction | None = None
+    profile: CostProfile | None = None
+    error: str | None = None
+    took_s: float = 0.0
+
+
+class Examiner:
+    """Examines the candidates for one target.
+
+    Args:
+        target: how it runs.
+        samples: texts to look at them on.
+        temperature: at which answers are sampled.
+        budget_s: seconds for a candidate.
+        keep_answers: whether the target's answers are kept for the next process.
+        seed: of the first answer; each next one has the next.
+        stopped: whether the user wants no more.
+        tell: told how far it is.
+    """
+
+    def __init__(
+        self,
+        target: ModelOptions,
+        samples: Sequence[Sample],
+        *,
+        temperature: float,
+        budget_s: float,
+        keep_answers: bool = True,
+        seed: int = 1,
+        stopped: Callable[[], bool] = lambda: False,
+        tell: Tell = lambda doing, share: None,
+    ) -> None:
+        self._target = target
+        self._samples = samples
+        self._temperature = temperature
+        self._budget_s = budget_s
+        self._seed = seed
+        self._stopped = stopped
+        self._tell = tell
+        self._answers = Answers(target, temperature, keep=keep_answers)
+
+    def examine(self, name: str, draft: ModelOptions) -> Diagnosis:
+        """Examine one candidate.
+
+        Args:
+            name: what it is called.
+            draft: how it runs.
+
+        Raises:
+            Stopped: the user wants no more; profiles and answers so far are kept.
+        """
+        started_s = time.monotonic()
+        what = describe(Path(draft.path))
+        fitting = None
+        try:
+            fitting = self._fitting(draft)
+            if fitting.refusal is not None:
+                found = Diagnosis(name, what, fitting, error=fitting.refusal)
+            else:
+                found = self._measured(Diagnosis(name, what, fitting), draft, started_s + self._budget_s)
+        except PacelineError as error:
+            found = Diagnosis(name, what, fitting, error=str(error))
+        return dataclasses.replace(found, took_s=time.monotonic() - started_s)
+
+    def _fitting(self, draft: ModelOptions) -> Fitting:
+        self._say("comparing vocabularies", 0.0)
+        texts: dict[str, list[str]] = {}
+        for sample in self._samples:
+            texts.setdefault(sample.kind, []).append(sample.text)
+        with open_vocabulary(self._target) as ours, open_vocabulary(draft) as theirs:
+            return fitting_of(ours, theirs, texts)
+
+    def _measured(self, found: Diagnosis, draft: ModelOptions, ends_s: float) -> Diagnosis:
+        """Return a diagnosis with all that takes the models."""
+        self._say("loading the models", 0.02)
+        with Worker() as worker, worker.entered(_opened(self._target, draft)) as pair:
+            engines = wall_engines(pair.target, pair.draft, worker, stopped=self._stopped)
+            profile = worker.call(lambda: self._profile(engines, pair))
+            plan = _plan(profile, ends_s - time.monotonic(), pair.target.vocabulary.size)
+            written = self._written(engines, plan, ends_s)
+            recordings = [
+                self._recorded(engines, each, plan.depth, index / len(written)) for index, each in enumerate(written)
+            ]
+            relation = found.fitting.relation if found.fitting else None
+            self._say("comparing what both would say", 0.75)
+            agreement = worker.call(lambda: self._agreement(engines, written, relation))
+            self._say("calibrating by three short answers", 0.8)
+            costs = calibrated(engines, profile, written[-1].task, recordings[-1], self._temperature, self._stopped)
+        kinds = [each.task.workload for each in written]
+        survival = survival_of(recordings, DRAFT, kinds)
+        replayed = 0
+
+        def advance() -> None:
+            nonlocal replayed
+            replayed += 1
+            self._say("replaying", 0.85 + 0.15 * min(replayed / _REPLAYS, 1.0))
+
+        prediction = predict(recordings, kinds, survival[ALL], costs, advance)
+        return dataclasses.replace(
+            found, agreement=agreement, survival=survival, prediction=prediction, profile=profile
+        )
+
+    def _profile(self, engines: Engines, pair: OpenedPair) -> CostProfile:
+        self._say("measuring what passes cost", 0.05)
+        return find_or_measure(
+            engines.target,
+            pair.target_options,
+            engines.draft,
+            pair.draft_options,
+            budget=ProfilingBudget(_PROFILING_SHARE * self._budget_s, max_passes=None),
+            # A shorter one would leave later loads with the little that there was time for.
+            keep_partial=_PROFILING_SHARE * self._budget_s >= ProfilingBudget().max_s,
+            report=lambda share: self._say("measuring what passes cost", 0.05 + 0.15 * share),
+        ).profile
+
+    def _written(self, engines: Engines, plan: _Plan, ends_s: float) -> list[Written]:
+        tasks = tasks_of(
+            self._samples,
+            engines.target.vocabulary,
+            tokens=plan.tokens,
+            context_length=engines.target.capabilities.context_length,
+            seed=self._seed,
+        )
+        latest_s = ends_s - (1 - _ANSWERING_SHARE) * self._budget_s
+        self._say("the target answers", 0.2)
+        written = self._answers.write(
+            engines,
+            tasks,
+            plan.texts,
+            stopped=self._stopped,
+            in_time=lambda: time.monotonic() < latest_s,
+            report=lambda count: self._say("the target answers", 0.2 + 0.3 * count / plan.texts),
+        )
+        if not written:
+            raise NoAnswerError(
+                f"none of {len(tasks)} answers of the target says anything, as they loop or end at once: sample them "
+                "(--temp 0.8), or give another text (--text)"
+            )
+        return written
+
+    def _recorded(self, engines: Engines, written: Written, depth: int, done: float) -> Recording:
+        self._say("recording drafts", 0.5 + 0.25 * done)
+
+        def report(share: float) -> None:
+            if self._stopped():
+                raise Stopped
+
+        task = written.task
+        with Session(engines, ALL_DRAFTERS, NO_SPECULATION) as session:
+            return session.worker.call(
+                lambda: record_answer(
+                    session.drafters,
+                    session.target.vocabulary,
+                    task.prompt_ids,
+                    written.token_ids,
+                    params=self._answers.params(task),
+                    rules=StopRules(task.max_tokens),
+                    finish_reason=written.finish_reason,
+                    name=task.name,
+                    depth=depth,
+                    report=report,
+                )
+            )
+
+    def _agreement(
+        self, engines: Engines, written: Sequence[Written], relation: VocabularyRelation | None
+    ) -> Agreement | None:
+        assert engines.draft is not None
+        if relation is None or not relation.fits:
+            return None
+        return agreement_of(
+            engines.draft,
+            written,
+            target_vocab_size=engines.target.vocabulary.size,
+            unshared_ids=relation.unshared_ids,
+            temperature=self._temperature,
+        )
+
+    def _say(self, doing: str, share: float) -> None:
+        """Tell how far it is.
+
+        Raises:
+            Stopped: the user wants no more.
+        """
+        if self._stopped():
+            raise Stopped
+        self._tell(doing, share)
+
+
+class NoAnswerError(PacelineError):
+    """The target's answers say nothing about drafting."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How much is looked at.
+
+    Attributes:
+        texts: answers.
+        tokens: of each, at most.
+        depth: of recorded drafts.
+    """
+
+    texts: int
+    tokens: int
+    depth: int
+
+
+def _plan(profile: CostProfile, left_s: float, vocab_size: int) -> _Plan:
+    """Return the most that is forecast to fit into the time there is; the least where nothing does."""
+    widest = profile.target.widest
+    prompt_s = PROMPT_TOKENS * profile.round_s(widest) / widest
+    plan = _Plan(*_SHAPES[-1])
+    for shape in _SHAPES:
+        plan = _Plan(*shape)
+        place_s = (
+            profile.round_s(1)
+            + profile.sampling_row_s
+            + (plan.depth + 1) * (profile.draft_s() + _LEVEL_S)
+            + _COMPARE_S
+            + _COMPARE_ID_S * vocab_size
+            + _REPLAYS * _REPLAY_TOKEN_S
+        )
+        needed_s = plan.texts * (prompt_s + plan.tokens * place_s) + _CALIBRATION_ROUNDS * profile.round_s(1)
+        if needed_s <= _USABLE * left_s:
+            break
+    return plan
+
+
+@contextmanager
+def _opened(target: ModelOptions, draft: ModelOptions) -> Iterator[OpenedPair]:
+    pair = open_pair(target, draft)
+    try:
+        yield pair
+    finally:
+        pair.close()

@@ -1,0 +1,109 @@
+"""Whether a draft model's tokens are its target's, said so that a person knows what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from paceline.core.errors import VocabularyMismatchError
+from paceline.pairs.alignment import Alignment, align
+from paceline.pairs.measures import ALL
+from paceline.vocabularies.relation import (
+    VocabularyRelation,
+    check_vocabularies,
+    false_ends,
+    relate_vocabularies,
+)
+
+if TYPE_CHECKING:
+    from paceline.engines.base import Vocabulary
+
+_MOST_LEFT_OUT: Final = 0.5
+"""Share of texts that may not come back from a tokenizer before nothing can be translated to its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """How a draft's vocabulary goes with its target's.
+
+    Attributes:
+        relation: id by id.
+        alignment: on text; ``None`` where the ids are the same tokens.
+        words: all of that in a few words.
+        refusal: why paceline does not draft with it; ``None`` if it does.
+        warnings: what costs acceptance, or ends answers too early; a line each.
+    """
+
+    relation: VocabularyRelation
+    alignment: Alignment | None
+    words: str
+    refusal: str | None
+    warnings: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether ids of one are mostly the tokens of the other."""
+        return self.relation.fits
+
+
+def fitting_of(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterable[str]]) -> Fitting:
+    """Compare two vocabularies, on text where their ids are other tokens.
+
+    Args:
+        target: of the model that verifies.
+        draft: of the model that drafts.
+        texts: by kind, to compare on.
+    """
+    relation = relate_vocabularies(target, draft)
+    alignment = None if relation.fits else align(target, draft, texts)
+    return Fitting(
+        relation,
+        alignment,
+        _words(relation, alignment),
+        refusal(target, draft),
+        tuple(_warnings(target, draft, relation)),
+    )
+
+
+def refusal(target: Vocabulary, draft: Vocabulary) -> str | None:
+    """Say why paceline does not draft with a model of this vocabulary; ``None`` if it does."""
+    try:
+        check_vocabularies(target, draft)
+    except VocabularyMismatchError as error:
+        return str(error)
+    return None
+
+
+def _words(relation: VocabularyRelation, alignment: Alignment | None) -> str:
+    if relation.fit == "as is":
+        return "fits as it is"
+    if relation.fit == "but unused":
+        return f"fits but for {relation.num_unused:,} unused ids"
+    if relation.fit == "in part":
+        of_text = relation.num_differing - relation.num_unused
+        return f"fits but for {relation.num_differing:,} ids, {of_text:,} of them of text"
+    assert alignment is not None
+    if alignment.one_share is None or alignment.left_out > _MOST_LEFT_OUT * alignment.texts:
+        return f"does not fit: {alignment.left_out} of {alignment.texts} texts do not come back from its tokenizer"
+    ends = alignment.ends[ALL].value or 0.0
+    return (
+        f"another vocabulary: {alignment.one_share:.0%} of tokens are one of the draft's on text, and {ends:.0%} end "
+        "where one of these does"
+    )
+
+
+def _warnings(target: Vocabulary, draft: Vocabulary, relation: VocabularyRelation) -> Iterable[str]:
+    for difference in relation.control if relation.fits else ():
+        yield f"{difference}: the draft takes one for the other"
+    for role, vocabulary in (("target", target), ("draft", draft)):
+        for token_id, spelling in false_ends(vocabulary).items():
+            shown = spelling.decode("utf-8", "backslashreplace")
+            yield f"token {token_id}, {shown!r}, is text in the {role}'s file, and llama.cpp ends answers at it"
+    if relation.fits and target.end_ids != draft.end_ids:
+        yield f"answers end at {_spelled(target)} for the target and at {_spelled(draft)} for the draft"
+
+
+def _spelled(vocabulary: Vocabulary) -> str:
+    ends = [vocabulary.token_spelling(token_id) or b"" for token_id in sorted(vocabulary.end_ids)]
+    return ", ".join(repr(end.decode("utf-8", "backslashreplace")) for end in ends) or "nothing"

@@ -1,0 +1,417 @@
+"""What drafting will gain: recorded drafts, replayed through the decoding loop in virtual time with measured costs.
+
+::
+
+    answers ──every drafter asked at every place──> recordings ──┐
+    cost profile ──with what the live loop adds──> costs ────────┴── replay ──> seconds of each text ──> speeds
+
+The replay is the loop itself and not a model of it. What it leaves out is what the loop takes beside passes: that is
+measured by three short live answers and added to every pass and round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from paceline.bench.sessions import Answer, Engines, Session
+from paceline.bench.variants import AUTO, DRAFT_LENGTHS, Variant
+from paceline.bench.workloads import Task
+from paceline.core.arrays import Float64Array
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.replaying.replay import ReplayResult, replay
+
+if TYPE_CHECKING:
+    from paceline.comparison import Stop
+    from paceline.pairs.measures import Depth
+    from paceline.planning.base import Policy
+    from paceline.planning.costs.profile import CostProfile
+    from paceline.planning.replaying.recording import Recording
+
+DRAFT: Final = "draft"
+"""Name of the drafter that the candidate is."""
+LOOKUPS: Final = ("suffix", "lookup")
+"""Names of the drafters without a model."""
+ALL_DRAFTERS: Final = (*LOOKUPS, DRAFT)
+"""Names of all drafters, in the order in which they are asked by default."""
+
+_DRAWS: Final = 2000
+"""Bootstrap samples over texts."""
+_P_MINS: Final = (0.0, 0.4)
+"""Least probabilities of a draft token, of the static settings that are replayed."""
+_CALIBRATION_TOKENS: Final = 48
+"""Tokens of each of the live answers that show what the loop takes beside passes."""
+_CALIBRATION_LENGTH: Final = 3
+"""Draft tokens of a round in the live answer that shows what the loop takes beside passes."""
+_CLEAR_GAIN: Final = 1.02
+"""A gain below which a draft model is not worth its memory, whatever the interval says."""
+_MOST_FACTOR: Final = 1.5
+"""How much slower, or faster, than measured passes may be held to be by the short live answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCosts:
+    """What passes cost in the live loop. See :class:`~paceline.planning.base.RoundCosts`.
+
+    Attributes:
+        profile: as measured.
+        pass_factor: how many times as long the target's passes take now.
+        level_s: seconds that a level of the draft takes more than its pass: noise, proposals, bookkeeping.
+        round_own_s: seconds of a round beside passes and sampling, where nothing is drafted.
+        drafting_own_s: likewise, where something is.
+        sampling_s: seconds of sampling an emitted token.
+    """
+
+    profile: CostProfile
+    pass_factor: float = 1.0
+    level_s: float = 0.0
+    round_own_s: float = 0.0
+    drafting_own_s: float = 0.0
+    sampling_s: float = 0.0
+
+    @property
+    def change_s(self) -> float:
+        """Seconds that a round takes longer where the one before had another width."""
+        return self.profile.change_s * self.pass_factor
+
+    def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
+        """Return the seconds of a whole round of the target, and of all but drafting around it."""
+        own_s = self.round_own_s if rows == requests else self.drafting_own_s
+        return self.profile.round_s(rows, context, requests) * self.pass_factor + own_s
+
+    def is_measured(self, rows: int) -> bool:
+        """Return whether rounds of this width were measured."""
+        return self.profile.is_measured(rows)
+
+    def draft_s(self, rows: int = 1, context: int = 0) -> float:
+        """Return the seconds of feeding ``rows`` tokens to the draft model, and of what is made of its row."""
+        return self.profile.draft_s(rows, context) + self.level_s
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure over texts, and its 95% interval: what other texts of these kinds may make of it.
+
+    Attributes:
+        value: over all texts.
+        low: lower end; ``None`` for a single text.
+        high: upper end.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One way to decode, as predicted.
+
+    Attributes:
+        name: of the way.
+        per_second: tokens per second of decoding.
+        gain: speed over plain decoding's.
+        tokens_per_round: emitted in a round.
+        accept_share: accepted / drafted; ``None`` if nothing was drafted.
+        draft_max: most draft tokens of a round, where that is fixed.
+        p_min: least probability of a draft token, likewise.
+    """
+
+    name: str
+    per_second: Interval
+    gain: Interval
+    tokens_per_round: float
+    accept_share: float | None
+    draft_max: int | None = None
+    p_min: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a draft model is worth.
+
+    Attributes:
+        plain: nothing is drafted.
+        without_model: ``auto`` with lookups in the text alone.
+        auto: ``auto`` with the draft model too.
+        static: the best fixed draft length with the draft model alone.
+        lengths: the gain of every fixed length, without a least probability.
+        gain_by_kind: of ``auto`` with the draft model over plain decoding, by kind of text.
+        over_none: speed of ``auto`` with the draft model over the better of the other two ways to use ``auto``.
+        draft_cost: seconds of a level of the draft over those of a plain round.
+        break_even: the same at which the best fixed length gains nothing; ``None`` where no draft could gain.
+        closed_form: gain of the best fixed length by survival and costs alone, for comparison.
+        texts: answers that it stands on.
+        tokens: of them.
+    """
+
+    plain: Speed
+    without_model: Speed
+    auto: Speed
+    static: Speed
+    lengths: tuple[tuple[int, float], ...]
+    gain_by_kind: dict[str, float]
+    over_none: Interval
+    draft_cost: float
+    break_even: float | None
+    closed_form: float
+    texts: int
+    tokens: int
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether the draft model pays, on texts such as these; ``None`` where the interval has room for either."""
+        low, high = self.over_none.low, self.over_none.high
+        if low is None or high is None:
+            low = high = self.over_none.value
+        if low > 1.0:
+            return True
+        return False if self.over_none.value < _CLEAR_GAIN or high < _CLEAR_GAIN else None
+
+
+AUTO_VARIANT: Final = Variant(AUTO, "auto", ALL_DRAFTERS, AUTO, None)
+"""``auto`` as it is by default."""
+
+
+def calibrated(
+    engines: Engines, profile: CostProfile, task: Task, recording: Recording, temperature: float, stopped: Stop
+) -> LiveCosts:
+    """Return what passes cost in the live loop, by three short answers: plain, with drafts, and by ``auto``.
+
+    The first two make the same passes as their replays, so what they took more is what a replay leaves out.
+
+    Args:
+        engines: target and draft model.
+        profile: what passes cost.
+        task: that was answered before; its prompt is best the one that was read last.
+        recording: of its answer.
+        temperature: at which it is answered.
+        stopped: whether the user wants no more.
+
+    Raises:
+        Stopped: the user wants no more.
+    """
+    num_tokens = min(_CALIBRATION_TOKENS, len(recording.token_ids))
+    task = dataclasses.replace(task, max_tokens=num_tokens)
+    recording = _cut(recording, num_tokens)
+    fixed = FixedPolicy(min(_CALIBRATION_LENGTH, recording.depth), p_min=0.0)
+    plain = _answer(engines, (), NO_SPECULATION, task, temperature, stopped)
+    drafting = _answer(engines, (DRAFT,), fixed, task, temperature, stopped)
+    by_auto = _answer(engines, ALL_DRAFTERS, AUTO_VARIANT.build(profile), task, temperature, stopped)
+    assert plain.spent is not None
+    assert drafting.spent is not None
+    counted = _CountingCosts(profile)
+    replay([recording], NO_SPECULATION, counted, drafters=[])
+    replay([recording], fixed, counted, drafters=[DRAFT])
+    # Prompts are read in the first round of each replay, and are no part of what was timed.
+    expected_s = counted.rounds_s - 2 * profile.round_s(recording.num_prompt)
+    factor = (plain.spent.verify_s + drafting.spent.verify_s) / expected_s if expected_s > 0 else 1.0
+    more_s = drafting.spent.drafters_s - counted.drafts_s
+    return LiveCosts(
+        profile,
+        pass_factor=min(max(factor, 1 / _MOST_FACTOR), _MOST_FACTOR),
+        level_s=max(more_s, 0.0) / max(counted.num_drafts, 1),
+        round_own_s=_own_s(plain),
+        drafting_own_s=max(_own_s(by_auto), _own_s(plain)),
+        sampling_s=plain.spent.sampling_s / max(len(plain.token_ids) - 1, 1),
+    )
+
+
+def predict(
+    recordings: Sequence[Recording],
+    kinds: Sequence[str],
+    survival: Sequence[Depth],
+    costs: LiveCosts,
+    advance: Callable[[], None] = lambda: None,
+) -> Prediction:
+    """Replay every way to decode.
+
+    Args:
+        recordings: of the target's answers, with all drafters; of two tokens or more each.
+        kinds: of text, one for each.
+        survival: of the draft model's chains by depth, over all kinds.
+        costs: what passes take in the live loop.
+        advance: told after every replay; may raise to end them.
+    """
+    runs = _Replays(recordings, costs, advance)
+    plain = runs.run("plain", [], NO_SPECULATION)
+    without_model = runs.run("auto, no draft model", LOOKUPS, _auto(LOOKUPS).build(costs.profile))
+    auto = runs.run("auto", ALL_DRAFTERS, AUTO_VARIANT.build(costs.profile))
+    static: list[tuple[_Run, FixedPolicy]] = []
+    for p_min in _P_MINS:
+        for length in DRAFT_LENGTHS:
+            if length <= recordings[0].depth:
+                policy = FixedPolicy(length, p_min=p_min)
+                static.append((runs.run(f"draft-max {length}", [DRAFT], policy), policy))
+    best, policy = min(static, key=lambda pair: pair[0].total_s)
+    draft_cost = costs.draft_s() / costs.round_s(1)
+    ratios = _closed_form(survival, costs, draft_cost)
+    return Prediction(
+        plain=runs.speed(plain, plain),
+        without_model=runs.speed(without_model, plain),
+        auto=runs.speed(auto, plain),
+        static=dataclasses.replace(runs.speed(best, plain), draft_max=policy.draft_max, p_min=policy.p_min),
+        lengths=tuple((policy.draft_max, plain.total_s / run.total_s) for run, policy in static if policy.p_min == 0.0),
+        gain_by_kind={
+            kind: float(plain.seconds[which].sum() / auto.seconds[which].sum())
+            for kind in dict.fromkeys(kinds)
+            for which in [np.array([each == kind for each in kinds])]
+        },
+        over_none=runs.interval(min((plain, without_model), key=lambda run: run.total_s).seconds, auto.seconds),
+        draft_cost=draft_cost,
+        break_even=_break_even(survival, costs),
+        closed_form=max(ratios, default=1.0),
+        texts=len(recordings),
+        tokens=runs.tokens,
+    )
+
+
+def _auto(drafters: Sequence[str]) -> Variant:
+    return dataclasses.replace(AUTO_VARIANT, drafters=tuple(drafters))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A replay of all recordings.
+
+    Attributes:
+        name: of the way to decode.
+        seconds: of each recording, ``[texts]``.
+        outcome: of the replay.
+    """
+
+    name: str
+    seconds: Float64Array
+    outcome: ReplayResult
+
+    @property
+    def total_s(self) -> float:
+        return float(self.seconds.sum())
+
+
+class _Replays:
+    """Replays recordings, and compares what they take, text by text."""
+
+    def __init__(self, recordings: Sequence[Recording], costs: LiveCosts, advance: Callable[[], None]) -> None:
+        self._recordings = recordings
+        self._costs = costs
+        self._advance = advance
+        self._token_counts = np.array([len(recording.token_ids) - 1 for recording in recordings], dtype=np.float64)
+        # The same texts in every comparison, so that their differences are not those of the draws.
+        chosen = np.random.default_rng(0).integers(len(recordings), size=(_DRAWS, len(recordings)))
+        self._chosen = chosen if len(recordings) > 1 else None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers after the first of each."""
+        return int(self._token_counts.sum())
+
+    def run(self, name: str, drafters: Sequence[str], policy: Policy) -> _Run:
+        """Replay all recordings one after the other in one session."""
+        outcome = replay(self._recordings, policy, self._costs, drafters=drafters)
+        seconds = np.array([request.decode_s for request in outcome.requests])
+        self._advance()
+        return _Run(name, seconds + self._token_counts * self._costs.sampling_s, outcome)
+
+    def speed(self, run: _Run, plain: _Run) -> Speed:
+        """Return the figures of a run."""
+        rounds = sum(request.rounds for request in run.outcome.requests)
+        return Speed(
+            run.name,
+            self.interval(self._token_counts, run.seconds),
+            self.interval(plain.seconds, run.seconds),
+            self.tokens / rounds if rounds else 1.0,
+            run.outcome.accept_share,
+        )
+
+    def interval(self, numerator: Float64Array, denominator: Float64Array) -> Interval:
+        """Return the quotient of two sums over texts with the percentile bootstrap interval over the texts."""
+        value = float(numerator.sum() / denominator.sum())
+        if self._chosen is None:
+            return Interval(value, None, None)
+        ratios = numerator[self._chosen].sum(axis=1) / denominator[self._chosen].sum(axis=1)
+        low, high = np.quantile(ratios, (0.025, 0.975))
+        return Interval(value, float(low), float(high))
+
+
+class _CountingCosts:
+    """Costs that add up what is asked of them."""
+
+    def __init__(self, profile: CostProfile) -> None:
+        self._profile = profile
+        self.change_s = profile.change_s
+        self.rounds_s = self.drafts_s = 0.0
+        self.num_drafts = 0
+
+    def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
+        seconds = self._profile.round_s(rows, context, requests)
+        self.rounds_s += seconds
+        return seconds
+
+    def is_measured(self, rows: int) -> bool:
+        return self._profile.is_measured(rows)
+
+    def draft_s(self, rows: int = 1, context: int = 0) -> float:
+        seconds = self._profile.draft_s(rows, context)
+        self.drafts_s += seconds
+        self.num_drafts += 1
+        return seconds
+
+
+def _closed_form(survival: Sequence[Depth], costs: LiveCosts, draft_cost: float) -> list[float]:
+    """Return the gain of every draft length ``k``: ``(1 + s_1 + ... + s_k) / (v(k + 1) + k c)``.
+
+    Survival ``s_d`` is what was counted, not a power of the first; ``v`` is the time of a round by its rows and ``c``
+    that of a level of the draft, both in plain rounds.
+    """
+    return [
+        (1 + emitted) / (width + length * draft_cost)
+        for length, (emitted, width) in enumerate(_by_length(survival, costs), 1)
+    ]
+
+
+def _break_even(survival: Sequence[Depth], costs: LiveCosts) -> float | None:
+    """Return the dearest level of a draft, in plain rounds, at which some length gains nothing and loses nothing."""
+    dearest = max(
+        ((1 + emitted - width) / length for length, (emitted, width) in enumerate(_by_length(survival, costs), 1)),
+        default=0.0,
+    )
+    return dearest if dearest > 0 else None
+
+
+def _by_length(survival: Sequence[Depth], costs: LiveCosts) -> Iterator[tuple[float, float]]:
+    """Yield for each draft length the draft tokens that a round keeps, and its time in plain rounds."""
+    emitted, plain_s = 0.0, costs.round_s(1)
+    for length, at_depth in enumerate(survival, 1):
+        if at_depth.survival is None:
+            return
+        emitted += at_depth.survival
+        yield emitted, costs.round_s(length + 1) / plain_s
+
+
+def _answer(
+    engines: Engines, drafters: Sequence[str], policy: Policy, task: Task, temperature: float, stopped: Stop
+) -> Answer:
+    with Session(engines, drafters, policy) as session:
+        return session.answer(task, temperature, stopped, speculate=bool(drafters))
+
+
+def _own_s(answer: Answer) -> float:
+    """Return the seconds of a round that are neither its passes' nor sampling."""
+    if answer.spent is None or not answer.rounds:
+        return 0.0
+    return max(answer.seconds - answer.spent.total_s, 0.0) / answer.rounds
+
+
+def _cut(recording: Recording, num_tokens: int) -> Recording:
+    """Return the beginning of a recording."""
+    return dataclasses.replace(
+        recording,
+        token_ids=recording.token_ids[:num_tokens],
+        max_tokens=num_tokens,
+        tapes=tuple(dataclasses.replace(tape, chains=tape.chains[: num_tokens - 1]) for tape in recording.tapes),
+    )

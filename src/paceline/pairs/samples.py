@@ -1,0 +1,136 @@
+"""The texts that a pair is looked at on: held-out ones of several kinds, or the user's own file, cut into prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from paceline.bench.workloads import Task
+from paceline.core.errors import InputError
+from paceline.engines.base import Vocabulary
+from paceline.models.embedded import HELDOUT_KINDS, heldout
+
+HELDOUT_TEXTS: Final = 12
+"""Texts of each kind that tokenizers are compared on, and that prompts are cut from."""
+OWN_KIND: Final = "own"
+"""Kind of the texts of a user's file."""
+
+PROMPT_TOKENS: Final = 64
+"""Most tokens of a prompt: a slow target reads it in a second, and a text has a subject by then."""
+
+_PIECES: Final = 24
+"""Prompts that are cut from one text of a user's."""
+_MOST_BYTES: Final = 4 << 20
+"""Bytes of a user's file that are read."""
+_LEAST_PROMPT: Final = 8
+"""Tokens of a prompt below which it says nothing of a text."""
+_FIELDS: Final = ("prompt", "text", "content")
+"""Names under which a line of a JSON-lines file may have its text; the first that is there counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A text.
+
+    Attributes:
+        kind: of text.
+        name: of this one.
+        text: it.
+    """
+
+    kind: str
+    name: str
+    text: str
+
+
+def heldout_samples() -> list[Sample]:
+    """Return texts of every kind that the package has, the kinds in turn."""
+    by_kind = [
+        [Sample(kind, f"{kind}:{number}", text) for number, text in enumerate(heldout(kind)[:HELDOUT_TEXTS], 1)]
+        for kind in HELDOUT_KINDS
+    ]
+    return [sample for turn in zip(*by_kind, strict=True) for sample in turn]
+
+
+def file_samples(path: Path) -> list[Sample]:
+    """Return the texts in a user's file: its lines' where it is of JSON lines, else pieces from all over it.
+
+    Raises:
+        InputError: it cannot be read, or there is no text in it.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES).decode("utf-8", "ignore")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    texts = list(_of_lines(path, content)) if path.suffix == ".jsonl" else list(_pieces(content))
+    if not texts:
+        raise InputError(f"{path} holds no text: give a file of the text you generate, or prompts as JSON lines")
+    return [Sample(OWN_KIND, f"{path.name}:{number}", text) for number, text in enumerate(texts, 1)]
+
+
+def _of_lines(path: Path, content: str) -> Iterator[str]:
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            said = json.loads(line)
+        except ValueError:
+            raise InputError(f"{path}, line {number}: this is no JSON; name a file of plain text otherwise") from None
+        text = next((said[name] for name in _FIELDS if name in said), None) if isinstance(said, dict) else said
+        if not isinstance(text, str):
+            raise InputError(
+                f"{path}, line {number}: there is no text under {', '.join(_FIELDS[:-1])} or {_FIELDS[-1]}"
+            )
+        if text.strip():
+            yield text
+
+
+def _pieces(content: str) -> Iterator[str]:
+    """Yield what begins at lines all over a text, each with all that follows it up to the next."""
+    if not content.strip():
+        return
+    starts = [0]
+    for number in range(1, _PIECES):
+        line = content.find("\n", number * len(content) // _PIECES) + 1
+        if line > starts[-1]:
+            starts.append(line)
+    for start, end in zip(starts, [*starts[1:], len(content)], strict=True):
+        # A short text is one prompt after the other, each with what comes after it.
+        piece = content[start : max(end, start + 8 * PROMPT_TOKENS)]
+        if piece.strip():
+            yield piece
+
+
+def tasks_of(
+    samples: Sequence[Sample], vocabulary: Vocabulary, *, tokens: int, context_length: int, seed: int
+) -> list[Task]:
+    """Return the samples as beginnings for the target to go on with.
+
+    Args:
+        samples: texts.
+        vocabulary: the target's.
+        tokens: of an answer.
+        context_length: of the target; no prompt and answer are longer together.
+        seed: of the first answer; each next one has the next.
+
+    Raises:
+        InputError: there is hardly any room for prompts, or no text is long enough for one.
+    """
+    room = min(PROMPT_TOKENS, context_length - tokens)
+    if room < _LEAST_PROMPT:
+        raise InputError(
+            f"answers of {tokens} tokens leave {max(room, 0)} for prompts in a context of {context_length}: give a "
+            "larger context (-c)"
+        )
+    tasks = []
+    for number, sample in enumerate(samples):
+        prompt_ids = tuple(vocabulary.tokenize(sample.text)[:room])
+        if len(prompt_ids) >= _LEAST_PROMPT:
+            tasks.append(Task(sample.kind, sample.name, prompt_ids, tokens, seed + number))
+    if not tasks:
+        raise InputError(f"no text is as long as {_LEAST_PROMPT} tokens: give a longer one with --text")
+    return tasks
