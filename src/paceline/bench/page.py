@@ -80,7 +80,8 @@ def render(result: BenchResult) -> str:
     if result.profile.draft is not None:
         steps.append(charts.staircase(result.profile.draft, "draft model: a pass", "tokens fed"))
     predictions, ledgers = _planning(measured)
-    return _template().render(
+    return template("paceline.bench", "report.html").render(
+        style=style(),
         target=result.target,
         draft=result.draft,
         facts=_facts(result),
@@ -100,13 +101,19 @@ def render(result: BenchResult) -> str:
 
 
 @functools.cache
-def _template() -> Template:
+def template(package: str, name: str) -> Template:
+    """Return a page's template, which a package has as a file."""
     from jinja2 import Environment, StrictUndefined  # they take a while to import
 
-    source = files("paceline.bench").joinpath("report.html").read_text(encoding="utf-8")
+    source = files(package).joinpath(name).read_text(encoding="utf-8")
     return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
         source
     )
+
+
+def style() -> str:
+    """Return the style of all pages, for a template to put in whole."""
+    return files("paceline.bench").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def _facts(result: BenchResult) -> str:

@@ -6,9 +6,8 @@ import dataclasses
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -23,22 +22,24 @@ from paceline.cli.options import ENVIRONMENT_NOTE, check_outputs, refuse_given, 
 from paceline.comparison import Stopped
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.engines.loading import ModelOptions
+from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.machine import machine
 from paceline.models.cache import complete_model
 from paceline.models.description import ModelDescription, describe
 from paceline.models.own_draft import complete_draft
 from paceline.options import ModelChoice
 from paceline.output import whole_file
-from paceline.pairs.advice import advice_of
 from paceline.pairs.candidates import Candidate, Skipped, find_candidates
 from paceline.pairs.examination import Diagnosis, Examiner
 from paceline.pairs.export import ALL as ALL_PROGRAMS
-from paceline.pairs.export import PROGRAMS, Export, Pair, check_program, export
+from paceline.pairs.export import PROGRAMS, check_program
 from paceline.pairs.facts import facts_of, model_facts
 from paceline.pairs.measures import ALL, Ratio
+from paceline.pairs.page import render
+from paceline.pairs.patients import Patient, patient_of, rank, verdict
 from paceline.pairs.prediction import Interval, Prediction, Speed
 from paceline.pairs.samples import file_samples, heldout_samples
+from paceline.planning.keeping import offload_devices
 from paceline.sizes import count_text, size_text
 from paceline.terminal_text import json_text, printable, printable_line
 
@@ -67,21 +68,6 @@ _PIPE_WIDTH = 120
 _NAMED_BY_ARGUMENTS = "has no effect here: the target is the first argument, and its drafts are those after it"
 _DEPTHS = 8
 """Deepest drafts whose survival is printed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patient:
-    """A candidate with all that is said of it.
-
-    Attributes:
-        diagnosis: what was found out.
-        advice: what to do, in sentences.
-        exports: flags for other programs.
-    """
-
-    diagnosis: Diagnosis
-    advice: Sequence[str]
-    exports: Sequence[Export]
 
 
 def _complete_programs(incomplete: str) -> list[str]:
@@ -150,6 +136,10 @@ def doctor(
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a report to look at, as one page.", metavar="FILE", rich_help_panel=_OUTPUT),
+    ] = None,
 ) -> None:
     """Say which draft models fit a target, how often both agree, and whether drafting pays, before it is tried.
 
@@ -171,7 +161,7 @@ def doctor(
     SamplingParams(temperature=temp, seed=seed)
     programs = () if export_to is None else check_program(export_to)
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
-    check_outputs({"--json": json_file})
+    check_outputs({"--json": json_file, "--html": html})
     samples = heldout_samples() if text is None else file_samples(text)
     target_options = models.target_options(located(target))
     what = describe(Path(target_options.path))
@@ -181,6 +171,7 @@ def doctor(
         raise InputError(
             "there is no draft model to try: name one, a folder that holds some, or self, the target quantised smaller"
         )
+    has_devices = bool(offload_devices(target_options))
     examined: list[Patient] = []
     is_whole = True
     with interrupts_held() as interrupted, _Progress(len(found)) as progress:
@@ -202,8 +193,16 @@ def doctor(
             except Stopped:
                 is_whole = False
                 break
-            examined.append(_patient(diagnosis, what, programs))
-    ranked = sorted(examined, key=_rank)
+            examined.append(
+                patient_of(
+                    diagnosis,
+                    what,
+                    programs,
+                    has_devices=has_devices,
+                    draft_on_cpu=has_devices and _is_on_cpu(models.draft) and not _is_on_cpu(models.settings),
+                )
+            )
+    ranked = sorted(examined, key=rank)
     facts = {
         "target": model_facts(what),
         "temperature": temp,
@@ -217,6 +216,10 @@ def doctor(
     if json_file is not None:
         with whole_file(json_file) as partial:
             partial.write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
+    if html is not None:
+        page = render(what, ranked, skipped, temperature=temp, machine=machine())
+        with whole_file(html) as partial:
+            partial.write_text(printable(page), encoding="utf-8")
     if json_to == "-":
         print_json(facts)
     else:
@@ -240,29 +243,9 @@ def _examined(examiner: Examiner, candidate: Candidate, models: ModelChoice, tar
     return examiner.examine(candidate.name, models.draft_options(target, path))
 
 
-def _patient(diagnosis: Diagnosis, target: ModelDescription, programs: Sequence[Any]) -> Patient:
-    static = None if diagnosis.prediction is None else diagnosis.prediction.static
-    pair = Pair(
-        target,
-        diagnosis.what,
-        None if diagnosis.fitting is None else diagnosis.fitting.relation,
-        None if static is None else static.draft_max,
-        0.0 if static is None or static.p_min is None else static.p_min,
-    )
-    return Patient(diagnosis, advice_of(diagnosis, target), [export(program, pair) for program in programs])
-
-
-def _rank(patient: Patient) -> tuple[int, float]:
-    """Return what puts candidates in order: the fastest first, then those not predicted, by how they line up."""
-    diagnosis = patient.diagnosis
-    if diagnosis.prediction is not None:
-        return 0, -diagnosis.prediction.auto.per_second.value
-    one = (
-        None
-        if diagnosis.fitting is None or diagnosis.fitting.alignment is None
-        else diagnosis.fitting.alignment.one_share
-    )
-    return (1, -(one or 0.0)) if diagnosis.fitting is not None else (2, 0.0)
+def _is_on_cpu(options: ModelOptions | DraftOptions) -> bool:
+    """Return whether a model was told to keep its layers off devices."""
+    return options.gpu_layers == 0 or options.devices == ("none",)
 
 
 def _tell_skipped(skipped: Sequence[Skipped]) -> None:
@@ -278,7 +261,7 @@ def _print_report(target: ModelDescription, ranked: Sequence[Patient], temperatu
     # Not rich's word for it, which FORCE_COLOR changes.
     if not sys.stdout.isatty():
         console.width = _PIPE_WIDTH
-    console.print(f"target: {_model_line(target)}", style="bold", markup=False)
+    console.print(f"target: {target.path}, {_model_line(target)}", style="bold", markup=False)
     if len(ranked) > 1:
         console.print()
         console.print(_ranking(ranked))
@@ -307,11 +290,6 @@ def _ranking(ranked: Sequence[Patient]) -> Table:
         style = "green" if prediction is not None and prediction.pays else None
         table.add_row(printable_line(diagnosis.name), *cells, printable_line(words or ""), style=style)
     return table
-
-
-def verdict(prediction: Prediction) -> str:
-    """Say whether a draft model pays."""
-    return {True: "pays", False: "does not pay", None: "too close to call"}[prediction.pays]
 
 
 def _print_patient(console: Console, patient: Patient, temperature: float) -> None:
@@ -350,9 +328,9 @@ def _speed_lines(prediction: Prediction) -> Iterator[str]:
     )
     threshold = f", p-min {static.p_min:g}" if static.p_min else ""
     yield f"best fixed length: draft-max {static.draft_max}{threshold}, {_gain(static)} of plain"
-    most = "no price would" if prediction.break_even is None else f"up to {prediction.break_even:.2f} may"
+    most = "" if prediction.break_even is None else f", and up to {prediction.break_even:.2f} may pay"
     yield (
-        f"a level of the draft takes {prediction.draft_cost:.2f} of a plain round, and {most} pay; predicted of "
+        f"a level of the draft takes {prediction.draft_cost:.2f} of a plain round{most}; predicted of "
         f"{prediction.tokens:,} tokens of {prediction.texts} answers"
     )
 
@@ -422,9 +400,7 @@ def _percent(ratio: Ratio) -> str:
 def _model_line(what: ModelDescription) -> str:
     parameters = "unknown number of" if what.num_parameters is None else count_text(what.num_parameters)
     return ", ".join(
-        part
-        for part in (str(what.path), size_text(what.num_bytes), f"{parameters} parameters", what.file_type)
-        if part is not None
+        part for part in (size_text(what.num_bytes), f"{parameters} parameters", what.file_type) if part is not None
     )
 
 

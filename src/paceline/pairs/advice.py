@@ -72,7 +72,7 @@ def _advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: bool) 
                 f"{share:.0%} of the draft's weights are one row for each of its {draft.vocabulary_size:,} tokens: a "
                 "draft with fewer tokens would cost that much less"
             )
-    if not pays and most is None:
+    if not pays and most is None and prediction.static.gain.value < 1.0:
         yield (
             "no draft could pay here, however cheap: what a pass takes longer for verifying is more than what comes of "
             "it at this agreement"

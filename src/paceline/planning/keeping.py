@@ -85,7 +85,7 @@ def model_key(options: ModelOptions) -> PairKey:
     """
     room = {"context_length": options.context_length, "max_sequences": options.max_sequences}
     # An engine that is open says these in its description.
-    found = {"usable_cores": usable_cores(), "offload_devices": _offload_devices(options)}
+    found = {"usable_cores": usable_cores(), "offload_devices": offload_devices(options)}
     return PairKey({"machine": _machine(), "model": {**_option_facts(options), **room, **found}})
 
 
@@ -163,8 +163,8 @@ def _option_facts(options: ModelOptions) -> dict[str, Any]:
     }
 
 
-def _offload_devices(options: ModelOptions) -> list[str]:
-    """Return the devices that llama.cpp could put layers on, where it runs the model."""
+def offload_devices(options: ModelOptions) -> list[str]:
+    """Return the devices that llama.cpp could put a model's layers on, where it runs the model."""
     if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
         return []
     from paceline.engines.llama_cpp import native
