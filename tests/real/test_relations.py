@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.engines.base import Vocabulary
+from paceline.engines.llama_cpp.draft_check import refusal
 from paceline.engines.llama_cpp.loading import vocabulary_of
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.pairs.alignment import align
@@ -92,3 +93,30 @@ def test_others_line_up_on_text(
     assert all_ends is not None
     assert one[0] <= alignment.one_share <= one[1]
     assert ends[0] <= all_ends <= ends[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "says"),
+    [
+        ("gpt-neox", "mpt", None),
+        ("qwen2", "qwen35", None),
+        ("phi-3", "llama-spm", None),
+        ("gemma-4", "gemma-3", "the tokenizers are of two kinds"),
+        ("smollm2", "starcoder", "id 5 is spelled otherwise"),
+        ("llama-bpe", "qwen2", "the target begins every text with a token of its own"),
+        ("qwen2", "smollm2", "the target has 151936 ids and the draft 49152"),
+    ],
+)
+def test_llama_cpp_s_own_check(
+    models: Path, smollm2: Path, request: pytest.FixtureRequest, target: str, draft: str, says: str | None
+) -> None:
+    def path_of(name: str) -> Path:
+        if name == "smollm2":
+            return smollm2
+        if name == "gemma-3":
+            found: Path = request.getfixturevalue("gemma")
+            return found
+        return models / f"ggml-vocab-{name}.gguf"
+
+    why = refusal(path_of(target), path_of(draft))
+    assert why is None if says is None else why is not None and why.startswith(says), why

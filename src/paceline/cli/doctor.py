@@ -63,9 +63,13 @@ paceline doctor target-1b-q8_0 draft --json doctor.json --html doctor.html
 
 _WHAT, _OUTPUT = "What is looked at", "Output"
 _DEFAULT_BUDGET_S = 60.0
+"""Seconds for a candidate."""
 _LEAST_BUDGET_S = 5.0
+"""Least seconds for a candidate that can be asked for."""
 _PIPE_WIDTH = 120
+"""Columns of the report where standard output is no terminal."""
 _NAMED_BY_ARGUMENTS = "has no effect here: the target is the first argument, and its drafts are those after it"
+"""Why options that name models are refused."""
 _DEPTHS = 8
 """Deepest drafts whose survival is printed."""
 

@@ -22,9 +22,9 @@ _MANY_BITS: Final = 6.0
 _OUTPUT_SHARE: Final = 0.4
 """Share of a model's weights that are one for each token of the vocabulary, beyond which they decide its price."""
 _DEAR_ROWS: Final = 5
-"""Width of the pass that is looked at,"""
+"""Rows of the pass by which verifying is called dear."""
 _DEAR: Final = 3.0
-"""and how many plain passes it may take before verifying itself is dear."""
+"""Plain passes that such a pass may take before verifying is called dear."""
 _LOOKUP_GAIN: Final = 1.15
 """Gain of lookups in the text beyond which they are worth saying."""
 _KIND_GAP: Final = 0.15

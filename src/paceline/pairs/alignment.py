@@ -47,7 +47,7 @@ def align(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterable[st
 
     Args:
         target: the vocabulary whose tokens are drafted.
-        draft: the other.
+        draft: the vocabulary of the draft model.
         texts: by kind.
     """
     one, ends, draft_tokens = Tally(), Tally(), Tally()

@@ -53,8 +53,8 @@ _USABLE: Final = 0.85
 """Of what is left after the passes were measured; the rest is for what the forecast cannot know."""
 
 _SHAPES: Final = (
-    *((24, 128, 16), (24, 96, 12), (16, 96, 12), (16, 64, 12), (12, 96, 12), (12, 64, 12), (12, 64, 8), (8, 64, 8)),
-    *((8, 48, 8), (8, 40, 6), (4, 64, 8), (4, 48, 6), (4, 32, 6), (4, 24, 4)),
+    *((24, 128, 16), (24, 96, 12), (16, 96, 12), (16, 64, 12), (12, 96, 12), (12, 64, 12), (12, 64, 8)),
+    *((8, 64, 12), (8, 64, 8), (8, 48, 8), (8, 40, 6), (4, 64, 8), (4, 48, 6), (4, 32, 6), (4, 24, 4)),
 )
 """Answers, tokens of each, and depth of the recorded drafts: the first that there is time for is taken, else the last.
 Texts tell more than tokens, as what follows within one goes together."""
@@ -80,13 +80,13 @@ class Diagnosis:
     """What was found out about a candidate.
 
     Attributes:
-        name: what it was called.
+        name: what the candidate was called.
         what: what it says of itself.
         fitting: of the vocabularies; ``None`` where they could not be compared.
         agreement: with the target's answers; ``None`` where it was not drafted with.
-        survival: of its chains by depth, by kind of text; empty likewise.
-        prediction: what it gains; ``None`` likewise.
-        profile: what passes of both models cost; ``None`` likewise.
+        survival: of the draft's chains by depth, by kind of text; empty where it was not drafted with.
+        prediction: what drafting gains; ``None`` where it was not drafted with.
+        profile: what passes of both models cost; ``None`` where these were not opened.
         error: why it was not drafted with, in a line; ``None`` where it was.
         took_s: seconds that it took.
     """

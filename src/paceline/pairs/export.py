@@ -34,7 +34,7 @@ class Pair:
 
     Attributes:
         target: what the target says of itself.
-        draft: likewise, the draft model.
+        draft: what the draft model says of itself.
         relation: of their vocabularies; ``None`` where these could not be compared.
         draft_max: most draft tokens of a round; ``None`` where no length was found.
         p_min: least probability of a draft token, with that length.
@@ -59,7 +59,7 @@ class Export:
     """How one program is told of a pair.
 
     Attributes:
-        program: its name.
+        program: name of the program.
         command: what to start it with, or what to write; may have several lines.
         refuses: why it will not draft with this pair; empty where nothing is known that would keep it.
         notes: what else to know.

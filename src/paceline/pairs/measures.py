@@ -14,6 +14,7 @@ ALL = "all"
 """Name of the group that pools every kind of text."""
 
 NORMAL_95 = 1.96
+"""Standard errors to each side of a 95% interval."""
 
 NO_ERROR = 1e-12
 """Errors up to this are rounding: the texts do not differ, as where every draft was accepted."""

@@ -41,13 +41,13 @@ class Card:
     """One candidate on the page.
 
     Attributes:
-        name: what it was called.
+        name: what the candidate was called.
         about: what it is, in a line.
         words: how its tokens fit, and why it is not drafted with where it is not.
         lines: further sentences: speeds, warnings, advice.
         columns: of the table.
         rows: of the table, by kind of text.
-        pictures: of it.
+        pictures: of the candidate, as SVG.
         exports: flags of other programs.
     """
 

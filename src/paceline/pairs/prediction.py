@@ -62,7 +62,7 @@ class LiveCosts:
         pass_factor: how many times as long the target's passes take now.
         level_s: seconds that a level of the draft takes more than its pass: noise, proposals, bookkeeping.
         round_own_s: seconds of a round beside passes and sampling, where nothing is drafted.
-        drafting_own_s: likewise, where something is.
+        drafting_own_s: seconds of a round beside passes and sampling, where something is drafted.
         sampling_s: seconds of sampling an emitted token.
     """
 
@@ -118,7 +118,7 @@ class Speed:
         tokens_per_round: emitted in a round.
         accept_share: accepted / drafted; ``None`` if nothing was drafted.
         draft_max: most draft tokens of a round, where that is fixed.
-        p_min: least probability of a draft token, likewise.
+        p_min: least probability of a draft token, where that is fixed.
     """
 
     name: str
@@ -143,10 +143,11 @@ class Prediction:
         gain_by_kind: of ``auto`` with the draft model over plain decoding, by kind of text.
         over_none: speed of ``auto`` with the draft model over the better of the other two ways to use ``auto``.
         draft_cost: seconds of a level of the draft over those of a plain round.
-        break_even: the same at which the best fixed length gains nothing; ``None`` where no draft could gain.
+        break_even: seconds of a level over those of a plain round at which the best fixed length gains nothing;
+            ``None`` where no draft could gain.
         closed_form: gain of the best fixed length by survival and costs alone, for comparison.
         texts: answers that it stands on.
-        tokens: of them.
+        tokens: tokens of all answers after the first of each.
     """
 
     plain: Speed

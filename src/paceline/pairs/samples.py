@@ -38,7 +38,7 @@ class Sample:
     Attributes:
         kind: of text.
         name: of this one.
-        text: it.
+        text: the whole text.
     """
 
     kind: str

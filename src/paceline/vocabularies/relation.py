@@ -83,7 +83,7 @@ class VocabularyRelation:
         num_target_only: ids that the draft lacks or pads.
         num_draft_only: ids that the target lacks or pads.
         examples: the first differing tokens, at most :data:`NUM_EXAMPLES`.
-        control: likewise, of control tokens that have a meaning to both.
+        control: the first differing control tokens that have a meaning to both, at most :data:`NUM_EXAMPLES`.
         unshared_ids: ids of the draft, ascending, that are not the same token to the target. A draft that proposes
             one proposes nonsense.
     """

@@ -26,7 +26,7 @@ def refusal(target: Path, draft: Path) -> str | None:
 
     Args:
         target: a GGUF file.
-        draft: likewise.
+        draft: a GGUF file too.
 
     Raises:
         ModelFileError: a file's vocabulary cannot be read.
@@ -45,7 +45,7 @@ def compare(target: Any, draft: Any) -> str | None:
 
     Args:
         target: ``llama_vocab *`` of the target.
-        draft: likewise, of the draft.
+        draft: ``llama_vocab *`` of the draft.
     """
     if api.llama_vocab_type(target) != api.llama_vocab_type(draft):
         return "the tokenizers are of two kinds"

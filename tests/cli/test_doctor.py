@@ -1,0 +1,191 @@
+"""``paceline doctor`` as its users call it: one examination of the embedded pair, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from paceline.cli import exits
+from paceline.models.embedded import embedded_draft, embedded_target
+from tests.cli.test_run import Invoke, spawn
+from tests.models.helpers import edited_gguf, metadata
+
+QUICK = ("--budget-s", "5", "-t", "1", "-c", "512")
+
+
+class Examined(NamedTuple):
+    """What one call left behind."""
+
+    status: int
+    out: str
+    err: str
+    facts: dict[str, Any]
+    page: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def examined(tmp_path_factory: pytest.TempPathFactory) -> Examined:
+    """The embedded pair in a folder with what is no model."""
+    folder = tmp_path_factory.mktemp("doctor")
+    models = folder / "models"
+    models.mkdir()
+    shutil.copy(embedded_draft(), models / "small.gguf")
+    (models / "broken.gguf").write_bytes(b"nothing")
+    found = subprocess.run(
+        [
+            *(sys.executable, "-m", "paceline", "doctor", "target", str(models), *QUICK),
+            *("--export", "llama-server", "--json", str(folder / "found.json"), "--html", str(folder / "found.html")),
+        ],
+        env={**os.environ, "PACELINE_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode in (0, exits.DOES_NOT_PAY), found.stderr
+    facts = json.loads((folder / "found.json").read_text())
+    page = (folder / "found.html").read_text()
+    return Examined(found.returncode, found.stdout, found.stderr, facts, page, folder)
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Invoke:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return Invoke(monkeypatch, capsys)
+
+
+def test_the_report_says_whether_it_pays(examined: Examined) -> None:
+    (candidate,) = examined.facts["candidates"]
+    pays = candidate["prediction"]["pays"]
+    assert examined.status == (0 if pays else exits.DOES_NOT_PAY)
+    assert "tokens: fits as it is" in examined.out
+    assert ("pays: " if pays else "does not pay: " if pays is False else "too close to call: ") in examined.out
+    assert "--spec-type draft-simple --spec-draft-n-max" in examined.out
+    for kind in ("code", "prose", "json", "logs", "all"):
+        assert re.search(rf"^{kind} ", examined.out, re.MULTILINE), kind
+
+
+def test_progress_and_what_was_not_tried_are_said_aside(examined: Examined) -> None:
+    assert "not tried: broken.gguf: is not a GGUF file" in examined.err
+    assert "small.gguf: measuring what passes cost" in examined.err
+    assert "\x1b" not in examined.out + examined.err
+
+
+def test_figures_hold_together(examined: Examined) -> None:
+    (candidate,) = examined.facts["candidates"]
+    prediction, agreement = candidate["prediction"], candidate["agreement"]
+    for name in ("coupled", "one_minus_tv", "same_top"):
+        assert 0.4 < agreement[name]["all"]["value"] < 0.8
+    # Coupled acceptance lies between (1 - TV) / (1 + TV) and 1 - TV (arXiv 2408.07978).
+    overlap = agreement["one_minus_tv"]["all"]["value"]
+    assert overlap / (2 - overlap) - 1e-9 <= agreement["coupled"]["all"]["value"] <= overlap + 1e-9
+    survival = [depth["survival"] for depth in candidate["survival"]["all"]]
+    assert survival == sorted(survival, reverse=True)
+    # Counted and in closed form, of the same places.
+    assert survival[0] == pytest.approx(agreement["coupled"]["all"]["value"], abs=0.2)
+    for way in ("plain", "auto", "static", "without_model"):
+        speed = prediction[way]["per_second"]
+        assert 0 < speed["low"] <= speed["value"] <= speed["high"]
+    assert candidate["tokens"]["fit"] == "as is"
+    assert examined.facts["skipped"][0]["name"] == "broken.gguf"
+    assert examined.facts["ended_by"] == "done"
+
+
+def test_the_page_needs_nothing_from_anywhere(examined: Examined) -> None:
+    page = examined.page
+    assert not re.search(r"https?:|//[a-z]|<script|<link|@import|url\(|src=", page)
+    assert "prefers-color-scheme: dark" in page
+    pictures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    assert len(pictures) == 4
+    for picture in pictures:
+        assert ElementTree.fromstring(picture).attrib["aria-label"]
+    for words in ("small.gguf", "fits as it is", "broken.gguf", "--spec-type draft-simple"):
+        assert words in page
+
+
+def test_what_was_found_is_kept_for_the_next_run(examined: Examined) -> None:
+    cache = examined.folder / "cache"
+    assert len(list((cache / "answers").iterdir())) == 1
+    (entry,) = (json.loads(path.read_text()) for path in (cache / "answers").iterdir())
+    assert len(entry["data"]) >= examined.facts["candidates"][0]["prediction"]["texts"]
+
+
+def test_another_vocabulary_is_said_without_loading(invoke: Invoke, tmp_path: Path) -> None:
+    tokens = metadata(embedded_draft())["tokenizer.ggml.tokens"]
+    other = edited_gguf(tmp_path / "other.gguf", {"tokenizer.ggml.tokens": tokens[::-1]})
+    outcome = invoke("doctor", "target", str(other), "--json", "-")
+    assert outcome.status == exits.DOES_NOT_PAY
+    (candidate,) = json.loads(outcome.out)["candidates"]
+    assert candidate["tokens"]["fit"] == "none"
+    assert "speaks other tokens" in candidate["error"]
+    assert candidate["prediction"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("absent.gguf",), "absent.gguf does not exist"),
+        (("target", "absent.gguf"), "absent.gguf does not exist"),
+        (("target", "EMPTY"), "holds no model"),
+        (("target", "BROKEN"), "is not a GGUF file"),
+        (("target", "draft", "--budget-s", "1"), "--budget-s 1: give a finite number of seconds from 5 on"),
+        (("target", "draft", "--budget-s", "nan"), "--budget-s nan"),
+        (("target", "draft", "--export", "ollama"), "--export ollama: choose from llama-server, ik_llama"),
+        (("target", "draft", "--temp", "-1"), "temperature"),
+        (("target", "draft", "--text", "absent.txt"), "absent.txt cannot be read"),
+        (("target", "draft", "--json", "absent/found.json"), "there is no directory absent"),
+        (("target", "draft", "--html", "found", "--json", "found"), "are the same file"),
+        (("target", "draft", "-md", "draft"), "the target is the first argument"),
+        (("target", "draft", "-hf", "some/model"), "the target is the first argument"),
+        (("target", "self:Q9"), "is no type to quantise to"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "BROKEN").write_text("nothing")
+    outcome = invoke("doctor", *arguments)
+    assert outcome.status == exits.BAD_INPUT
+    assert says in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert outcome.out == ""
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["BROKEN", "EMPTY"]
+
+
+def test_an_interrupt_says_that_it_can_be_gone_on_with(tmp_path: Path) -> None:
+    found = spawn(
+        *("doctor", "target", str(embedded_draft()), "--budget-s", "60", "--json", str(tmp_path / "found.json")),
+        env={**os.environ, "PACELINE_CACHE": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert found.stderr is not None
+    lines = []
+    for line in found.stderr:
+        lines.append(line.decode())
+        if "measuring what passes cost" in lines[-1]:
+            found.send_signal(signal.SIGINT)
+            break
+    rest = found.communicate()[1].decode()
+    assert found.returncode == exits.INTERRUPTED
+    assert rest.splitlines()[-1].startswith("interrupted after 0 of 1 candidates: what was measured")
+    assert json.loads((tmp_path / "found.json").read_text())["ended_by"] == "interrupt"
+
+
+def test_the_target_is_no_candidate_of_its_own_folder(invoke: Invoke, tmp_path: Path) -> None:
+    shutil.copy(embedded_target(), tmp_path / "model.gguf")
+    outcome = invoke("doctor", str(tmp_path / "model.gguf"), str(tmp_path))
+    assert outcome.status == exits.BAD_INPUT
+    assert "there is no draft model to try" in outcome.err
