@@ -29,6 +29,8 @@ from benchmarks.planner_ab.command import EPILOG as PLANNER_AB_EPILOG
 from benchmarks.planner_ab.command import planner_ab
 from benchmarks.planner_ab.statics import EPILOG as PLANNER_STATICS_EPILOG
 from benchmarks.planner_ab.statics import planner_statics
+from benchmarks.predicted import EPILOG as PREDICTED_EPILOG
+from benchmarks.predicted import predicted
 from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
 from benchmarks.server_soak.command import EPILOG as SERVER_SOAK_EPILOG
 from benchmarks.server_soak.command import server_soak
@@ -101,6 +103,8 @@ app.command("server-soak", epilog=SERVER_SOAK_EPILOG)(server_soak)
 app.command("sharing", epilog=SHARING_EPILOG)(sharing)
 app.command("structured", epilog=STRUCTURED_EPILOG)(structured)
 app.command("serving", epilog=SERVING_EPILOG)(serving)
+# This loads the models that it is told of.
+app.command("predicted", epilog=PREDICTED_EPILOG)(predicted)
 # These need root, and a disk whose reads can be bounded.
 app.command("streamed-passes", epilog=STREAMED_PASSES_EPILOG)(streamed_passes)
 app.command("streamed-answers", epilog=STREAMED_ANSWERS_EPILOG)(streamed_answers)

@@ -41,7 +41,7 @@ class Counted:
             self.passes += 1
             return forward(steps)
 
-        self.engines.target.forward = counting  # type: ignore[method-assign]
+        self.engines.target.forward = counting
 
     def write(
         self, asked: list[Task], count: int = 4, *, keep: bool = True, stop_after: int | None = None

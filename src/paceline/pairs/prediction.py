@@ -12,6 +12,8 @@ measured by three short live answers and added to every pass and round.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -210,15 +212,16 @@ def calibrated(
     replay([recording], fixed, counted, drafters=[DRAFT])
     # Prompts are read in the first round of each replay, and are no part of what was timed.
     expected_s = counted.rounds_s - 2 * profile.round_s(recording.num_prompt)
-    factor = (plain.spent.verify_s + drafting.spent.verify_s) / expected_s if expected_s > 0 else 1.0
-    more_s = drafting.spent.drafters_s - counted.drafts_s
+    took_s = sum(answer.spent.verify_s * _steadiness(answer) for answer in (plain, drafting) if answer.spent)
+    factor = took_s / expected_s if expected_s > 0 else 1.0
+    more_s = drafting.spent.drafters_s * _steadiness(drafting) - counted.drafts_s
     return LiveCosts(
         profile,
         pass_factor=min(max(factor, 1 / _MOST_FACTOR), _MOST_FACTOR),
         level_s=max(more_s, 0.0) / max(counted.num_drafts, 1),
         round_own_s=_own_s(plain),
         drafting_own_s=max(_own_s(by_auto), _own_s(plain)),
-        sampling_s=plain.spent.sampling_s / max(len(plain.token_ids) - 1, 1),
+        sampling_s=plain.spent.sampling_s * _steadiness(plain) / max(len(plain.token_ids) - 1, 1),
     )
 
 
@@ -405,7 +408,22 @@ def _own_s(answer: Answer) -> float:
     """Return the seconds of a round that are neither its passes' nor sampling."""
     if answer.spent is None or not answer.rounds:
         return 0.0
-    return max(answer.seconds - answer.spent.total_s, 0.0) / answer.rounds
+    return max(answer.seconds - answer.spent.total_s, 0.0) * _steadiness(answer) / answer.rounds
+
+
+def _steadiness(answer: Answer) -> float:
+    """Return what an answer's rounds would have taken if all had been as long as their median, over what they took.
+
+    Something else that runs for a moment makes a few of them long, and these answers are short.
+    """
+    if answer.generation is None:
+        return 1.0
+    # Tokens of one round come at one time.
+    arrivals = sorted(set(answer.generation.stats.arrivals_s))
+    rounds_s = [after - before for before, after in itertools.pairwise(arrivals)]
+    if not rounds_s or not sum(rounds_s) > 0:
+        return 1.0
+    return min(statistics.median(rounds_s) * len(rounds_s) / sum(rounds_s), 1.0)
 
 
 def _cut(recording: Recording, num_tokens: int) -> Recording:
