@@ -1,8 +1,8 @@
 """``python -m benchmarks predicted``: what ``paceline doctor`` predicts of pairs, beside what they then do.
 
-Each pair is examined as the command does it. Then the same models answer other prompts of the same kinds, every prompt
-plainly and by ``auto`` in turn, so that a machine that becomes slower does so for both. What limits the agreement is
-the number of texts on both sides, and how steady the machine is.
+Each pair is examined as the command does it. Then the same models answer the same prompts with other seeds, every
+prompt plainly and by ``auto`` in turn, so that a machine that becomes slower does so for both. What limits the
+agreement is the number of texts on both sides, and how steady the machine is.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from paceline.core.params import SamplingParams
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.machine import machine
 from paceline.models.cache import resolve
-from paceline.models.embedded import HELDOUT_KINDS, heldout
+from paceline.models.embedded import HELDOUT_KINDS
 from paceline.models.own_draft import OwnDraft
 from paceline.output import whole_file
 from paceline.pairs.examination import Diagnosis, Examiner
 from paceline.pairs.patients import verdict
 from paceline.pairs.prediction import ALL_DRAFTERS, AUTO_VARIANT
-from paceline.pairs.samples import HELDOUT_TEXTS, Sample, heldout_samples, tasks_of
+from paceline.pairs.samples import heldout_samples, tasks_of
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.policies.fixed import NO_SPECULATION
@@ -50,7 +50,7 @@ python -m benchmarks predicted --pair target-1b-q8_0,draft --pair target,draft
 python -m benchmarks predicted --pair big.gguf,small.gguf --pair big.gguf,self --live-s 60 --json predicted.json
 """
 
-_TOKENS = 96
+_TOKENS = 64
 """Most tokens of a live answer."""
 _SEED = 1001
 """Of the first live answer, so that none is one that was predicted of."""
@@ -178,13 +178,8 @@ def _compared(
 def _live(engines: Engines, policy: Any, temperature: float, seconds: float) -> list[tuple[Answer, Answer]]:
     """Answer prompts plainly and by ``auto``, kind after kind in turn, for so many seconds."""
     ends_s = time.monotonic() + seconds
-    samples = [
-        Sample(kind, f"{kind}:{number}", text)
-        for number, turn in enumerate(zip(*(heldout(kind)[HELDOUT_TEXTS:] for kind in HELDOUT_KINDS), strict=False))
-        for kind, text in zip(HELDOUT_KINDS, turn, strict=True)
-    ]
     tasks: Sequence[Task] = tasks_of(
-        samples,
+        heldout_samples(),
         engines.target.vocabulary,
         tokens=_TOKENS,
         context_length=engines.target.capabilities.context_length,

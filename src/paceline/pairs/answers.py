@@ -128,6 +128,16 @@ class Answers:
                     report(len(found))
         return found
 
+    def missing(self, tasks: Sequence[Task], count: int) -> int:
+        """Return how many of so many answers are not kept, of the first tasks whose answers say something."""
+        self._load()
+        for task in tasks:
+            kept = self._known.get(_name(task))
+            if count and kept is not None and kept.serves(task):
+                token_ids = kept.token_ids[: task.max_tokens]
+                count -= not ends_early(task, token_ids) and not loops(token_ids)
+        return count
+
     def _answer(self, session: Session, task: Task, stopped: Stop) -> _Kept:
         noting: list[_NotingVerifier] = []
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from paceline.bench.sessions import Engines, Session, wall_engines
+from paceline.bench.workloads import Task
 from paceline.comparison import Stopped
 from paceline.core.errors import PacelineError
 from paceline.core.params import StopRules
@@ -32,7 +33,7 @@ from paceline.pairs.agreement import Agreement, agreement_of, survival_of
 from paceline.pairs.answers import Answers, Written
 from paceline.pairs.fitting import Fitting, fitting_of
 from paceline.pairs.measures import ALL, Depth
-from paceline.pairs.prediction import ALL_DRAFTERS, DRAFT, Prediction, calibrated, predict
+from paceline.pairs.prediction import ALL_DRAFTERS, CALIBRATION_TOKENS, DRAFT, Prediction, calibrated, predict
 from paceline.pairs.samples import PROMPT_TOKENS, Sample, tasks_of
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile
@@ -53,8 +54,8 @@ _USABLE: Final = 0.85
 """Of what is left after the passes were measured; the rest is for what the forecast cannot know."""
 
 _SHAPES: Final = (
-    *((24, 128, 16), (24, 96, 12), (16, 96, 12), (16, 64, 12), (12, 96, 12), (12, 64, 12), (12, 64, 8)),
-    *((8, 64, 12), (8, 64, 8), (8, 48, 8), (8, 40, 6), (4, 64, 8), (4, 48, 6), (4, 32, 6), (4, 24, 4)),
+    *((24, 128, 16), (24, 96, 12), (16, 96, 12), (16, 64, 12), (12, 64, 12), (12, 48, 12), (12, 48, 8), (12, 40, 8)),
+    *((8, 48, 8), (12, 32, 8), (8, 40, 8), (8, 32, 8), (8, 24, 6), (4, 48, 6), (4, 32, 6), (4, 24, 4)),
 )
 """Answers, tokens of each, and depth of the recorded drafts: the first that there is time for is taken, else the last.
 Texts tell more than tokens, as what follows within one goes together."""
@@ -68,7 +69,7 @@ _COMPARE_S: Final = 1e-3
 """Seconds of comparing two distributions;"""
 _COMPARE_ID_S: Final = 2e-8
 """and of each id of theirs."""
-_CALIBRATION_ROUNDS: Final = 150
+_CALIBRATION_ROUNDS: Final = 2.2 * CALIBRATION_TOKENS
 """Rounds of the short live answers."""
 
 Tell = Callable[[str, float], None]
@@ -174,7 +175,7 @@ class Examiner:
         with Worker() as worker, worker.entered(_opened(self._target, draft)) as pair:
             engines = wall_engines(pair.target, pair.draft, worker, stopped=self._stopped)
             profile = worker.call(lambda: self._profile(engines, pair))
-            plan = _plan(profile, ends_s - time.monotonic(), pair.target.vocabulary.size)
+            plan = self._plan(engines, profile, ends_s - time.monotonic())
             written = self._written(engines, plan, ends_s)
             recordings = [
                 self._recorded(engines, each, plan.depth, index / len(written)) for index, each in enumerate(written)
@@ -211,14 +212,37 @@ class Examiner:
             report=lambda share: self._say("measuring what passes cost", 0.05 + 0.15 * share),
         ).profile
 
-    def _written(self, engines: Engines, plan: _Plan, ends_s: float) -> list[Written]:
-        tasks = tasks_of(
+    def _plan(self, engines: Engines, profile: CostProfile, left_s: float) -> _Plan:
+        """Return the most that is forecast to fit into the time there is; the least where nothing does."""
+        widest = profile.target.widest
+        prompt_s = PROMPT_TOKENS * profile.round_s(widest) / widest
+        calibration_s = _CALIBRATION_ROUNDS * profile.round_s(1)
+        plan = _Plan(*_SHAPES[-1])
+        for shape in _SHAPES:
+            plan = _Plan(*shape)
+            missing = self._answers.missing(self._tasks(engines, plan.tokens), plan.texts)
+            answers_s = missing * (prompt_s + plan.tokens * (profile.round_s(1) + profile.sampling_row_s))
+            place_s = (
+                (plan.depth + 1) * (profile.draft_s() + _LEVEL_S)
+                + _COMPARE_S
+                + _COMPARE_ID_S * engines.target.vocabulary.size
+                + _REPLAYS * _REPLAY_TOKEN_S
+            )
+            if answers_s + plan.texts * plan.tokens * place_s + calibration_s + prompt_s <= _USABLE * left_s:
+                break
+        return plan
+
+    def _tasks(self, engines: Engines, tokens: int) -> list[Task]:
+        return tasks_of(
             self._samples,
             engines.target.vocabulary,
-            tokens=plan.tokens,
+            tokens=tokens,
             context_length=engines.target.capabilities.context_length,
             seed=self._seed,
         )
+
+    def _written(self, engines: Engines, plan: _Plan, ends_s: float) -> list[Written]:
+        tasks = self._tasks(engines, plan.tokens)
         latest_s = ends_s - (1 - _ANSWERING_SHARE) * self._budget_s
         self._say("the target answers", 0.2)
         written = self._answers.write(
@@ -302,27 +326,6 @@ class _Plan:
     texts: int
     tokens: int
     depth: int
-
-
-def _plan(profile: CostProfile, left_s: float, vocab_size: int) -> _Plan:
-    """Return the most that is forecast to fit into the time there is; the least where nothing does."""
-    widest = profile.target.widest
-    prompt_s = PROMPT_TOKENS * profile.round_s(widest) / widest
-    plan = _Plan(*_SHAPES[-1])
-    for shape in _SHAPES:
-        plan = _Plan(*shape)
-        place_s = (
-            profile.round_s(1)
-            + profile.sampling_row_s
-            + (plan.depth + 1) * (profile.draft_s() + _LEVEL_S)
-            + _COMPARE_S
-            + _COMPARE_ID_S * vocab_size
-            + _REPLAYS * _REPLAY_TOKEN_S
-        )
-        needed_s = plan.texts * (prompt_s + plan.tokens * place_s) + _CALIBRATION_ROUNDS * profile.round_s(1)
-        if needed_s <= _USABLE * left_s:
-            break
-    return plan
 
 
 @contextmanager

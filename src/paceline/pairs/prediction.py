@@ -45,7 +45,7 @@ _DRAWS: Final = 2000
 """Bootstrap samples over texts."""
 _P_MINS: Final = (0.0, 0.4)
 """Least probabilities of a draft token, of the static settings that are replayed."""
-_CALIBRATION_TOKENS: Final = 48
+CALIBRATION_TOKENS: Final = 32
 """Tokens of each of the live answers that show what the loop takes beside passes."""
 _CALIBRATION_LENGTH: Final = 3
 """Draft tokens of a round in the live answer that shows what the loop takes beside passes."""
@@ -198,7 +198,7 @@ def calibrated(
     Raises:
         Stopped: the user wants no more.
     """
-    num_tokens = min(_CALIBRATION_TOKENS, len(recording.token_ids))
+    num_tokens = min(CALIBRATION_TOKENS, len(recording.token_ids))
     task = dataclasses.replace(task, max_tokens=num_tokens)
     recording = _cut(recording, num_tokens)
     fixed = FixedPolicy(min(_CALIBRATION_LENGTH, recording.depth), p_min=0.0)

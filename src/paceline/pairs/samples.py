@@ -27,6 +27,8 @@ _MOST_BYTES: Final = 4 << 20
 """Bytes of a user's file that are read."""
 _LEAST_PROMPT: Final = 8
 """Tokens of a prompt below which it says nothing of a text."""
+_MOST_LETTERS: Final = 32
+"""Letters of a text for each token of a prompt that is cut from it."""
 _FIELDS: Final = ("prompt", "text", "content")
 """Names under which a line of a JSON-lines file may have its text; the first that is there counts."""
 
@@ -128,7 +130,8 @@ def tasks_of(
         )
     tasks = []
     for number, sample in enumerate(samples):
-        prompt_ids = tuple(vocabulary.tokenize(sample.text)[:room])
+        # All of a long text need not be cut into tokens for its beginning.
+        prompt_ids = tuple(vocabulary.tokenize(sample.text[: _MOST_LETTERS * room])[:room])
         if len(prompt_ids) >= _LEAST_PROMPT:
             tasks.append(Task(sample.kind, sample.name, prompt_ids, tokens, seed + number))
     if not tasks:
