@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from paceline.planning.replaying.recording import Recording
     from paceline.vocabularies.relation import VocabularyRelation
 
-_PROFILING_SHARE: Final = 0.2
+_PROFILING_SHARE: Final = 0.17
 """Of the time for a candidate, that measuring what passes cost may take."""
 _ANSWERING_SHARE: Final = 0.65
 """Of the time for a candidate, after which no further answer is begun."""
@@ -54,11 +54,12 @@ _USABLE: Final = 0.85
 """Of what is left after the passes were measured; the rest is for what the forecast cannot know."""
 
 _SHAPES: Final = (
-    *((24, 128, 16), (24, 96, 12), (16, 96, 12), (16, 64, 12), (12, 64, 12), (12, 48, 12), (12, 48, 8), (12, 40, 8)),
-    *((8, 48, 8), (12, 32, 8), (8, 40, 8), (8, 32, 8), (8, 24, 6), (4, 48, 6), (4, 32, 6), (4, 24, 4)),
+    *((24, 128, 16), (24, 96, 12), (16, 96, 12), (16, 64, 12), (12, 64, 12), (12, 48, 12), (12, 48, 8), (8, 48, 8)),
+    *((8, 48, 5), (4, 64, 8), (4, 48, 8), (4, 48, 5), (4, 48, 4), (4, 40, 4), (4, 32, 4), (4, 24, 4)),
 )
 """Answers, tokens of each, and depth of the recorded drafts: the first that there is time for is taken, else the last.
-Texts tell more than tokens, as what follows within one goes together."""
+Texts tell more than tokens, as what follows within one goes together. Answers are longer than their prompts, as the
+draft model reads a prompt once; and a draft so dear that its levels do not fit is seldom worth many of them."""
 _REPLAYS: Final = 21
 """Replays of a recording."""
 _REPLAY_TOKEN_S: Final = 5e-4

@@ -18,7 +18,7 @@ HELDOUT_TEXTS: Final = 12
 OWN_KIND: Final = "own"
 """Kind of the texts of a user's file."""
 
-PROMPT_TOKENS: Final = 64
+PROMPT_TOKENS: Final = 48
 """Most tokens of a prompt: a slow target reads it in a second, and a text has a subject by then."""
 
 _PIECES: Final = 24
