@@ -212,7 +212,9 @@ def _gguf_reasons(pair: Pair, program: str) -> tuple[str, ...]:
     if reasons:
         return reasons
     why = _llama_cpp_refusal(pair)
-    return () if why is None else (f"{why} (llama.cpp's own check)",)
+    return (
+        () if why is None else (f"{why} (llama.cpp's own check; llama-server serves all the same, and drafts nothing)",)
+    )
 
 
 def _llama_cpp_refusal(pair: Pair) -> str | None:
