@@ -34,8 +34,8 @@ from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS
 from paceline.models.own_draft import OwnDraft
 from paceline.output import whole_file
+from paceline.pairs.candidate_report import verdict
 from paceline.pairs.examination import Diagnosis, Examiner
-from paceline.pairs.patients import verdict
 from paceline.pairs.prediction import ALL_DRAFTERS, AUTO_VARIANT
 from paceline.pairs.samples import heldout_samples, tasks_of
 from paceline.planning.costs.meter import ProfilingBudget

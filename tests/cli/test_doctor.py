@@ -134,8 +134,8 @@ def test_another_vocabulary_is_said_without_loading(invoke: Invoke, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("absent.gguf",), "absent.gguf does not exist"),
-        (("target", "absent.gguf"), "absent.gguf does not exist"),
+        (("absent.gguf",), "there is no file absent.gguf"),
+        (("target", "absent.gguf"), "there is no file absent.gguf"),
         (("target", "EMPTY"), "holds no model"),
         (("target", "BROKEN"), "is not a GGUF file"),
         (("target", "draft", "--budget-s", "1"), "--budget-s 1: give a finite number of seconds from 5 on"),

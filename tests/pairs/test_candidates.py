@@ -58,7 +58,7 @@ def test_what_is_named_must_be_a_model(folder: Path) -> None:
     for name in ("broken.gguf", "notes.txt"):
         with pytest.raises(ModelFileError, match=name):
             find_candidates([str(folder / name)], TARGET)
-    with pytest.raises(ModelFileError, match="does not exist"):
+    with pytest.raises(ModelFileError, match="there is no file"):
         find_candidates([str(folder / "absent.gguf")], TARGET)
 
 

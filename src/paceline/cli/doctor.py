@@ -29,6 +29,7 @@ from paceline.models.description import ModelDescription, describe
 from paceline.models.own_draft import complete_draft
 from paceline.options import ModelChoice
 from paceline.output import whole_file
+from paceline.pairs.candidate_report import CandidateReport, rank, report_of, verdict
 from paceline.pairs.candidates import Candidate, Skipped, find_candidates
 from paceline.pairs.examination import Diagnosis, Examiner
 from paceline.pairs.export import ALL as ALL_PROGRAMS
@@ -36,7 +37,6 @@ from paceline.pairs.export import PROGRAMS, check_program
 from paceline.pairs.facts import facts_of, model_facts
 from paceline.pairs.measures import ALL, Ratio
 from paceline.pairs.page import render
-from paceline.pairs.patients import Patient, patient_of, rank, verdict
 from paceline.pairs.prediction import Interval, Prediction, Speed
 from paceline.pairs.samples import file_samples, heldout_samples
 from paceline.planning.keeping import offload_devices
@@ -176,7 +176,7 @@ def doctor(
             "there is no draft model to try: name one, a folder that holds some, or self, the target quantised smaller"
         )
     has_devices = bool(offload_devices(target_options))
-    examined: list[Patient] = []
+    examined: list[CandidateReport] = []
     is_whole = True
     with interrupts_held() as interrupted, _Progress(len(found)) as progress:
         examiner = Examiner(
@@ -198,7 +198,7 @@ def doctor(
                 is_whole = False
                 break
             examined.append(
-                patient_of(
+                report_of(
                     diagnosis,
                     what,
                     programs,
@@ -260,7 +260,7 @@ def _tell_skipped(skipped: Sequence[Skipped]) -> None:
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def _print_report(target: ModelDescription, ranked: Sequence[Patient], temperature: float) -> None:
+def _print_report(target: ModelDescription, ranked: Sequence[CandidateReport], temperature: float) -> None:
     console = output_console(soft_wrap=False)
     # Not rich's word for it, which FORCE_COLOR changes.
     if not sys.stdout.isatty():
@@ -269,19 +269,19 @@ def _print_report(target: ModelDescription, ranked: Sequence[Patient], temperatu
     if len(ranked) > 1:
         console.print()
         console.print(_ranking(ranked))
-    for patient in ranked:
+    for report in ranked:
         console.print()
-        _print_patient(console, patient, temperature)
+        _print_candidate(console, report, temperature)
 
 
-def _ranking(ranked: Sequence[Patient]) -> Table:
+def _ranking(ranked: Sequence[CandidateReport]) -> Table:
     table = Table(box=None, pad_edge=False, title="by predicted speed", title_justify="left")
     table.add_column("draft", overflow="fold")
     for column in ("t/s", "of plain", "verdict"):
         table.add_column(column, justify="right")
     table.add_column("tokens", overflow="fold")
-    for patient in ranked:
-        diagnosis = patient.diagnosis
+    for report in ranked:
+        diagnosis = report.diagnosis
         prediction = diagnosis.prediction
         cells = ["-", "-", "-"]
         if prediction is not None:
@@ -296,8 +296,8 @@ def _ranking(ranked: Sequence[Patient]) -> Table:
     return table
 
 
-def _print_patient(console: Console, patient: Patient, temperature: float) -> None:
-    diagnosis = patient.diagnosis
+def _print_candidate(console: Console, report: CandidateReport, temperature: float) -> None:
+    diagnosis = report.diagnosis
     console.print(f"{diagnosis.name}: {_model_line(diagnosis.what)}", style="bold cyan", markup=False)
     if diagnosis.fitting is not None:
         console.print(f"tokens: {diagnosis.fitting.words}", markup=False)
@@ -312,9 +312,9 @@ def _print_patient(console: Console, patient: Patient, temperature: float) -> No
         for line in _speed_lines(prediction):
             console.print(line, markup=False)
         console.print(_agreement_table(diagnosis, temperature))
-    for sentence in patient.advice:
+    for sentence in report.advice:
         console.print(f"- {sentence}", markup=False)
-    for each in patient.exports:
+    for each in report.exports:
         console.print(f"\n{each.program}", style="bold", markup=False)
         # As it is, so that it can be copied.
         print(printable(each.command))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from paceline.core.errors import VocabularyMismatchError
 from paceline.pairs.alignment import Alignment, align
 from paceline.pairs.measures import ALL
+from paceline.vocabularies.mapping import TokenMapping, check_translation
 from paceline.vocabularies.relation import (
     VocabularyRelation,
-    check_vocabularies,
     false_ends,
     relate_vocabularies,
 )
@@ -61,15 +61,15 @@ def fitting_of(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterab
         relation,
         alignment,
         _words(relation, alignment),
-        refusal(target, draft),
+        None if relation.fits else _refusal(target, draft),
         tuple(_warnings(target, draft, relation)),
     )
 
 
-def refusal(target: Vocabulary, draft: Vocabulary) -> str | None:
-    """Say why paceline does not draft with a model of this vocabulary; ``None`` if it does."""
+def _refusal(target: Vocabulary, draft: Vocabulary) -> str | None:
+    """Say why drafts of another vocabulary cannot be translated; ``None`` if they can."""
     try:
-        check_vocabularies(target, draft)
+        check_translation(TokenMapping(target, draft))
     except VocabularyMismatchError as error:
         return str(error)
     return None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from paceline.bench.charts import staircase
 from paceline.bench.page import Tile, style, template
 from paceline.bench.svg import Plot, Scale, diamond, label, path, picture, tag, ticks, tip
+from paceline.pairs.candidate_report import CandidateReport, verdict
 from paceline.pairs.measures import ALL, Ratio
-from paceline.pairs.patients import Patient, verdict
 from paceline.sizes import count_text, size_text
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Card:
 
 def render(
     target: ModelDescription,
-    patients: Sequence[Patient],
+    reports: Sequence[CandidateReport],
     skipped: Sequence[Skipped],
     *,
     temperature: float,
@@ -73,27 +73,27 @@ def render(
 
     Args:
         target: what the target says of itself.
-        patients: the candidates, the best first.
+        reports: the candidates, the best first.
         skipped: what was found in folders and not tried.
         temperature: at which answers were sampled.
         machine: versions and hardware.
     """
-    predicted = [(each.diagnosis, each.diagnosis.prediction) for each in patients if each.diagnosis.prediction]
+    predicted = [(each.diagnosis, each.diagnosis.prediction) for each in reports if each.diagnosis.prediction]
     sampling = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     return template("paceline.pairs", "doctor.html").render(
         style=style(),
         target=_about(target),
         facts=" · ".join([sampling, *(machine[name] for name in ("processor", "system") if name in machine)]),
-        tiles=_tiles(patients),
+        tiles=_tiles(reports),
         speeds=_speeds(predicted),
-        cards=[_card(each) for each in patients],
+        cards=[_card(each) for each in reports],
         skipped=skipped,
     )
 
 
-def _tiles(patients: Sequence[Patient]) -> list[Tile]:
+def _tiles(reports: Sequence[CandidateReport]) -> list[Tile]:
     """Put the answer first: what the best candidate gains, how often it agrees, and how many there were."""
-    best = next((each.diagnosis for each in patients if each.diagnosis.prediction), None)
+    best = next((each.diagnosis for each in reports if each.diagnosis.prediction), None)
     tiles = []
     if best is not None and best.prediction is not None:
         prediction = best.prediction
@@ -109,8 +109,8 @@ def _tiles(patients: Sequence[Patient]) -> list[Tile]:
             ),
             Tile(f"{prediction.without_model.gain.value:.2f}×", "auto without a draft model", "plain"),
         ]
-    fitting = sum(each.diagnosis.fitting is not None and each.diagnosis.fitting.fits for each in patients)
-    tiles.append(Tile(f"{fitting} of {len(patients)}", "candidates whose tokens fit", "plain"))
+    fitting = sum(each.diagnosis.fitting is not None and each.diagnosis.fitting.fits for each in reports)
+    tiles.append(Tile(f"{fitting} of {len(reports)}", "candidates whose tokens fit", "plain"))
     return tiles
 
 
@@ -118,13 +118,13 @@ def _plain(prediction: Prediction) -> str:
     return f"{prediction.plain.per_second.value:.1f}"
 
 
-def _card(patient: Patient) -> Card:
-    diagnosis = patient.diagnosis
+def _card(report: CandidateReport) -> Card:
+    diagnosis = report.diagnosis
     fitting, prediction = diagnosis.fitting, diagnosis.prediction
     words = "" if fitting is None else fitting.words
     if diagnosis.error is not None:
         words += f"{'; ' if words else ''}not drafted with: {diagnosis.error}"
-    lines = [*patient.advice, *(() if fitting is None else fitting.warnings)]
+    lines = [*report.advice, *(() if fitting is None else fitting.warnings)]
     columns: Sequence[str] = ()
     rows: list[list[str]] = []
     if prediction is not None:
@@ -150,7 +150,7 @@ def _card(patient: Patient) -> Card:
         columns,
         rows,
         _pictures(diagnosis),
-        patient.exports,
+        report.exports,
     )
 
 

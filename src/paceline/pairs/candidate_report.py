@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class CandidateReport:
     """A candidate with all that is said of it.
 
     Attributes:
@@ -30,14 +30,14 @@ class Patient:
     exports: Sequence[Export]
 
 
-def patient_of(
+def report_of(
     diagnosis: Diagnosis,
     target: ModelDescription,
     programs: Sequence[Program],
     *,
     has_devices: bool = False,
     draft_on_cpu: bool = False,
-) -> Patient:
+) -> CandidateReport:
     """Return a candidate with advice, and with the flags of these programs.
 
     Args:
@@ -57,7 +57,7 @@ def patient_of(
         has_devices,
     )
     advice = advice_of(diagnosis, target, draft_on_cpu=draft_on_cpu)
-    return Patient(diagnosis, advice, [export(program, pair) for program in programs])
+    return CandidateReport(diagnosis, advice, [export(program, pair) for program in programs])
 
 
 def verdict(prediction: Prediction) -> str:
@@ -65,9 +65,9 @@ def verdict(prediction: Prediction) -> str:
     return {True: "pays", False: "does not pay", None: "too close to call"}[prediction.pays]
 
 
-def rank(patient: Patient) -> tuple[int, float]:
+def rank(report: CandidateReport) -> tuple[int, float]:
     """Return what puts candidates in order: the fastest first, then those not predicted, by how they line up."""
-    diagnosis = patient.diagnosis
+    diagnosis = report.diagnosis
     if diagnosis.prediction is not None:
         return 0, -diagnosis.prediction.auto.per_second.value
     if diagnosis.fitting is None:
