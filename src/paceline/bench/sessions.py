@@ -18,7 +18,7 @@ from paceline.comparison import OpenReader, Stop, finish
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import ClosedError
 from paceline.core.verify import Verifier
-from paceline.drafters.registry import build_drafters
+from paceline.drafters.registry import DraftTokens, build_drafters, relate_draft
 from paceline.engines.base import Engine
 from paceline.planning.base import Policy, RoundRecord
 from paceline.prompts import Prompt
@@ -38,8 +38,7 @@ class Engines:
         clock: by which runs are timed.
         open_reader: see :func:`~paceline.comparison.explain`.
         worker: the thread in which the engines were opened, for whoever opened them to close.
-        draft_vocab: whether the draft's tokens are the target's.
-        draft_map: tokens that stand for one another where drafts are translated.
+        draft_tokens: what the draft's tokens are to the target; ``None`` leaves it to each session to find out.
     """
 
     target: PromptKeeper
@@ -47,8 +46,7 @@ class Engines:
     clock: Clock
     open_reader: OpenReader | None = None
     worker: Worker = field(default_factory=Worker)
-    draft_vocab: DraftVocab = "auto"
-    draft_map: Sequence[str] = ()
+    draft_tokens: DraftTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +137,7 @@ class Session(Model):
 
     def __init__(self, engines: Engines, drafters: Sequence[str], policy: Policy) -> None:
         draft = engines.draft if "draft" in drafters else None
-        built = build_drafters(
-            drafters,
-            target=engines.target,
-            draft=draft,
-            draft_vocab=engines.draft_vocab,
-            draft_map=engines.draft_map,
-        )
+        built = build_drafters(drafters, target=engines.target, draft=draft, draft_tokens=engines.draft_tokens)
         meter = _Meter()
         super().__init__(engines.target, built, policy, clock=engines.clock, observers=[meter], worker=engines.worker)
         self._meter = meter
@@ -234,6 +226,12 @@ def wall_engines(
     draft_vocab: DraftVocab = "auto",
     draft_map: Sequence[str] = (),
 ) -> Engines:
-    """Return engines timed by the machine's clock, which read no more of a prompt once the user wants no more."""
+    """Return engines timed by the machine's clock, which read no more of a prompt once the user wants no more.
+
+    Raises:
+        InputError: see :func:`~paceline.drafters.registry.relate_draft`.
+        VocabularyMismatchError: likewise.
+    """
     clock = WallClock()
-    return Engines(PromptKeeper(target, clock, stopped), draft, clock, open_reader, worker, draft_vocab, draft_map)
+    tokens = None if draft is None else relate_draft(target.vocabulary, draft.vocabulary, draft_vocab, draft_map)
+    return Engines(PromptKeeper(target, clock, stopped), draft, clock, open_reader, worker, tokens)

@@ -41,7 +41,7 @@ from paceline.cli.options import (
 )
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names, draft_drafter
+from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
 from paceline.engines.loading import ModelOptions, foreseen_context_length, reader_of
 from paceline.engines.slow_passes import slow_passes
 from paceline.machine import machine
@@ -272,9 +272,6 @@ def bench(
     ):
         draft_vocab: DraftVocab = "auto" if draft_options is None else draft_options.draft_vocab
         draft_map = () if draft_options is None else draft_options.draft_map
-        if pair.draft is not None:
-            # Whether there can be drafts at all, before anything is measured.
-            draft_drafter(pair.target.vocabulary, pair.draft, None, draft_vocab, draft_map)
         open_reader = reader_of(pair.target_options, is_streamed=slow_passes(pair.target) is not None)
         engines = wall_engines(
             pair.target,

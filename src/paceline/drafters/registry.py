@@ -14,10 +14,13 @@ from paceline.drafters.translated import TranslatedDrafter
 from paceline.engines.base import Engine, Vocabulary
 from paceline.engines.sequence_pool import SequencePool
 from paceline.vocabularies.mapping import TokenMapping, check_translation
-from paceline.vocabularies.relation import check_vocabularies, relate_vocabularies
+from paceline.vocabularies.relation import VocabularyRelation, check_vocabularies, relate_vocabularies
 from paceline.vocabularies.token_pairs import DraftVocab, parse_pairs
 
 DrafterName: TypeAlias = Literal["draft", "suffix", "lookup"]
+DraftTokens: TypeAlias = VocabularyRelation | TokenMapping
+"""What a draft model's ids are to its target: mostly the same tokens, or other ones, which are translated."""
+
 DRAFTER_NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
 """Every :data:`DrafterName`."""
 
@@ -45,6 +48,7 @@ def build_drafters(
     draft_pool: SequencePool | None = None,
     draft_vocab: DraftVocab = "auto",
     draft_map: Sequence[str] = (),
+    draft_tokens: DraftTokens | None = None,
 ) -> list[Drafter]:
     """Build drafters in the order named; the first to propose a token owns it.
 
@@ -53,14 +57,14 @@ def build_drafters(
         target: whose tokens they propose.
         draft: the draft model.
         draft_pool: keeps what the draft model has read; by default nothing is kept.
-        draft_vocab: whether the draft's tokens are the target's.
-        draft_map: tokens that stand for one another where drafts are translated, as ``DRAFT=TARGET``.
+        draft_vocab: as for :func:`relate_draft`.
+        draft_map: as for :func:`relate_draft`.
+        draft_tokens: what :func:`relate_draft` returned for the two models; by default it is asked.
 
     Raises:
         InputError: an unknown or repeated name, ``draft`` without a draft model, or a draft model without ``draft``; or
-            pairs of tokens that there are not, or that would do nothing.
-        VocabularyMismatchError: the draft model has other tokens than the target, and is not to be translated or cannot
-            be.
+            see :func:`relate_draft`.
+        VocabularyMismatchError: likewise.
     """
     check_drafter_names(names)
     if "draft" in names and draft is None:
@@ -71,7 +75,8 @@ def build_drafters(
     for name in names:
         if name == "draft":
             assert draft is not None
-            drafters.append(draft_drafter(target.vocabulary, draft, draft_pool, draft_vocab, draft_map))
+            tokens = draft_tokens or relate_draft(target.vocabulary, draft.vocabulary, draft_vocab, draft_map)
+            drafters.append(_draft_drafter(target.vocabulary, draft, draft_pool, tokens))
         elif name == "suffix":
             drafters.append(SuffixDrafter())
         else:
@@ -79,21 +84,16 @@ def build_drafters(
     return drafters
 
 
-def draft_drafter(
-    target: Vocabulary,
-    draft: Engine,
-    pool: SequencePool | None = None,
-    draft_vocab: DraftVocab = "auto",
-    draft_map: Sequence[str] = (),
-) -> DraftModelDrafter | TranslatedDrafter:
-    """Build the drafter of a draft model: one that takes its tokens for the target's, or one that translates them.
+def relate_draft(
+    target: Vocabulary, draft: Vocabulary, draft_vocab: DraftVocab = "auto", draft_map: Sequence[str] = ()
+) -> DraftTokens:
+    """Return what a draft model's tokens are to its target. It takes up to a second, and serves any number of drafters.
 
     Args:
-        target: whose tokens it proposes.
-        draft: the draft model.
-        pool: keeps what it has read; by default nothing is kept.
-        draft_vocab: which of the two; ``auto`` takes the first where the vocabularies fit.
-        draft_map: as for :func:`build_drafters`.
+        target: vocabulary of the target.
+        draft: vocabulary of the draft model.
+        draft_vocab: whether the draft's ids are taken for the target's; ``auto`` takes them where the vocabularies fit.
+        draft_map: tokens that stand for one another where drafts are translated, as ``DRAFT=TARGET``.
 
     Raises:
         InputError: pairs of tokens that there are not, or that would do nothing.
@@ -102,22 +102,30 @@ def draft_drafter(
     """
     if draft_vocab == "same":
         try:
-            relation = check_vocabularies(target, draft.vocabulary)
+            relation = check_vocabularies(target, draft)
         except VocabularyMismatchError as error:
             raise VocabularyMismatchError(f"{error}, or have it translated (--draft-vocab auto)") from None
-    elif draft_vocab == "translate" or not (relation := relate_vocabularies(target, draft.vocabulary)).fits:
-        mapping = TokenMapping(target, draft.vocabulary, parse_pairs(draft_map))
+    elif draft_vocab == "translate" or not (relation := relate_vocabularies(target, draft)).fits:
+        mapping = TokenMapping(target, draft, parse_pairs(draft_map))
         check_translation(mapping)
-        return TranslatedDrafter(draft, mapping, pool=pool)
+        return mapping
     if draft_map:
         raise InputError(
             f"the draft's tokens are the target's, so --draft-map {draft_map[0]} has no effect: leave it out, or "
             "translate all the same with --draft-vocab translate"
         )
+    return relation
+
+
+def _draft_drafter(
+    target: Vocabulary, draft: Engine, pool: SequencePool | None, tokens: DraftTokens
+) -> DraftModelDrafter | TranslatedDrafter:
+    if isinstance(tokens, TokenMapping):
+        return TranslatedDrafter(draft, tokens, pool=pool)
     return DraftModelDrafter(
         draft,
         target_vocab_size=target.size,
-        unshared_ids=relation.unshared_ids,
+        unshared_ids=tokens.unshared_ids,
         end_ids=target.end_ids,
         pool=pool,
     )

@@ -174,7 +174,14 @@ class Examiner:
         """Return a diagnosis with all that takes the models."""
         self._say("loading the models", 0.02)
         with Worker() as worker, worker.entered(_opened(self._target, draft)) as pair:
-            engines = wall_engines(pair.target, pair.draft, worker, stopped=self._stopped)
+            engines = wall_engines(
+                pair.target,
+                pair.draft,
+                worker,
+                stopped=self._stopped,
+                draft_vocab=draft.draft_vocab,
+                draft_map=draft.draft_map,
+            )
             profile = worker.call(lambda: self._profile(engines, pair))
             plan = self._plan(engines, profile, ends_s - time.monotonic())
             written = self._written(engines, plan, ends_s)
