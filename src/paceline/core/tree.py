@@ -180,8 +180,9 @@ class DraftTree:
         for node in sorted(below):
             if node not in kept:
                 continue
-            self._candidates[node] = left = [one for one in self.candidates(node) if one.source != source]
-            for candidate in reversed(left):
+            left: list[Candidate] = [one for one in self.candidates(node) if one.source != source]
+            self._candidates[node] = left
+            for candidate in left[::-1]:
                 child = candidate.node
                 kept.add(child)
                 if self.sources[child] == source:
