@@ -29,21 +29,22 @@ import paceline
 from paceline.api import GenerateOptions
 from paceline.comparison import answer, explain
 from paceline.core.arrays import Float64Array
+from paceline.core.divergence import first_difference
 from paceline.core.errors import InputError
-from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
+from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
-from paceline.core.tree import DraftTree, Evidence
-from paceline.core.verify import make_verifier
-from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
+from paceline.core.tree import Evidence
+from paceline.drafters.base import Commit, Drafter, DraftJob
 from paceline.drafters.following import Follower, FollowingDrafter, Rows
 from paceline.drafters.rows import read_row
 from paceline.drafters.translated import TranslatedDrafter
-from paceline.engines.base import Engine
+from paceline.engines.base import Engine, Vocabulary
 from paceline.engines.loading import DraftOptions, ModelOptions, open_engine
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.planning.policies.fixed import FixedPolicy
+from paceline.planning.replaying.recorder import record_answer
 from paceline.vocabularies.mapping import TokenMapping, check_translation
 
 EPILOG = """[bold]Examples[/bold]
@@ -242,7 +243,7 @@ def _accepted(models: Sequence[ModelOptions], texts: Sequence[Text]) -> dict[str
             check_translation(mapping)
             drafter = make(engine, mapping)
             try:
-                found[name] = [_of_text(drafter, number, text) for number, text in enumerate(texts)]
+                found[name] = [_of_text(drafter, target.vocabulary, text) for text in texts]
                 if isinstance(drafter, TranslatedDrafter):
                     figures["levels"] = dict(drafter.cases)
             finally:
@@ -266,32 +267,27 @@ def _accepted(models: Sequence[ModelOptions], texts: Sequence[Text]) -> dict[str
     return {**figures, "over_intersection": ratio}
 
 
-def _of_text(drafter: Drafter, number: int, text: Text) -> Acceptance:
+def _of_text(drafter: Drafter, vocabulary: Vocabulary, text: Text) -> Acceptance:
     """Ask for drafts at every place of one text."""
-    num_prompt = len(text.prompt_ids)
-    request = Request(
-        number,
+    recording = record_answer(
+        [drafter],
+        vocabulary,
         text.prompt_ids,
-        text.params,
-        StopRules(len(text.token_ids), ignore_end=True),
-        SpeculationParams(),
-        make_verifier("coupled", text.params, num_prompt),
-        CacheParams(),
+        text.token_ids,
+        params=text.params,
+        rules=StopRules(len(text.token_ids), ignore_end=True),
+        finish_reason="length",
+        depth=DEPTH,
+        siblings=1,
     )
-    drafter.begin(request)
+    (tape,) = recording.tapes
     places = accepted = first = 0
     for start in range(1, len(text.token_ids) - DEPTH + 1, STRIDE):
-        request.token_ids[:] = [*text.prompt_ids, *text.token_ids[:start]]
-        job = DraftJob(request, DraftTree(request.token_ids[-1]), DraftBudget(DEPTH))
-        while drafter.grow([job])[0]:
-            pass
-        right = 0
-        node: int | None = 0
-        for token_id in text.token_ids[start : start + DEPTH]:
-            node = job.tree.child(node, token_id) if node is not None else None
-            right += node is not None
-        places, accepted, first = places + 1, accepted + right, first + (right > 0)
-    drafter.end(request)
+        said = text.token_ids[start : start + DEPTH]
+        drafted = [level.token_ids[0] for level in tape.chains[start - 1]]
+        right = first_difference(said, drafted)
+        count = len(said) if right is None else right
+        places, accepted, first = places + 1, accepted + count, first + (count > 0)
     return Acceptance([places], [accepted], [first])
 
 

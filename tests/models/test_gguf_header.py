@@ -96,7 +96,7 @@ def test_a_file_cut_anywhere_is_damaged(tmp_path: Path) -> None:
 HEADER = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
 
 DAMAGED = {
-    "no model": (b"hello, world", "starts with b'hell', not b'GGUF'; convert the model to GGUF first"),
+    "no model": (b"hello, world", "is not a GGUF file: it begins with 'hell'; convert the model to GGUF first"),
     "empty": (b"", "it is empty; copy or download it again"),
     "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer, which stands for the file"),
     "from before GGUF": (b"tjgg\3\0\0\0", "from before GGUF; convert the original model again"),
