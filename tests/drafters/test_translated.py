@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.core.arrays import Float64Array
+from paceline.core.errors import EngineError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
@@ -189,6 +190,15 @@ def read_by(drafter: TranslatedDrafter, request: Request) -> list[int]:
     assert isinstance(drafter.engine, ScriptedEngine)
     assert follower.sequence is not None
     return drafter.engine._sequences[follower.sequence].committed
+
+
+@pytest.mark.parametrize("said", [np.nan, np.inf, -np.inf])
+def test_a_draft_whose_arithmetic_overflows_is_an_error(said: float) -> None:
+    draft = Draft([b"a", b"b"], {})
+    engine = ScriptedEngine(lambda tokens: np.full(2, said), draft.vocabulary)
+    drafter = TranslatedDrafter(engine, TokenMapping(ScriptedVocabulary([b"ab", b"a", b"b"]), draft.vocabulary))
+    with pytest.raises(EngineError, match=f"largest logit is {said:g}"):
+        asked(drafter, [1], DraftBudget(2))
 
 
 def test_accepted_drafts_are_not_read_again() -> None:

@@ -26,7 +26,7 @@ from paceline.core.constraint import Constraint, ConstraintKeeper
 from paceline.core.errors import ConstraintError, EngineError
 from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, TokenNoise
 from paceline.core.params import SamplingParams
-from paceline.core.processors import Candidates, build_processors, largest
+from paceline.core.processors import SAMPLE_STRIDE, Candidates, build_processors, largest
 from paceline.core.reasoning import BudgetKeeper
 from paceline.core.tree import DraftTree
 
@@ -211,13 +211,13 @@ class RowSampler:
     def _candidates(self, logits: FloatArray, history: Sequence[int]) -> Candidates:
         """Return the candidates of a row before any processor."""
         row = self.constrained(logits, history)
-        if row is logits:
+        if row is logits and not _mostly_banned(logits):
             return Candidates(None, logits, owned=False)
         allowed = np.flatnonzero(row > -np.inf)
-        if len(allowed) <= HEAD_SIZE:
+        if 0 < len(allowed) <= HEAD_SIZE:
             # All that follows is cheap where there are few.
             return Candidates(allowed, row[allowed], owned=True)
-        return Candidates(None, row, owned=True)
+        return Candidates(None, row, owned=row is not logits)
 
     def emit(self, logits: FloatArray, position: int, history: Sequence[int]) -> int:
         """Return the token that a row of logits ``[vocab]`` emits at an absolute position."""
@@ -231,9 +231,7 @@ class RowSampler:
     def perturb(self, candidates: Candidates, position: int) -> PerturbedRow:
         """Split candidates into head and tail and add the noise of ``position``."""
         logits = candidates.logits
-        top = float(logits.max())
-        if not math.isfinite(top):
-            raise _not_numbers(top)
+        top = finite_top(logits)
         if len(logits) > HEAD_SIZE:
             border = top - HEAD_RANGE_NATS
             in_range = logits >= border
@@ -333,9 +331,27 @@ def probabilities(candidates: Candidates, vocab_size: int, *, greedy: bool) -> F
     return probs
 
 
+def finite_top(logits: FloatArray) -> float:
+    """Return the largest logit.
+
+    Raises:
+        EngineError: it is not a finite number.
+    """
+    top = float(logits.max())
+    if not math.isfinite(top):
+        raise _not_numbers(top)
+    return top
+
+
 def largest_probability(logits: FloatArray) -> float:
     """Return the largest probability of ``softmax(logits)``."""
     return 1.0 / float(np.exp(logits - logits.max()).sum(dtype=np.float64))
+
+
+def _mostly_banned(logits: FloatArray) -> bool:
+    """Return whether a sample of a row is ``-inf`` for the most part, as rows are that stand for a few tokens alone."""
+    sample = logits[::SAMPLE_STRIDE]
+    return len(logits) > HEAD_SIZE and 2 * int(np.count_nonzero(sample == -np.inf)) > len(sample)
 
 
 def _largest_other(values: FloatArray, index: int) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 
 from paceline.core.errors import InputError, VocabularyMismatchError
 from paceline.core.processors import largest
+from paceline.core.sampling import finite_top
 from paceline.vocabularies.exact_tokens import ExactTokenizer
 from paceline.vocabularies.turns import END_OF_TURN
 
@@ -119,10 +120,13 @@ class TokenMapping:
         return known
 
     def project(self, row: FloatArray) -> ProjectedRow | None:
-        """Return a row of the draft ``[draft vocab]`` as one of the target; ``None`` where no likely token is one."""
+        """Return a row of the draft ``[draft vocab]`` as one of the target; ``None`` where no likely token is one.
+
+        Raises:
+            EngineError: the row's largest logit is not a finite number.
+        """
         row = row[: len(self._first)]
-        top = row.max()
-        head = np.flatnonzero(row >= top - _RANGE_NATS)
+        head = np.flatnonzero(row >= finite_top(row) - _RANGE_NATS)
         if len(head) > _MOST_TRANSLATED:
             head = np.sort(largest(row, _MOST_TRANSLATED)[:_MOST_TRANSLATED])
         first = self._first[head]
