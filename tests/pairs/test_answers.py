@@ -67,6 +67,8 @@ def test_a_second_run_makes_no_passes() -> None:
     again = second.write(tasks())
     assert second.passes == 0
     assert same(written, again)
+    assert all(each.passes_s is not None for each in written)
+    assert all(each.passes_s is None for each in again), "these were timed another day"
     for one, other in zip(written, again, strict=True):
         for (ids, probs), (kept_ids, kept_probs) in zip(one.places, other.places, strict=True):
             assert ids.tolist() == kept_ids.tolist()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from paceline.bench.sessions import Engines, Session
 from paceline.bench.workloads import Task
@@ -24,6 +25,8 @@ from paceline.pairs.prediction import (
     Interval,
     LiveCosts,
     Prediction,
+    _Replays,
+    _student,
     calibrated,
     predict,
 )
@@ -132,17 +135,52 @@ def test_calibration_finds_what_passes_take_now() -> None:
         found = engines(draft=partly(3), pass_s=[pass_s])
         written = written_by(found)
         recordings = recorded(found, written)
-        costs = calibrated(found, profile(), written[-1].task, recordings[-1], 0.0, lambda: False)
+        costs = calibrated(found, profile(), written, recordings, 0.0, lambda: False)
         assert costs.pass_factor == pytest.approx(factor)
         # In virtual time nothing takes any but the passes.
         assert (costs.level_s, costs.round_own_s, costs.sampling_s) == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
+
+
+def test_calibration_counts_the_answers_that_were_written_just_now() -> None:
+    found = engines(draft=partly(3), pass_s=[1.3])
+    written = written_by(found)
+    assert [each.passes_s for each in written] == pytest.approx([1.3 * (TOKENS - 1)] * 4)
+    recordings = recorded(found, written)
+    kept = [dataclasses.replace(each, passes_s=None) for each in written]
+    slower = [dataclasses.replace(each, passes_s=1.4 * (TOKENS - 1)) for each in written]
+    factors = [
+        calibrated(found, profile(), answers, recordings, 0.0, lambda: False).pass_factor for answers in (kept, slower)
+    ]
+    assert factors[0] == pytest.approx(1.3)
+    assert 1.35 < factors[1] < 1.4, "many passes of the answers, and some of the short ones"
+
+
+@pytest.mark.parametrize("texts", [3, 4, 12])
+def test_an_interval_has_what_other_texts_would_make_of_it(texts: int) -> None:
+    """Texts of several lengths whose gains are spread around a known one."""
+    rng = np.random.default_rng(texts)
+    recording = recorded(found := engines(draft=partly(3)), written_by(found))[0]
+    replays = _Replays([recording] * texts, LiveCosts(profile()), lambda: None)
+    held = 0
+    for _ in range(400):
+        seconds = rng.uniform(4.0, 8.0, texts)
+        interval = replays.interval(1.5 * np.exp(0.2 * rng.normal(size=texts) - 0.02) * seconds, seconds)
+        assert interval.low is not None
+        assert interval.high is not None
+        held += interval.low <= 1.5 <= interval.high
+    assert 0.92 < held / 400 < 0.98
+
+
+@pytest.mark.parametrize("freedom", [3, 4, 7, 15, 40])
+def test_quantiles_of_student(freedom: int) -> None:
+    assert _student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.01)
 
 
 def test_calibration_finds_what_levels_take_more() -> None:
     found = engines(draft=partly(3), level_s=LEVEL_S + 0.1)
     written = written_by(found)
     recordings = recorded(found, written)
-    costs = calibrated(found, profile(), written[-1].task, recordings[-1], 0.0, lambda: False)
+    costs = calibrated(found, profile(), written, recordings, 0.0, lambda: False)
     assert costs.level_s == pytest.approx(0.1)
     assert costs.draft_s() == pytest.approx(LEVEL_S + 0.1)
 

@@ -51,12 +51,14 @@ class Written:
         token_ids: the answer.
         finish_reason: why it ended.
         places: what each of its tokens was drawn from.
+        passes_s: seconds of the target's passes after the first token; ``None`` if it was not written just now.
     """
 
     task: Task
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
     places: tuple[Place, ...]
+    passes_s: float | None = None
 
     def cut(self, tokens: int) -> Written:
         """Return the answer as it is where no more than so many tokens are allowed."""
@@ -116,13 +118,14 @@ class Answers:
             for task in tasks:
                 if len(found) == count:
                     break
-                kept = self._known.get(_name(task))
+                kept, passes_s = self._known.get(_name(task)), None
                 if kept is None or not kept.serves(task):
                     if found and not in_time():
                         continue
-                    kept = self._known[_name(task)] = self._answer(session, task, stopped)
+                    kept, passes_s = self._answer(session, task, stopped)
+                    self._known[_name(task)] = kept
                     self._store()
-                written = Written(task, kept.token_ids, kept.finish_reason, kept.places).cut(task.max_tokens)
+                written = Written(task, kept.token_ids, kept.finish_reason, kept.places, passes_s).cut(task.max_tokens)
                 if not ends_early(task, written.token_ids) and not loops(written.token_ids):
                     found.append(written)
                     report(len(found))
@@ -138,7 +141,8 @@ class Answers:
                 count -= not ends_early(task, token_ids) and not loops(token_ids)
         return count
 
-    def _answer(self, session: Session, task: Task, stopped: Stop) -> _Kept:
+    def _answer(self, session: Session, task: Task, stopped: Stop) -> tuple[_Kept, float]:
+        """Return an answer, and the seconds of its passes."""
         noting: list[_NotingVerifier] = []
 
         def note(verifier: Verifier, prompt_ids: Sequence[int]) -> Verifier:
@@ -149,7 +153,9 @@ class Answers:
         options["speculate"] = False
         generation = finish(session._start(task.prompt_ids, options, wrap=note), stopped)
         token_ids = tuple(generation.token_ids)
-        return _Kept(task.max_tokens, token_ids, generation.finish_reason, tuple(noting[0].places[: len(token_ids)]))
+        places = tuple(noting[0].places[: len(token_ids)])
+        kept = _Kept(task.max_tokens, token_ids, generation.finish_reason, places)
+        return kept, generation.stats.phases.verify_s
 
     def _load(self) -> None:
         if not self._keep or self._key is not None:

@@ -192,7 +192,7 @@ class Examiner:
             self._say("comparing what both would say", 0.75)
             agreement = worker.call(lambda: self._agreement(engines, written, relation))
             self._say("calibrating by three short answers", 0.8)
-            costs = calibrated(engines, profile, written[-1].task, recordings[-1], self._temperature, self._stopped)
+            costs = calibrated(engines, profile, written, recordings, self._temperature, self._stopped)
         kinds = [each.task.workload for each in written]
         survival = survival_of(recordings, DRAFT, kinds)
         replayed = 0

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -29,6 +31,7 @@ from paceline.planning.replaying.replay import ReplayResult, replay
 
 if TYPE_CHECKING:
     from paceline.comparison import Stop
+    from paceline.pairs.answers import Written
     from paceline.pairs.measures import Depth
     from paceline.planning.base import Policy
     from paceline.planning.costs.profile import CostProfile
@@ -41,8 +44,6 @@ LOOKUPS: Final = ("suffix", "lookup")
 ALL_DRAFTERS: Final = (*LOOKUPS, DRAFT)
 """Names of all drafters, in the order in which they are asked by default."""
 
-_DRAWS: Final = 2000
-"""Bootstrap samples over texts."""
 _P_MINS: Final = (0.0, 0.4)
 """Least probabilities of a draft token, of the static settings that are replayed."""
 CALIBRATION_TOKENS: Final = 32
@@ -51,6 +52,8 @@ _CALIBRATION_LENGTH: Final = 3
 """Draft tokens of a round in the live answer that shows what the loop takes beside passes."""
 _CLEAR_GAIN: Final = 1.02
 """A gain below which a draft model is not worth its memory, whatever the interval says."""
+_LONG_ROUND: Final = 2.0
+"""Median rounds beyond which one was not alone on the machine."""
 _MOST_FACTOR: Final = 1.5
 """How much slower, or faster, than measured passes may be held to be by the short live answers."""
 
@@ -181,38 +184,51 @@ AUTO_VARIANT: Final = Variant(AUTO, "auto", ALL_DRAFTERS, AUTO, None)
 
 
 def calibrated(
-    engines: Engines, profile: CostProfile, task: Task, recording: Recording, temperature: float, stopped: Stop
+    engines: Engines,
+    profile: CostProfile,
+    written: Sequence[Written],
+    recordings: Sequence[Recording],
+    temperature: float,
+    stopped: Stop,
 ) -> LiveCosts:
     """Return what passes cost in the live loop, by three short answers: plain, with drafts, and by ``auto``.
 
-    The first two make the same passes as their replays, so what they took more is what a replay leaves out.
+    The first two make the same passes as their replays, so what they took more is what a replay leaves out. So do the
+    target's answers that were written just now: a machine that is now faster and now slower is seen for longer.
 
     Args:
         engines: target and draft model.
         profile: what passes cost.
-        task: that was answered before; its prompt is best the one that was read last.
-        recording: of its answer.
-        temperature: at which it is answered.
+        written: the target's answers. The last one's task is answered once more, as its prompt was read last.
+        recordings: one of each answer.
+        temperature: at which the task is answered.
         stopped: whether the user wants no more.
 
     Raises:
         Stopped: the user wants no more.
     """
-    num_tokens = min(CALIBRATION_TOKENS, len(recording.token_ids))
-    task = dataclasses.replace(task, max_tokens=num_tokens)
-    recording = _cut(recording, num_tokens)
+    num_tokens = min(CALIBRATION_TOKENS, len(recordings[-1].token_ids))
+    task = dataclasses.replace(written[-1].task, max_tokens=num_tokens)
+    recording = _cut(recordings[-1], num_tokens)
     fixed = FixedPolicy(min(_CALIBRATION_LENGTH, recording.depth), p_min=0.0)
     plain = _answer(engines, (), NO_SPECULATION, task, temperature, stopped)
     drafting = _answer(engines, (DRAFT,), fixed, task, temperature, stopped)
     by_auto = _answer(engines, ALL_DRAFTERS, AUTO_VARIANT.build(profile), task, temperature, stopped)
     assert plain.spent is not None
     assert drafting.spent is not None
+    just_now = [each for each in zip(recordings, written, strict=True) if each[1].passes_s is not None]
+    replayed = [recording, *(of_answer for of_answer, _ in just_now)]
     counted = _CountingCosts(profile)
-    replay([recording], NO_SPECULATION, counted, drafters=[])
+    replay(replayed, NO_SPECULATION, counted, drafters=[])
     replay([recording], fixed, counted, drafters=[DRAFT])
     # Prompts are read in the first round of each replay, and are no part of what was timed.
-    expected_s = counted.rounds_s - 2 * profile.round_s(recording.num_prompt)
-    took_s = sum(answer.spent.verify_s * _steadiness(answer) for answer in (plain, drafting) if answer.spent)
+    prompts_s = sum(profile.round_s(each.num_prompt) for each in (*replayed, recording))
+    took_s = (
+        plain.spent.verify_s * _steadiness(plain)
+        + drafting.spent.verify_s * _steadiness(drafting)
+        + sum(each.passes_s or 0.0 for _, each in just_now)
+    )
+    expected_s = counted.rounds_s - prompts_s
     factor = took_s / expected_s if expected_s > 0 else 1.0
     more_s = drafting.spent.drafters_s * _steadiness(drafting) - counted.drafts_s
     return LiveCosts(
@@ -305,9 +321,6 @@ class _Replays:
         self._costs = costs
         self._advance = advance
         self._token_counts = np.array([len(recording.token_ids) - 1 for recording in recordings], dtype=np.float64)
-        # The same texts in every comparison, so that their differences are not those of the draws.
-        chosen = np.random.default_rng(0).integers(len(recordings), size=(_DRAWS, len(recordings)))
-        self._chosen = chosen if len(recordings) > 1 else None
 
     @property
     def tokens(self) -> int:
@@ -333,13 +346,19 @@ class _Replays:
         )
 
     def interval(self, numerator: Float64Array, denominator: Float64Array) -> Interval:
-        """Return the quotient of two sums over texts with the percentile bootstrap interval over the texts."""
+        """Return the quotient of two sums over texts, with the 95% interval that it has over texts.
+
+        Texts differ by factors, so the interval is of the logarithm; and they are few, so it is by Student's t. For the
+        error of a quotient see Cochran, *Sampling Techniques*, 3rd ed., chapter 6.
+        """
         value = float(numerator.sum() / denominator.sum())
-        if self._chosen is None:
+        count = len(numerator)
+        if count == 1:
             return Interval(value, None, None)
-        ratios = numerator[self._chosen].sum(axis=1) / denominator[self._chosen].sum(axis=1)
-        low, high = np.quantile(ratios, (0.025, 0.975))
-        return Interval(value, float(low), float(high))
+        rest = numerator - value * denominator
+        error = math.sqrt(count / (count - 1) * float(rest @ rest)) / float(numerator.sum())
+        factor = math.exp(_student(count - 1) * error)
+        return Interval(value, value / factor, value * factor)
 
 
 class _CountingCosts:
@@ -412,7 +431,7 @@ def _own_s(answer: Answer) -> float:
 
 
 def _steadiness(answer: Answer) -> float:
-    """Return what an answer's rounds would have taken if all had been as long as their median, over what they took.
+    """Return what an answer's rounds would have taken without those that were not alone, over what they took.
 
     Something else that runs for a moment makes a few of them long, and these answers are short.
     """
@@ -423,7 +442,22 @@ def _steadiness(answer: Answer) -> float:
     rounds_s = [after - before for before, after in itertools.pairwise(arrivals)]
     if not rounds_s or not sum(rounds_s) > 0:
         return 1.0
-    return min(statistics.median(rounds_s) * len(rounds_s) / sum(rounds_s), 1.0)
+    most_s = _LONG_ROUND * statistics.median(rounds_s)
+    return sum(min(seconds, most_s) for seconds in rounds_s) / sum(rounds_s)
+
+
+def _student(freedom: int) -> float:
+    """Return the 97.5% quantile of Student's t, within 1% from 3 degrees of freedom on.
+
+    By Abramowitz and Stegun, eq. 26.7.5.
+    """
+    z: float = NormalDist().inv_cdf(0.975)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
 def _cut(recording: Recording, num_tokens: int) -> Recording:
