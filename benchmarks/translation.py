@@ -336,22 +336,30 @@ def _live(
     target, draft = models
     ratios: dict[str, list[float]] = {}
     seconds = {"plain": 0.0, "auto": 0.0}
+    drafted: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
     with paceline.load(target, draft=_draft_of(draft), remember=False) as model:
         for seed, (kind, prompt) in enumerate(prompts):
             options = _options(tokens, temperature, seed)
             before, planned, after = (
-                answer(model, prompt, options, speculate=speculate).stats.decode_s for speculate in (False, True, False)
+                answer(model, prompt, options, speculate=speculate).stats for speculate in (False, True, False)
             )
-            ratios.setdefault(kind, []).append((before + after) / 2 / planned)
-            seconds["plain"] += (before + after) / 2
-            seconds["auto"] += planned
+            plain_s = (before.decode_s + after.decode_s) / 2
+            ratios.setdefault(kind, []).append(plain_s / planned.decode_s)
+            seconds["plain"] += plain_s
+            seconds["auto"] += planned.decode_s
+            drafted.update(planned.drafted_by_source)
+            accepted.update(planned.accepted_by_source)
         has_draft = any(drafter.name == "draft" for drafter in model.drafters)
         assert has_draft, "the pair has no draft model"
     everything = [ratio for of_kind in ratios.values() for ratio in of_kind]
     print(
         f"temperature {temperature:g}: auto at {seconds['plain'] / seconds['auto']:.2f} times plain, "
         f"{min(everything):.2f} to {max(everything):.2f} by text; "
-        + ", ".join(f"{kind} {statistics.median(of_kind):.2f}" for kind, of_kind in ratios.items()),
+        + ", ".join(f"{kind} {statistics.median(of_kind):.2f}" for kind, of_kind in ratios.items())
+        + "; accepted of drafted: "
+        + (", ".join(f"{name} {accepted[name]} of {count}" for name, count in drafted.items()) or "none"),
         flush=True,
     )
-    return {"ratio": seconds["plain"] / seconds["auto"], "by_text": ratios}
+    ratio = seconds["plain"] / seconds["auto"]
+    return {"ratio": ratio, "by_text": ratios, "drafted": drafted, "accepted": accepted}
