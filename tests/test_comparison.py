@@ -150,6 +150,19 @@ class RarelyPlacingEngine(PlacingEngine):
         return super().errs(sequence, node) and sum(self._committed_cells[sequence]) % 211 == 0
 
 
+class WidthEngine(RoundingEngine):
+    """Rows of wide passes are in error, one of every few."""
+
+    def __init__(self, amount: float, *, every: int) -> None:
+        super().__init__(amount)
+        self._every = every
+
+    def errs(self, sequence: int, node: int) -> bool:
+        pending = self._sequences[sequence].pending
+        place = len(self._sequences[sequence].committed) + len(pending.path_to(node))
+        return len(pending) > 1 and place % self._every == 0
+
+
 class LeakingEngine(RoundingEngine):
     """Dropped rows still have an effect on all that follows in their sequence: rollback is broken."""
 
@@ -290,6 +303,19 @@ def test_sequences_that_disturb_each_other_do_not_pass_for_rounding() -> None:
     assert divergence is not None
     assert divergence.rounding == 0.0
     assert divergence.verdict == "bug"
+
+
+@pytest.mark.parametrize("num_output", [1, 2, 5, 23])
+def test_widths_are_measured_of_an_answer_of_any_length(num_output: int) -> None:
+    engine = WidthEngine(0.5, every=1)
+    assert measure_rounding(engine, TEXT, len(TEXT) - num_output) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("amount", "every", "rounding"), [(0.5, 1, 0.5), (0.7, 1, 0.0), (0.7, 4, 0.7), (1.7, 4, 1.7), (1.9, 4, 0.0)]
+)
+def test_single_rows_may_be_rounded_by_more_than_half_of_them(amount: float, every: int, rounding: float) -> None:
+    assert measure_rounding(WidthEngine(amount, every=every), TEXT, NUM_PROMPT) == pytest.approx(rounding)
 
 
 def test_rounding_explains_more_where_logits_spread_more() -> None:

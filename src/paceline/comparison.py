@@ -60,11 +60,15 @@ CHANCE_OF_LEAVING = 0.2
 """How likely the other sequence is closed between two passes, which leaves gaps for the text's next tokens."""
 
 MOST_OF_ROUNDING = 10.0
-"""Most that widths or places may explain, in logit tolerances of the engine, where logits spread by one; by more where
-they spread more. Sequences that differ by more when another one is beside them are not kept apart, and passes that
-differ by more are not of the same text. [Largest found, in tolerances for each of the spread: the embedded target, of
-places 3.3 in F16 and 0.9 in Q8_0, of widths 0.7 in Q8_0; SmolLM2-135M, of widths 5.8 in F16 (0.041, spread 3.6), 4.5 in
-Q8_0 (1.03, spread 3.8).]"""
+"""Most that widths or places may change in half of the rows, in logit tolerances of the engine, where logits spread by
+one; by more where they spread more. Sequences that differ by more when another one is beside them are not kept apart,
+and passes that differ by more are not of the same text. [Largest found in any row, in tolerances for each of the
+spread: the embedded target, of places 3.3 in F16 and 0.9 in Q8_0, of widths 0.7 in Q8_0; SmolLM2-135M, of widths 5.8 in
+F16 (0.041, spread 3.6), 4.5 in Q8_0 (1.03, spread 3.8).]"""
+
+MOST_OF_A_ROW = 3.0
+"""Times as much that they may change in a single row. [Gemma 3 270M in Q4_K_M, widths, 16 texts: 3.5 to 9.5 tolerances
+for each of the spread in half of the rows, 4 to 20 in the worst of a text.]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,27 +289,49 @@ def measure_rounding(
     Raises:
         Stopped: the user wants no more.
     """
-    text = _Text(token_ids, num_prompt, stopped)
+    # Of an answer of few tokens, wide passes would be of one: the end of its prompt is read as it is, then.
+    text = _Text(token_ids, max(min(num_prompt, len(token_ids) - LAST_ROWS), 1), stopped)
     widest = min(engine.capabilities.max_rows, engine.capabilities.max_outputs)
     plain = list(text.rows(engine, 1))
-    width_effect = max(
-        _largest_difference(plain, text.rows(engine, min(width, widest))) for width in (VERIFY_WIDTH, widest)
-    )
-    place_effect = 0.0
-    effects = _effects_of_places(engine, text, plain, open_reader)
-    for number, effect in enumerate(effects, start=1):
-        place_effect = max(place_effect, effect)
-        if number >= NUM_PLACEMENTS and max(width_effect, place_effect) >= enough:
+    of_widths, of_places = _Effect(), _Effect()
+    for width in (VERIFY_WIDTH, widest):
+        of_widths.add(_differences(plain, text.rows(engine, min(width, widest))))
+    readings = _readings_at_places(engine, text, plain, open_reader)
+    for number, differences in enumerate(readings, start=1):
+        of_places.add(differences)
+        if number >= NUM_PLACEMENTS and max(of_widths.largest, of_places.largest) >= enough:
             break
-    effects.close()
+    readings.close()
     most = MOST_OF_ROUNDING * engine.capabilities.logit_tolerance * max(1.0, _spread(plain))
-    return max((effect for effect in (width_effect, place_effect) if effect <= most), default=0.0)
+    return max(effect.largest if effect.is_rounding(most) else 0.0 for effect in (of_widths, of_places))
 
 
-def _effects_of_places(
+@dataclass(slots=True)
+class _Effect:
+    """By how much the logits of a text's rows change where it is read otherwise.
+
+    Attributes:
+        largest: change in any row.
+        typical: change in half of the rows of the reading in which that is most.
+    """
+
+    largest: float = 0.0
+    typical: float = 0.0
+
+    def add(self, differences: Sequence[float]) -> None:
+        """Count a reading, by the largest change in each of its rows."""
+        self.largest = max(self.largest, *differences)
+        self.typical = max(self.typical, statistics.median(differences))
+
+    def is_rounding(self, most: float) -> bool:
+        """Whether rounding does as much, where it changes half of the rows by ``most``."""
+        return self.typical <= most and self.largest <= MOST_OF_A_ROW * most
+
+
+def _readings_at_places(
     engine: Engine, text: _Text, plain: Sequence[FloatArray], open_reader: OpenReader | None
-) -> Generator[float, None, None]:
-    """Yield by how much the rows of passes of one token differ where the tokens lie at other places in the cache.
+) -> Generator[list[float], None, None]:
+    """Yield by how much each row of passes of one token differs where the tokens lie at other places in the cache.
 
     There are none where the engine has no second sequence and none can be loaded that has, or no cells for it.
     """
@@ -319,10 +345,10 @@ def _effects_of_places(
         for seed in range(MOST_PLACEMENTS):
             neighbour = _Neighbour(engine, text.token_ids, seed)
             try:
-                effect = _largest_difference(plain, text.rows(engine, 1, neighbour))
+                differences = _differences(plain, text.rows(engine, 1, neighbour))
             finally:
                 neighbour.leave()
-            yield effect
+            yield differences
     except (CapabilityError, EngineError):
         pass
     finally:
@@ -338,8 +364,9 @@ def _spread(rows: Sequence[FloatArray]) -> float:
     return float(np.mean([np.subtract(*np.percentile(row, (84.1, 15.9))) / 2 for row in rows]))
 
 
-def _largest_difference(plain: Sequence[FloatArray], rows: Iterator[FloatArray]) -> float:
-    return max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(plain, rows, strict=True))
+def _differences(plain: Sequence[FloatArray], rows: Iterator[FloatArray]) -> list[float]:
+    """Return the largest difference of each row."""
+    return [float(np.abs(ours - theirs).max()) for ours, theirs in zip(plain, rows, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
