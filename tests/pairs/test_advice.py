@@ -99,7 +99,7 @@ def test_distilling_helps_where_a_cheap_draft_says_other_things() -> None:
 
 def test_a_dear_draft_is_named_dear_and_why() -> None:
     said = told(predicted(0.9, draft_cost=0.4))
-    assert "a level of this draft takes 0.40 of a plain round, and at this agreement 0.30" in said
+    assert "a token of this draft takes 0.40 times as long as a plain one, and at this agreement 0.30" in said
     wide = dataclasses.replace(DRAFT, vocabulary_size=262_144, width=640, num_parameters=268_000_000)
     assert "63% of the draft's weights are one row for each of its 262,144 tokens" in told(
         predicted(0.9, draft_cost=0.4), draft=wide
@@ -118,7 +118,7 @@ def test_dear_verifying_is_named() -> None:
 
 
 def test_where_nothing_could_pay_it_is_said() -> None:
-    assert "no draft could pay here, however cheap" in told(
+    assert "no draft pays here, however cheap" in told(
         predicted(0.9, break_even=None, static=speed(0.9, draft_max=1, p_min=0.0))
     )
 

@@ -17,6 +17,8 @@ _APART: Final = 0.4
 """Acceptance below which a draft is not yet aligned with its target, so that training on the target's text gains."""
 _CHEAP: Final = 0.2
 """Share of a plain round that a draft's pass may take before it is its price that decides."""
+_CHEAPEST: Final = 0.05
+"""Plain tokens in whose time hardly any draft model says one."""
 _MANY_BITS: Final = 6.0
 """Bits a weight up to which a smaller quant of the same model is no cheaper to speak of."""
 _OUTPUT_SHARE: Final = 0.4
@@ -61,10 +63,11 @@ def _advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: bool) 
             f"the target has {bits:.1f} bits a weight ({target.file_type}): its own lower quant cannot pay, as it "
             f"reads {draft.num_bytes / target.num_bytes:.0%} of the same bytes for every token it drafts"
         )
-    if not pays and most is not None and cost > most:
+    is_hopeless = most is None or most < _CHEAPEST
+    if not pays and most is not None and cost > most and not is_hopeless:
         yield (
-            f"a level of this draft takes {cost:.2f} of a plain round, and at this agreement {most:.2f} is where a "
-            "draft begins to pay: take a smaller one"
+            f"a token of this draft takes {cost:.2f} times as long as a plain one, and at this agreement {most:.2f} is "
+            "where a draft begins to pay: take a smaller one that agrees as often"
         )
         share = _output_share(draft)
         if share is not None and share > _OUTPUT_SHARE:
@@ -72,9 +75,9 @@ def _advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: bool) 
                 f"{share:.0%} of the draft's weights are one row for each of its {draft.vocabulary_size:,} tokens: a "
                 "draft with fewer tokens would cost that much less"
             )
-    if not pays and most is None and prediction.static.gain.value < 1.0:
+    if not pays and is_hopeless and prediction.static.gain.value < 1.0:
         yield (
-            "no draft could pay here, however cheap: what a pass takes longer for verifying is more than what comes of "
+            "no draft pays here, however cheap: what a pass takes longer for verifying is more than what comes of "
             "it at this agreement"
         )
     if not pays and diagnosis.profile is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -57,7 +58,11 @@ def report_of(
         has_devices,
     )
     advice = advice_of(diagnosis, target, draft_on_cpu=draft_on_cpu)
-    return CandidateReport(diagnosis, advice, [export(program, pair) for program in programs])
+    exports = [export(program, pair) for program in programs]
+    if static is not None and static.gain.value < 1.0:
+        slower = f"predicted {static.gain.value:.2f} of plain's speed with this draft length: leave the draft model out"
+        exports = [dataclasses.replace(each, notes=(slower, *each.notes)) for each in exports]
+    return CandidateReport(diagnosis, advice, exports)
 
 
 def verdict(prediction: Prediction) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from paceline.bench.charts import staircase
@@ -15,6 +16,7 @@ from paceline.sizes import count_text, size_text
 
 if TYPE_CHECKING:
     from paceline.models.description import ModelDescription
+    from paceline.pairs.alignment import Alignment
     from paceline.pairs.candidates import Skipped
     from paceline.pairs.examination import Diagnosis
     from paceline.pairs.export import Export
@@ -32,8 +34,8 @@ _GROUP: Final = 38.0
 """Height of a candidate's heading in it, in pixels."""
 _RATIO_TICKS: Final = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0)
 _KINDS_OF_LINES: Final = ("c1", "c2", "c3", "c4")
-_COLUMNS: Final = ("text", "accepted", "1 - TV", "same top", "gain with auto")
-_ALIGNMENT_COLUMNS: Final = ("text", "one draft token", "ends meet", "draft tokens each")
+_COLUMNS: Final = ("accepted", "1 - TV", "same top")
+_ALIGNMENT_COLUMNS: Final = ("one draft token", "ends meet", "draft tokens each")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,9 @@ def _tiles(reports: Sequence[CandidateReport]) -> list[Tile]:
         prediction = best.prediction
         tiles = [
             Tile(
-                f"{prediction.auto.gain.value:.2f}×", f"auto with {best.name}, of plain: {verdict(prediction)}", "auto"
+                f"{prediction.auto.gain.value:.2f}×",
+                f"auto with {Path(best.name).name}, of plain: {verdict(prediction)}",
+                "auto",
             ),
             Tile(f"{prediction.auto.per_second.value:.1f} t/s", f"predicted; plain {_plain(prediction)}", "auto"),
             Tile(
@@ -125,23 +129,23 @@ def _card(report: CandidateReport) -> Card:
     if diagnosis.error is not None:
         words += f"{'; ' if words else ''}not drafted with: {diagnosis.error}"
     lines = [*report.advice, *(() if fitting is None else fitting.warnings)]
-    columns: Sequence[str] = ()
-    rows: list[list[str]] = []
-    if prediction is not None:
-        columns = _COLUMNS
-        lines.insert(0, _price(prediction))
-        for kind in diagnosis.survival:
-            gain = prediction.auto.gain.value if kind == ALL else prediction.gain_by_kind[kind]
-            agreement = diagnosis.agreement
-            shares = ["-"] * 3
-            if agreement is not None:
-                shares = [_percent(each[kind]) for each in (agreement.coupled, agreement.overlap, agreement.same_top)]
-            rows.append([kind, *shares, f"{gain:.2f}×"])
+    columns: tuple[str, ...] = ("text",)
+    of_kinds: dict[str, list[str]] = {}
+    if diagnosis.agreement is not None:
+        columns += _COLUMNS
+        ratios = (diagnosis.agreement.coupled, diagnosis.agreement.overlap, diagnosis.agreement.same_top)
+        of_kinds = {kind: [_percent(each[kind]) for each in ratios] for kind in diagnosis.survival}
     elif fitting is not None and fitting.alignment is not None:
-        columns, alignment = _ALIGNMENT_COLUMNS, fitting.alignment
-        for kind, one in alignment.one.items():
-            each = alignment.draft_tokens[kind].value
-            rows.append([kind, _percent(one), _percent(alignment.ends[kind]), "-" if each is None else f"{each:.2f}"])
+        columns += _ALIGNMENT_COLUMNS
+        of_kinds = {kind: _aligned(fitting.alignment, kind) for kind in fitting.alignment.one}
+    if prediction is not None:
+        lines.insert(0, prediction.price)
+        gains = {**prediction.gain_by_kind, ALL: prediction.auto.gain.value}
+        for kind in diagnosis.survival:
+            # Answers may be missing of a kind that was lined up.
+            of_kinds.setdefault(kind, ["-"] * (len(columns) - 1)).append(f"{gains[kind]:.2f}×")
+        columns += ("gain with auto",)
+    rows = [[kind, *cells, *["-"] * (len(columns) - 1 - len(cells))] for kind, cells in of_kinds.items()]
     return Card(
         diagnosis.name,
         _about(diagnosis.what),
@@ -154,12 +158,9 @@ def _card(report: CandidateReport) -> Card:
     )
 
 
-def _price(prediction: Prediction) -> str:
-    most = "" if prediction.break_even is None else f", and up to {prediction.break_even:.2f} may pay"
-    return (
-        f"A level of the draft takes {prediction.draft_cost:.2f} of a plain round{most}. Predicted of "
-        f"{prediction.tokens:,} tokens of {prediction.texts} answers."
-    )
+def _aligned(alignment: Alignment, kind: str) -> list[str]:
+    each = alignment.draft_tokens[kind].value
+    return [_percent(alignment.one[kind]), _percent(alignment.ends[kind]), "-" if each is None else f"{each:.2f}"]
 
 
 def _pictures(diagnosis: Diagnosis) -> list[str]:

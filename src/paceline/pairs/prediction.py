@@ -169,6 +169,15 @@ class Prediction:
     tokens: int
 
     @property
+    def price(self) -> str:
+        """Say what a draft token costs, and what it may."""
+        most = "" if self.break_even is None else f", and drafting may pay up to {self.break_even:.2f}"
+        return (
+            f"a draft token takes {self.draft_cost:.2f} times as long as a plain token of the target{most}; "
+            f"predicted of {self.tokens:,} tokens of {self.texts} answers"
+        )
+
+    @property
     def pays(self) -> bool | None:
         """Whether the draft model pays, on texts such as these; ``None`` where the interval has room for either."""
         low, high = self.over_none.low, self.over_none.high
