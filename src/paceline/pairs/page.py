@@ -114,7 +114,7 @@ def _tiles(reports: Sequence[CandidateReport]) -> list[Tile]:
             Tile(f"{prediction.without_model.gain.value:.2f}×", "auto without a draft model", "plain"),
         ]
     fitting = sum(each.diagnosis.fitting is not None and each.diagnosis.fitting.fits for each in reports)
-    tiles.append(Tile(f"{fitting} of {len(reports)}", "candidates whose tokens fit", "plain"))
+    tiles.append(Tile(f"{fitting} of {len(reports)}", "candidates with the target's own tokens", "plain"))
     return tiles
 
 

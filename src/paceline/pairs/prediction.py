@@ -55,7 +55,7 @@ _CLEAR_GAIN: Final = 1.02
 _LONG_ROUND: Final = 2.0
 """Median rounds beyond which one was not alone on the machine."""
 _MOST_FACTOR: Final = 1.5
-"""How much slower, or faster, than measured passes may be held to be by the short live answers."""
+"""How much slower, or faster, than measured passes may be held to be by live answers."""
 
 
 @dataclass(frozen=True, slots=True)
