@@ -19,7 +19,7 @@ def chosen(reference: str, paths: Sequence[str], file: str | None = None) -> tup
 
 USUAL = ("m-BF16.gguf", "m-F16.gguf", "m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-Q8_0.gguf")
 BESIDE = (
-    *("imatrix_unsloth.gguf", "m-imatrix.gguf", "mmproj-m-Q4_K_M.gguf", "MMPROJ-Q8_0.gguf", "mtp-m-Q4_K_M.gguf"),
+    *("imatrix_unsloth.gguf", "m-imatrix.gguf", "mmproj-m-Q4_K_M.gguf", "mtp-m-Q4_K_M.gguf"),
     *("eagle3-m-Q8_0.gguf", "dflash-m.gguf", "dspark-m.gguf", "m-lora-Q4_K_M.gguf", "adapter.gguf", "a/lora.gguf"),
 )
 
@@ -41,6 +41,11 @@ BESIDE = (
         ("u/m:Q4_K_M", ("Q4_K_M/m-Q4_K_M.gguf", "Q8_0/m-Q8_0.gguf"), "Q4_K_M/m-Q4_K_M.gguf"),
         ("u/m", (*BESIDE, "m-Q8_0.gguf"), "m-Q8_0.gguf"),
         ("u/m", ("a-lorax-Q8_0.gguf",), "a-lorax-Q8_0.gguf"),
+        ("u/m:IQ2_M", ("mtp-m-IQ2_M.gguf", "m-MTP-IQ2_M.gguf", "m-MTP-Q8_0.gguf"), "m-MTP-IQ2_M.gguf"),
+        ("u/m", ("M-EAGLE3-Q8_0.gguf", "eagle3-m-Q8_0.gguf"), "M-EAGLE3-Q8_0.gguf"),
+        ("u/m", ("alpaca-lora-65b.Q4_K_M.gguf", "alpaca-lora-65b.Q8_0.gguf"), "alpaca-lora-65b.Q4_K_M.gguf"),
+        ("u/m:q8_0", ("alpaca-lora-65b.Q8_0.gguf", "m-Q4_K_M.gguf"), "alpaca-lora-65b.Q8_0.gguf"),
+        ("u/m:q8_0", ("m-lora-Q8_0.gguf", "m-Q8_0.gguf"), "m-Q8_0.gguf"),
         ("u/m", ("model.safetensors", "config.json", "m-Q2_K.gguf"), "m-Q2_K.gguf"),
     ],
 )

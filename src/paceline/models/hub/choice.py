@@ -22,10 +22,11 @@ from paceline.models.weight_files import INDEX, SINGLE
 
 _USUAL_QUANTS: Final = ("Q4_K_M", "Q8_0")
 """Quants that are taken where none is asked for, the first that is there."""
-_BESIDE_MODELS: Final = re.compile(
-    r"mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-|(?:^|[-_.])(?:lora|adapter)(?:[-_.]|$)", re.IGNORECASE
-)
-"""What names of GGUF files have that are no models but belong to one."""
+_BESIDE_MODELS: Final = re.compile(r"mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-")
+"""What names of GGUF files have that are no models but belong to one, in lower case, as llama.cpp has it: ``-MTP-`` is
+in names of models that have such a head."""
+_MAYBE_ADAPTERS: Final = re.compile(r"(?:^|[-_.])(?:lora|adapter)(?:[-_.]|$)", re.IGNORECASE)
+"""What names of adapters have, and of models that one was merged into."""
 
 _TAG: Final = re.compile(r"[-.](?P<tag>[A-Za-z0-9_]+)$")
 _SHARD: Final = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -107,10 +108,14 @@ def quant_of(path: str) -> str:
 
 def _matching(asked: HubModel, models: Sequence[str]) -> list[str]:
     """Return the models that a quant, or its absence, stands for: one, none, or several that it does not tell apart."""
-    for quant in (asked.quant,) if asked.quant else _USUAL_QUANTS:
-        if found := _having(quant, models):
-            return found
-    return [] if asked.quant else list(models[:1])
+    # What may be an adapter is one where there is a model beside it.
+    for among in ([path for path in models if not _MAYBE_ADAPTERS.search(PurePosixPath(path).stem)], models):
+        for quant in (asked.quant,) if asked.quant else _USUAL_QUANTS:
+            if found := _having(quant, among):
+                return found
+        if among and not asked.quant:
+            return list(among[:1])
+    return []
 
 
 def _having(quant: str, models: Sequence[str]) -> list[str]:
