@@ -63,6 +63,10 @@ class Hub:
         damages: give other bytes than there are.
         cdn: address of another server that large files are to be had from; they are redirected there.
         xet: advertise that large files are to be had by the hub's other protocol, too.
+        moved_to: address of another server that has everything; all is redirected there.
+        names_commits: say with each file of which revision it is.
+        answers_head: answer HEAD requests.
+        folder: path of the hub on its server.
         endpoint: address of the server.
     """
 
@@ -75,6 +79,10 @@ class Hub:
     damages: bool = False
     cdn: str = ""
     xet: bool = False
+    moved_to: str = ""
+    names_commits: bool = True
+    answers_head: bool = True
+    folder: str = ""
     endpoint: str = ""
 
     def looks(self) -> list[Asked]:
@@ -133,11 +141,17 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def _answer(self) -> None:
-        path = unquote(urlsplit(self.path).path)
+        path = unquote(urlsplit(self.path).path).removeprefix(self.hub.folder)
         authorization = self.headers.get("Authorization")
         self.hub.asked.append(Asked(self.command, path, self.headers.get("Range"), authorization))
         if self.hub.status:
             self._refuse(self.hub.status, "", "Something is wrong with the hub")
+            return
+        if self.hub.moved_to:
+            self._send(308, b"", {"Location": f"{self.hub.moved_to}{self.path}"})
+            return
+        if self.command == "HEAD" and not self.hub.answers_head:
+            self._refuse(405, "", "Method not allowed")
             return
         if authorization is not None and authorization != f"Bearer {self.hub.token}":
             self._refuse(401, "", "Invalid credentials in Authorization header")
@@ -174,7 +188,9 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             self._refuse(404, "EntryNotFound", "Entry not found")
             return
-        headers = {"X-Repo-Commit": repo.commit, "ETag": f'"{digest_of(content)}"', "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{digest_of(content)}"', "Accept-Ranges": "bytes"}
+        if self.hub.names_commits:
+            headers["X-Repo-Commit"] = repo.commit
         if len(content) >= LARGE_BYTES:
             headers |= {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{digest_of(content)}"'}
             if self.hub.xet:

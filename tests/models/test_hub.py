@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import file_download
 from huggingface_hub.utils import WeakFileLock, close_session
 
 import paceline
@@ -473,22 +472,126 @@ def test_a_hub_that_lists_what_it_does_not_have(hub: Hub) -> None:
         paceline.from_hub("user/tiny")
 
 
-def test_where_the_system_has_no_links_a_model_is_fetched_once_too(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_download, "are_symlinks_supported", lambda folder=None: False)
+@pytest.fixture
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that has no symbolic links."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+
+
+def held_bytes() -> int:
+    return sum(path.stat().st_size for path in hub_folder().rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def test_where_the_system_has_no_links_a_model_takes_its_size_once(hub: Hub, no_links: None) -> None:
     path = paceline.from_hub("user/tiny")
     assert not path.is_symlink()
-    shutil.rmtree(path.parents[2] / "blobs")  # as the library itself leaves the cache there
+    assert len(DRAFT) <= held_bytes() < len(DRAFT) + 1000
     hub.asked.clear()
-    assert paceline.from_hub("user/tiny") == path
+    assert paceline.from_hub("user/tiny") == paceline.from_hub("user/tiny", offline=True) == path
     assert not hub.bodies()
+    remove("user/tiny:Q8_0")
+    assert held_bytes() < 1000
 
 
-def test_a_copy_that_was_interrupted_is_made_again(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_download, "are_symlinks_supported", lambda folder=None: False)
+def test_what_has_its_name_is_not_fetched_again_where_the_system_has_no_links(
+    hub: Hub, no_links: None, tmp_path: Path
+) -> None:
+    parts = split_gguf(embedded_draft(), tmp_path)
+    hub.repos["user/split"] = Repo({part.name: part.read_bytes() for part in parts})
+    path = paceline.from_hub("user/split")
+    path.with_name(parts[1].name).unlink()
+    hub.asked.clear()
+    assert describe(paceline.from_hub("user/split")).num_parts == 3
+    assert [asked.path.rpartition("/")[2] for asked in hub.bodies()] == [parts[1].name]
+    # Two names of one content.
+    hub.repos["user/folder"] = folder_repo(tmp_path, **{"vocab.json": b"{}"})
+    folder = paceline.from_hub("user/folder")
+    assert (folder / "vocab.json").read_bytes() == (folder / "tokenizer.json").read_bytes() == b"{}"
+
+
+def test_what_another_revision_has_a_link_to_stays_where_links_are_switched_off(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = paceline.from_hub("user/tiny")
+    hub.repos["user/tiny"].commit = "b" * 40
+    hub.repos["user/tiny"].files["more-Q4_0.gguf"] = DRAFT
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_SYMLINKS", True)
+    second = paceline.from_hub("user/tiny:Q4_0")
+    assert not second.is_symlink()
+    assert first.read_bytes() == second.read_bytes() == DRAFT
+
+
+def test_a_copy_that_was_interrupted_is_made_again(hub: Hub, no_links: None) -> None:
     path = paceline.from_hub("user/tiny")
     path.write_bytes(DRAFT[:100])
     assert paceline.from_hub("user/tiny").read_bytes() == DRAFT
-    assert len(hub.bodies()) == 1
+    assert len(hub.bodies()) == 2
+
+
+@pytest.mark.parametrize("kind", ["redirects", "forgets the revision", "answers no HEAD", "lies in a folder"])
+def test_mirrors_of_the_hub_need_to_list_and_to_give_and_nothing_else(
+    kind: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["user/folder"] = folder_repo(tmp_path)
+    with running_hub() as mirror:
+        mirror.repos = hub.repos
+        match kind:
+            case "redirects":
+                mirror.moved_to = hub.endpoint
+            case "forgets the revision":
+                mirror.names_commits = False
+            case "answers no HEAD":
+                mirror.answers_head = False
+            case _:
+                mirror.folder = "/artifacts/hub"
+        monkeypatch.setenv("HF_ENDPOINT", f"{mirror.endpoint}{mirror.folder}")
+        path, folder = paceline.from_hub("user/tiny"), paceline.from_hub("user/folder")
+        assert path.read_bytes() == DRAFT
+        assert describe(folder).license == "apache-2.0"
+        assert {asked.method for asked in mirror.asked} == {"GET"}
+        for running in (mirror, hub):
+            running.asked.clear()
+        assert (paceline.from_hub("user/tiny"), paceline.from_hub("user/folder")) == (path, folder)
+        assert len(mirror.asked) == len(mirror.looks()) == 2
+        assert hub.bodies() == []
+    assert paceline.from_hub("user/tiny", offline=True) == path
+    assert names() == ["user/folder", "user/tiny:Q8_0"]
+
+
+@pytest.mark.parametrize("end", ["\r", " ", "\r\n", "/ ", "\t"])
+def test_blanks_around_the_hubs_address_are_left_out(end: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f" {hub.endpoint}{end}")
+    assert paceline.from_hub("user/tiny").read_bytes() == DRAFT
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://hub.example/a b", "http://hub.example/a b"),
+        ("http://hub.example/\r/x", r"http://hub\.example/\\r/x"),
+        ("https://", "https:"),
+        ("http://hub.example:70000", "http://hub.example:70000"),
+        ("http://hub.example:port", "http://hub.example:port"),
+        ("http://[::1", r"http://\[::1"),
+    ],
+)
+def test_what_is_no_address_of_a_hub_is_refused(address: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(InputError, match=f"^HF_ENDPOINT is {shown}: give an address that begins with https://, or un"):
+        paceline.from_hub("user/tiny")
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:port", "socks5://127.0.0.1:9"])
+def test_a_proxy_that_cannot_be_used_is_said(proxy: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    close_session()
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    with pytest.raises(ModelFileError, match=r"cannot be reached \(.*\): check the network, HTTPS_PROXY and HF_ENDPOI"):
+        paceline.from_hub("user/tiny")
 
 
 def test_a_cache_on_a_drive_that_is_not_there_is_said_to_be(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,18 @@
-"""What is asked of the hub: a repository, and which of its models; and the options that say so."""
+"""What is asked of the hub: a repository, and which of its models; the options that say so; and which hub is asked."""
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlsplit
 
 from paceline.core.errors import InputError
 from paceline.core.fields import Option, described, setting, take_values
 from paceline.core.numbers import shown
+from paceline.terminal_text import printable_line
 
 SAFETENSORS: Final = "safetensors"
 """What stands for the quant where the safetensors folder is meant, in a repository that has GGUF files too."""
@@ -17,6 +20,8 @@ SAFETENSORS: Final = "safetensors"
 _PART: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _REFERENCE: Final = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<quant>[A-Za-z0-9._-]+))?")
 _TOKEN: Final = re.compile(r"[!-~]+")
+_DEFAULT_ENDPOINT: Final = "https://huggingface.co"
+_CREDENTIALS: Final = re.compile(r"(?<=//)[^/@\s]*@")
 
 _OPTION = functools.partial(Option, panel="Models")
 
@@ -151,3 +156,34 @@ class HubOptions:
         if self.draft_repo is None:
             return None
         return HubModel.parse(self.draft_repo, token=self.token, offline=self.offline)
+
+
+def endpoint() -> str:
+    """Return the address of the hub.
+
+    To be asked before ``huggingface_hub`` is imported, which raises what it likes where it is none.
+
+    Raises:
+        InputError: ``HF_ENDPOINT`` is no address.
+    """
+    # Files written elsewhere leave blanks and carriage returns at the ends of lines.
+    address = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or _DEFAULT_ENDPOINT
+    if not _is_address(address):
+        shown_address = without_credentials(printable_line(address))
+        raise InputError(f"HF_ENDPOINT is {shown_address}: give an address that begins with https://, or unset it")
+    return address
+
+
+def without_credentials(text: str) -> str:
+    """Return a text for messages without the names and passwords that addresses in it may have."""
+    return _CREDENTIALS.sub("", text)
+
+
+def _is_address(text: str) -> bool:
+    if not text.isprintable() or " " in text:
+        return False
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of brackets, or of a port
+        return False

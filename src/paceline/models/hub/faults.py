@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Final, cast
 
 from huggingface_hub import get_token
@@ -18,18 +18,22 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from paceline.core.errors import InputError, ModelFileError
-from paceline.models.hub.asked import HubModel
+from paceline.core.errors import ModelFileError
+from paceline.models.hub.asked import HubModel, endpoint, without_credentials
 from paceline.models.hub.local import hub_folder
 
 HTTP_ERROR: Final = cast("type[Exception]", HfHubHTTPError.__mro__[1])
 """Base of what the library's HTTP client raises. The library has changed its client before (httpx, httpx2)."""
 
-ERRORS: Final = (HTTP_ERROR, OSError, EntryNotFoundError, ValueError)
+_NO_CLIENT: Final = (
+    ImportError,
+    cast("type[Exception]", import_module(HTTP_ERROR.__module__.split(".")[0]).InvalidURL),
+)
+"""What it raises where a variable such as ``HTTPS_PROXY`` is no address, or needs a package that is not there."""
+
+ERRORS: Final = (HTTP_ERROR, *_NO_CLIENT, OSError, EntryNotFoundError, ValueError)
 """What calls of the library raise: of HTTP, of files, of a cache that lacks something, of what a server answered."""
 
-_DEFAULT_ENDPOINT: Final = "https://huggingface.co"
-_CREDENTIALS: Final = re.compile(r"(?<=//)[^/@\s]*@")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -54,24 +58,6 @@ class Fault:
         return ModelFileError(f"{self.why}: {self.way_out}")
 
 
-def without_credentials(text: str) -> str:
-    """Return a text for messages without the names and passwords that addresses in it may have."""
-    return _CREDENTIALS.sub("", text)
-
-
-def endpoint() -> str:
-    """Return the address of the hub.
-
-    Raises:
-        InputError: ``HF_ENDPOINT`` is no address.
-    """
-    address = (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
-    if not address.startswith(("https://", "http://")):
-        shown = without_credentials(address)
-        raise InputError(f"HF_ENDPOINT is {shown}: give an address that begins with https://, or unset it")
-    return address
-
-
 def fault_of(error: Exception, asked: HubModel) -> Fault:
     """Return what an error of the library or of the system means for whoever asked for a model."""
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
@@ -86,7 +72,7 @@ def fault_of(error: Exception, asked: HubModel) -> Fault:
         return _of_answer(error, asked)
     if isinstance(error, OfflineModeIsEnabled):
         return not_cached(asked)
-    if isinstance(error, HTTP_ERROR):
+    if isinstance(error, (HTTP_ERROR, *_NO_CLIENT)):
         return Fault(
             f"{endpoint()} cannot be reached ({_words(error)})",
             "check the network, HTTPS_PROXY and HF_ENDPOINT, and start again",

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from paceline import __version__
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
-from paceline.models.hub.asked import HubModel
+from paceline.models.hub.asked import HubModel, endpoint
 from paceline.models.hub.choice import Chosen, choose
 from paceline.models.hub.local import find_cached, has_same_content, hub_folder, is_offline, repo_folder, snapshots
 from paceline.output import whole_file
@@ -105,9 +106,9 @@ class _Listing:
 
 
 def _fetched(asked: HubModel, cached: Path | None, report: FetchReport) -> Path:
-    from paceline.models.hub.faults import ERRORS, endpoint, fault_of
-
     address = endpoint()
+    from paceline.models.hub.faults import ERRORS, fault_of
+
     try:
         listing = _look(asked, address, _FIRST_LOOK_S if cached is None else _LOOK_S)
     except ERRORS as error:
@@ -129,9 +130,11 @@ def _fetched(asked: HubModel, cached: Path | None, report: FetchReport) -> Path:
                     _make_latest(snapshot)
             return _path(snapshot, chosen)
     files = [listing.files[path] for path in chosen.paths]
+    snapshot = repo_folder(asked.repo) / "snapshots" / listing.commit
     try:
-        _fetch_blobs(asked, files, report)
-        return _path(_snapshot(asked, address, listing, chosen), chosen)
+        _fetch_blobs(asked, files, snapshot, report)
+        _name_blobs(snapshot, files)
+        return _path(snapshot, chosen)
     except InputError:
         raise
     except ERRORS as error:
@@ -163,24 +166,27 @@ def _look(asked: HubModel, address: str, timeout_s: float) -> _Listing:
     for sibling in info.siblings or []:
         digest = sibling.blob_id if sibling.lfs is None else sibling.lfs.sha256
         path, size = sibling.rfilename, sibling.size
-        # Digests become names of files.
+        # Digests and paths become names of files.
         if size is None or digest is None or not _DIGEST.fullmatch(digest):
             raise ValueError(f"{path} has size {size} and digest {digest!r}")
+        if PureWindowsPath(path).anchor or ".." in PureWindowsPath(path).parts:
+            raise ValueError(f"{path!r} leads out of the repository")
         url = hf_hub_url(asked.repo, path, revision=commit, endpoint=address)
         files[path] = RemoteFile(path, url, size, digest)
     return _Listing(commit, files)
 
 
-def _fetch_blobs(asked: HubModel, files: list[RemoteFile], report: FetchReport) -> None:
+def _fetch_blobs(asked: HubModel, files: list[RemoteFile], snapshot: Path, report: FetchReport) -> None:
     from huggingface_hub.utils import build_hf_headers
 
     from paceline.models.hub.transfer import fetch_blob, num_fetched
 
     folder = repo_folder(asked.repo)
     blobs, locks = folder / "blobs", hub_folder() / ".locks" / folder.name
-    there = {file.path: num_fetched(blobs, file) for file in files}
+    nameless = [file for file in files if not _has_name(snapshot, file)]
+    there = {file.path: file.num_bytes for file in files} | {file.path: num_fetched(blobs, file) for file in nameless}
     total = sum(file.num_bytes for file in files)
-    missing = [file for file in files if there[file.path] < file.num_bytes or not (blobs / file.digest).is_file()]
+    missing = [file for file in nameless if not (blobs / file.digest).is_file()]
     for file in missing:
         if file.num_bytes > _MOST_BYTES:
             raise ModelFileError(
@@ -214,30 +220,53 @@ def _check_room(asked: HubModel, needed_bytes: int) -> None:
 
 def _is_there(snapshot: Path, chosen: Chosen, listing: _Listing) -> bool:
     """Return whether a cached revision has a model as the hub has it now."""
-    files = {path: listing.files[path] for path in chosen.paths}
-    if has_same_content(snapshot, chosen, {path: file.digest for path, file in files.items()}):
+    files = [listing.files[path] for path in chosen.paths]
+    if has_same_content(snapshot, chosen, {file.path: file.digest for file in files}):
         return True
-    # Where the system has no links, files are copies. A revision never changes, and half a copy is shorter.
-    return snapshot.name == listing.commit and all(
-        (snapshot / path).is_file() and (snapshot / path).stat().st_size == file.num_bytes
-        for path, file in files.items()
-    )
+    # Where the system has no links, a name says nothing of the content. But a revision never changes.
+    return snapshot.name == listing.commit and all(_has_name(snapshot, file) for file in files)
 
 
-def _snapshot(asked: HubModel, address: str, listing: _Listing, chosen: Chosen) -> Path:
-    """Give the blobs of a model their names, and then the revision its own: it is found when it is whole."""
-    from huggingface_hub import hf_hub_download
+def _has_name(snapshot: Path, file: RemoteFile) -> bool:
+    """Return whether a file of a revision lies by its name in the cache; half a copy of other programs is shorter."""
+    named = snapshot / file.path
+    return named.is_file() and named.stat().st_size == file.num_bytes
 
-    snapshot = repo_folder(asked.repo) / "snapshots" / listing.commit
-    for path in chosen.paths:
-        copy = snapshot / path
-        if copy.is_file() and not copy.is_symlink() and copy.stat().st_size != listing.files[path].num_bytes:
-            copy.unlink()  # the library would take what an interrupted copy has left for the file
-        hf_hub_download(
-            asked.repo, path, revision=listing.commit, cache_dir=hub_folder(), endpoint=address, token=asked.token
-        )
+
+def _name_blobs(snapshot: Path, files: list[RemoteFile]) -> None:
+    """Give the blobs of a model their names, and then the revision its own: it is found when it is whole.
+
+    The hub is not asked again: what its listing has said and the digests have shown is all there is to know, and not
+    all mirrors answer what ``hf_hub_download`` asks.
+    """
+    from huggingface_hub.constants import HF_HUB_DISABLE_SYMLINKS
+
+    blobs = snapshot.parent.parent / "blobs"
+    moved: dict[str, Path] = {}
+    for file in files:
+        if _has_name(snapshot, file):
+            continue
+        blob, named = blobs / file.digest, snapshot / file.path
+        named.parent.mkdir(parents=True, exist_ok=True)
+        named.unlink(missing_ok=True)
+        try:
+            if HF_HUB_DISABLE_SYMLINKS:
+                raise OSError
+            named.symlink_to(os.path.relpath(blob, named.parent))
+        except FileExistsError:
+            pass  # another process was faster
+        except OSError:
+            # There are no links here, and a copy would take the room twice.
+            if file.digest in moved or _is_linked(snapshot.parent, file.digest):
+                shutil.copyfile(moved.get(file.digest, blob), named)
+            else:
+                moved[file.digest] = blob.replace(named)
     _make_latest(snapshot)
-    return snapshot
+
+
+def _is_linked(revisions: Path, digest: str) -> bool:
+    """Return whether a revision of before has a link to a blob."""
+    return any(named.is_symlink() and named.readlink().name == digest for named in revisions.rglob("*"))
 
 
 def _make_latest(snapshot: Path) -> None:

@@ -129,7 +129,7 @@ def has_same_content(snapshot: Path, chosen: Chosen, digests: dict[str, str]) ->
         chosen: the model.
         digests: of the files at the hub, by path.
     """
-    # Where the system has no links, files are copies, and their names tell nothing.
+    # Where the system has no links, names tell nothing of the content.
     return all(
         (snapshot / path).is_symlink()
         and (snapshot / path).is_file()

@@ -21,7 +21,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import WeakFileLock, hf_raise_for_status
 
 from paceline.core.errors import ModelFileError
-from paceline.models.hub.faults import HTTP_ERROR, without_credentials
+from paceline.models.hub.asked import without_credentials
+from paceline.models.hub.faults import HTTP_ERROR
 
 _READ_BYTES: Final = 1 << 20
 
