@@ -31,7 +31,7 @@ _TEXTS = ("celsius", "fahrenheit", "low", "high", "in progress", "été", "a/b",
 
 
 def generated_schema(rng: random.Random) -> Schema:
-    """Return the schema of an object, as one of the generators would write it."""
+    """Return the schema of an object, as one of the generators would write it; pydantic's may begin with a ``$ref``."""
     return rng.choice((pydantic_schema, zod_schema, zod_4_schema, openapi_schema))(rng)
 
 
@@ -222,6 +222,9 @@ class _Zod(_Writer):
     def const(self, value: object) -> Schema:
         return {"type": "string" if isinstance(value, str) else "number", "const": value}
 
+    def tuple_of(self, parts: list[Schema]) -> Schema:
+        return {"type": "array", "minItems": len(parts), "maxItems": len(parts), "items": parts}
+
     def nullable(self, schema: Schema) -> Schema:
         if schema.get("type") == "null":
             return schema
@@ -271,12 +274,7 @@ class _Zod(_Writer):
             lambda: {"type": "array", "items": inner("items")},
             lambda: {"type": "array", "items": inner("items"), "minItems": 1, "maxItems": rng.randint(1, 4)},
             lambda: {"type": "array", "items": self._plain(), "uniqueItems": True},
-            lambda: {
-                "type": "array",
-                "minItems": 2,
-                "maxItems": 2,
-                "items": [inner("items/0"), inner("items/1")],
-            },
+            lambda: self.tuple_of([inner("items/0"), inner("items/1")]),
             lambda: {"type": "object", "additionalProperties": inner("additionalProperties")},
             lambda: {
                 "type": "object",
@@ -318,6 +316,9 @@ class _Zod4(_Zod):
     """What is named in a registry, or a part of itself, stands under ``$defs``."""
 
     _by_place = False
+
+    def tuple_of(self, parts: list[Schema]) -> Schema:
+        return {"type": "array", "prefixItems": parts}
 
     def nullable(self, schema: Schema) -> Schema:
         return {"anyOf": [schema, {"type": "null"}]}
@@ -368,13 +369,11 @@ class _Zod4(_Zod):
                     "required": keys,
                 }
             case 2:
-                return {"type": "array", "prefixItems": [self._plain(), self._any(depth + 1, path)]}
-            case 3:
                 name = f"__schema{len(self.shared)}" if rng.random() < 0.5 else f"Part{len(self.shared)}"
                 self.shared[name] = {}
                 self.shared[name] = self.object_of(depth + 1, f"#/$defs/{name}")
                 return {"$ref": f"#/$defs/{name}"}
-            case 4 if self.shared:
+            case 3 if self.shared:
                 return self.nullable({"$ref": f"#/$defs/{rng.choice(list(self.shared))}"})
         return super()._nested(depth, path)
 
