@@ -26,7 +26,8 @@ from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.loading import open_engine
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, blended_model, random_model
 from tests.helpers import ForcedDrafter
-from tests.runtime.test_worker import ENDLESS, WAIT_S, Gate, interrupt_once, needs_signals
+from tests.runtime.test_worker import ENDLESS, Gate, interrupt_once, needs_signals
+from tests.timing import WAIT_S
 
 SIZE = 30
 VOCABULARY = ScriptedVocabulary.of_size(SIZE, end_ids=[29])
@@ -101,7 +102,7 @@ def in_threads(works: Sequence[Callable[[], object]]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(4 * WAIT_S)
+        thread.join(WAIT_S)
         assert not thread.is_alive()
     if errors:
         raise errors[0]

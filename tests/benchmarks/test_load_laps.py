@@ -13,6 +13,7 @@ import pytest
 from benchmarks.load_laps import Load, Reply, load, percentiles
 
 from paceline.core.errors import EngineError
+from tests.timing import WAIT_S
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 BODY = {"prompt": [1, 2], "n_predict": 3}
@@ -53,7 +54,7 @@ def answering(pieces: Sequence[bytes], answers: int) -> Iterator[tuple[int, list
         try:
             yield listening.getsockname()[1], asked
         finally:
-            thread.join(30)
+            thread.join(WAIT_S)
 
 
 def test_tokens_are_counted_however_the_stream_is_cut() -> None:

@@ -28,6 +28,7 @@ from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.inflate import LlamaShape, inflate
 from tests.conftest import SUMMARY_LINES
 from tests.tiers import some_long
+from tests.timing import WAIT_S
 
 LAYERS = 40
 """Of 4.4 MB each: what is read at once has up to 32 MB, and there is room for two."""
@@ -158,7 +159,7 @@ def test_a_process_that_needs_more_is_ended_and_said_to_be(model: Path, tmp_path
     with box.groups(Limits(24 * MB), box.device_of(model)) as groups:
         command = [sys.executable, "-c", "held = b'x' * (64 << 20)"]
         process = subprocess.Popen(box.command_in(groups, command), text=True)
-        process.wait(60)
+        process.wait(WAIT_S)
         assert box.was_killed(process)
         assert groups.peak_bytes <= 24 * MB
     cramped = boxed.Boxed(model, Limits(24 * MB), tmp_path)

@@ -22,6 +22,7 @@ from paceline.engines.scripted import ScriptedEngine
 from tests.chat.conversing import BEGUN, CHATML, CONTROLS, THINKING, ControlledBytes, chat_gguf, reader_of
 from tests.chat.test_replies import FORMATS, answering, text_of
 from tests.models.helpers import with_last_tokens
+from tests.timing import WAIT_S
 
 VOCABULARY = ControlledBytes()
 THINK, NO_THINK = 258, 259
@@ -188,7 +189,7 @@ def test_a_prompt_is_made_beside_the_event_loop_and_given_up_with_the_task(
     def wait(self: ChatReader, *arguments: Any, **named: Any) -> Any:
         threads.append(threading.get_ident())
         reached.set()
-        assert let_through.wait(30)
+        assert let_through.wait(WAIT_S)
         return prompt(self, *arguments, **named)
 
     with paceline.load(instruct, policy=paceline.NO_SPECULATION, context_length=256) as model:

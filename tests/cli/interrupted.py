@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.timing import WAIT_S
+
 _SCRIPT = """
 import os, signal, sys
 from contextlib import contextmanager
@@ -41,6 +43,6 @@ def interrupt_while_it_writes(folder: Path, command: str, *arguments: str) -> tu
     """
     script = _SCRIPT.format(command=command, folder=str(folder))
     process = subprocess.run(
-        [sys.executable, "-c", script, command, *arguments], capture_output=True, timeout=120, check=False
+        [sys.executable, "-c", script, command, *arguments], capture_output=True, timeout=WAIT_S, check=False
     )
     return process.returncode, process.stderr, set(process.stdout.decode().splitlines())

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cli.test_entry import heed_interrupts
-from tests.runtime.test_worker import WAIT_S
+from tests.timing import WAIT_S
 
 _SCRIPT = """
 import os, sys

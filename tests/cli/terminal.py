@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
+from tests.timing import WAIT_S
+
 CTRL_C: Final = "\x03"
 CTRL_D: Final = "\x04"
 ENTER: Final = "\r"
 ALT_ENTER: Final = "\x1b\r"
 
-_PATIENCE_S: Final = 20
 _SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[=>]|\][^\x07]*\x07)")
 
 
@@ -100,7 +101,7 @@ class Terminal:
 
     def wait(self) -> int:
         """Wait until the program ends, reading what it shows; return its status."""
-        ends_s = time.monotonic() + _PATIENCE_S
+        ends_s = time.monotonic() + WAIT_S
         while self._process.poll() is None:
             self._read(0.05)
             assert time.monotonic() < ends_s, f"it does not end, and shows {self.rest()!r}"
@@ -115,7 +116,7 @@ class Terminal:
         text = re.sub(r"\x1b[^@-Z\\^-~]*$", "", self.shown)
         return _SEQUENCE.sub("", text).replace("\r", "")
 
-    def _read(self, patience_s: float = _PATIENCE_S) -> bool:
+    def _read(self, patience_s: float = WAIT_S) -> bool:
         if not select.select([self._leader], [], [], patience_s)[0]:
             return False
         self.shown += os.read(self._leader, 65536).decode(errors="replace")

@@ -22,6 +22,7 @@ from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from tests.bench.helpers import scripted_pair
 from tests.cli.test_run import Invoke, spawn
 from tests.models.helpers import write_gguf
+from tests.timing import WAIT_S
 
 SMALL = ("--repeats", "2", "--tokens", "16", "--prompts", "1")
 
@@ -303,7 +304,7 @@ def test_control_c_keeps_what_is_done_on_the_embedded_pair(tmp_path: Path) -> No
         if b"lap 2 of" in line:
             break
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
     assert b"plain against plain" in out
     assert b"ended by interrupt" in out

@@ -25,6 +25,7 @@ from tests.chat.conversing import BEGUN, CHATML, CONTROLS, FIRST_SYSTEM, THINKIN
 from tests.cli.test_run import Invoke, Outcome
 from tests.models.helpers import with_last_tokens
 from tests.planning.helpers import allow_drafts
+from tests.timing import WAIT_S
 
 PLAIN = ("-t", "1", "--no-speculation", "--seed", "1")
 SHORT = (*PLAIN, "-n", "8")
@@ -480,7 +481,7 @@ def test_a_closed_input_or_no_message_at_all(chat: Chat, templates: Path) -> Non
     closed = [sys.executable, "-c", "import os, sys; os.close(0); os.execv(sys.executable, sys.argv[1:])"]
     template = ("--chat-template-file", str(templates / "chatml.jinja"))
     command = [*closed, sys.executable, "-m", "paceline", "chat", "-m", TARGET, *template, *SHORT]
-    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
     assert ended.returncode == 2
     assert ended.stderr == b"paceline: standard input is closed: there is nobody to chat with\n"
 
@@ -510,7 +511,7 @@ def test_ctrl_c_ends_an_answer_and_then_the_wait_for_a_line(templates: Path) -> 
     while not process.stderr.readline().startswith(b"Ctrl-C ends"):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
     assert err == b""
 
@@ -546,12 +547,12 @@ def test_the_loss_of_the_reader_ends_the_chat(templates: Path) -> None:
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
-    _, err = process.communicate(b"Hello\n" * 50, timeout=60)
+    _, err = process.communicate(b"Hello\n" * 50, timeout=WAIT_S)
     assert process.returncode == 1
     assert err == b""
     with Path("/dev/full").open("wb") as full:
         process = spawn(templates, *SHORT, stdout=full)
-        _, err = process.communicate(b"Hello\n" * 50, timeout=60)
+        _, err = process.communicate(b"Hello\n" * 50, timeout=WAIT_S)
     assert process.returncode == 1
     assert err == b"paceline: [Errno 28] No space left on device\n"
 
@@ -560,7 +561,7 @@ def test_neither_no_color_nor_a_colour_terminal_changes_a_pipe(templates: Path) 
     said = []
     for extra in ({}, {"NO_COLOR": "1"}, {"FORCE_COLOR": "1", "TERM": "xterm-256color"}):
         process = spawn(templates, *SHORT, env={**os.environ, **extra})
-        out, _ = process.communicate(b"Hello\nHello\n", timeout=60)
+        out, _ = process.communicate(b"Hello\nHello\n", timeout=WAIT_S)
         said.append(out)
     assert said[0] == said[1] == said[2]
     assert b"\x1b" not in said[0]
@@ -674,7 +675,7 @@ def test_nothing_heavy_is_imported_before_it_is_used() -> None:
             "except SystemExit: pass\n"
             "print(*{name.partition('.')[0] for name in sys.modules})"
         )
-        shown = subprocess.run([sys.executable, "-c", code, command], capture_output=True, check=True, timeout=60)
+        shown = subprocess.run([sys.executable, "-c", code, command], capture_output=True, check=True, timeout=WAIT_S)
         imported = set(shown.stdout.decode().splitlines()[-1].split())
         assert "typer" in imported
         assert not imported & {"jinja2", "prompt_toolkit", "huggingface_hub", "llama_cpp", "torch", "transformers"}
@@ -683,6 +684,6 @@ def test_nothing_heavy_is_imported_before_it_is_used() -> None:
 def test_lines_are_edited_on_a_terminal_alone(templates: Path) -> None:
     template = ("--chat-template-file", str(templates / "chatml.jinja"))
     command = [sys.executable, "-X", "importtime", "-m", "paceline", "chat", "-m", TARGET, *template, *SHORT]
-    shown = subprocess.run(command, input=b"Hello\n", capture_output=True, check=True, timeout=60)
+    shown = subprocess.run(command, input=b"Hello\n", capture_output=True, check=True, timeout=WAIT_S)
     assert b"prompt_toolkit" not in shown.stderr
     assert b"jinja2" in shown.stderr

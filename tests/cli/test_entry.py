@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.timing import WAIT_S
+
 WAIT = "import sys; print('waiting', flush=True); sys.stdin.read()\n"
 """Tells the test where the program is, and keeps it there."""
 
@@ -41,7 +43,7 @@ def interrupted(
         assert line
         said += line
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=WAIT_S)
     return process.returncode, said + out, err
 
 

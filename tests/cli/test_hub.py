@@ -20,6 +20,7 @@ from paceline.models.hub.local import hub_folder
 from tests.cli.test_run import FAST, Invoke
 from tests.models.helpers import write_folder
 from tests.models.hub_server import Hub, Repo, running_hub
+from tests.timing import WAIT_S
 
 DRAFT = embedded_draft().read_bytes()
 QUANT = "tiny-Q8_0.gguf"
@@ -219,7 +220,7 @@ def test_a_terminal_sees_how_far_a_download_is(variables: dict[str, str], colour
         if not piece:
             break
         shown += piece
-    assert process.wait(60) == 2
+    assert process.wait(WAIT_S) == 2
     os.close(leader)
     text = shown.decode()
     assert "fetching user/tiny: 1.05 MB\r\n" in text

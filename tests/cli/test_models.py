@@ -16,6 +16,7 @@ import pytest
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.cli.test_run import FAST, Invoke
 from tests.models.helpers import split_gguf, write_folder, write_gguf
+from tests.timing import WAIT_S
 
 
 @pytest.fixture
@@ -232,7 +233,7 @@ def test_remove_asks_on_a_terminal(answer: bytes, removed: bool, folder: Path) -
     while b"[y/N]" not in shown:
         shown += os.read(leader, 4096)
     os.write(leader, answer)
-    assert (process.wait(60) == 0) is (answer != b"\x04")
+    assert (process.wait(WAIT_S) == 0) is (answer != b"\x04")
     os.close(leader)
     assert str(folder / "big.gguf").encode() in shown.replace(b"\r\n", b"")
     assert (folder / "big.gguf").exists() is not removed

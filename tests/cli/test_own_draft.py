@@ -19,6 +19,7 @@ from tests.cli.terminal import CTRL_C, Terminal
 from tests.cli.test_run import FAST, Invoke
 from tests.models.helpers import write_folder
 from tests.serving.processes import served
+from tests.timing import WAIT_S
 
 RUN = ("run", "-p", "def f(x):", "-c", "128", *FAST)
 MADE = re.compile(
@@ -79,9 +80,9 @@ def test_bench_takes_it_too(invoke: Invoke) -> None:
 def test_serve_takes_it_too() -> None:
     with served("-m", "target", "-md", "self") as server:
         assert MADE.match("\n".join(server.said) + "\n")
-        timings = httpx.post(f"{server.url}/completion", json={"prompt": "def f(x):", "n_predict": 24}).json()[
-            "timings"
-        ]
+        timings = httpx.post(
+            f"{server.url}/completion", json={"prompt": "def f(x):", "n_predict": 24}, timeout=WAIT_S
+        ).json()["timings"]
         assert timings["draft_n_accepted"] > 0
 
 

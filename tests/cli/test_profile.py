@@ -23,6 +23,7 @@ from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.costs.profile import CostProfile
 from tests.cli.test_run import Invoke, spawn
+from tests.timing import WAIT_S
 
 # Milliseconds by rows, with a cliff down from 3 to 4.
 STAIRCASE = {1: 16.0, 2: 26.0, 3: 37.0, 4: 24.0}
@@ -396,7 +397,7 @@ def test_ctrl_c_ends_it_with_nothing_kept(cache: Path) -> None:
         while chunk := os.read(leader, 4096):
             shown += chunk
     os.close(leader)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=WAIT_S)
     assert (process.returncode, out) == (130, b"")
     assert b"Traceback" not in shown
     assert not cache.exists()

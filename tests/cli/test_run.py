@@ -24,6 +24,7 @@ from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from tests.models.helpers import edited_gguf, with_last_tokens, write_gguf
 from tests.planning.helpers import allow_drafts
 from tests.tiers import some_long
+from tests.timing import WAIT_S
 
 FAST = ("-n", "24", "-t", "1", "--temp", "0", "--seed", "1")
 
@@ -377,7 +378,7 @@ def test_the_loss_of_the_reader_is_no_traceback() -> None:
     process.stdout.close()
     assert b"Traceback" not in process.stderr.read()
     process.stderr.close()
-    assert process.wait(60) != 0
+    assert process.wait(WAIT_S) != 0
 
 
 def test_ctrl_c_keeps_the_text_and_prints_the_report() -> None:
@@ -391,7 +392,7 @@ def test_ctrl_c_keeps_the_text_and_prints_the_report() -> None:
     assert process.stdout is not None
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
     assert first
     assert b"ended by                = cancelled" in err
@@ -426,7 +427,7 @@ def test_a_terminal_gets_colours_unless_no_color_is_set(no_color: str, coloured:
             break
         shown += chunk
     os.close(leader)
-    assert process.wait(60) == 0
+    assert process.wait(WAIT_S) == 0
     assert b"def f(x):" in shown
     assert (b"\x1b[" in shown) is coloured
     assert (b"tokens accepted from" in shown) is coloured
@@ -593,13 +594,13 @@ def test_a_prompt_file_of_another_system_is_the_same_prompt(invoke: Invoke, tmp_
 def test_a_full_or_closed_output_is_one_line() -> None:
     with Path("/dev/full").open("wb") as full:
         process = spawn("run", "-m", "target", "-p", "x", *FAST, stdout=full, stderr=subprocess.PIPE)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     assert err.startswith(b"paceline: ")
     assert err.count(b"\n") == 1
     closed = [sys.executable, "-c", "import os, sys; os.close(1); os.execv(sys.executable, sys.argv[1:])"]
     command = [*closed, sys.executable, "-m", "paceline", "run", "-p", "x", *FAST]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=False)
+    ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=WAIT_S, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith(b"paceline: standard output is closed")
 
@@ -614,7 +615,7 @@ def test_an_answer_reaches_a_stream_that_lacks_its_characters(encoding: str) -> 
             env={**os.environ, "PYTHONIOENCODING": encoding},
             capture_output=True,
             check=False,
-            timeout=60,
+            timeout=WAIT_S,
         )
         assert outcome.returncode == 0
         assert b"Traceback" not in outcome.stderr
@@ -638,7 +639,7 @@ def test_bytes_that_are_no_text_are_refused(option: str, words: str, invoke: Inv
 def test_a_prompt_from_a_closed_input_is_one_line() -> None:
     closed = [sys.executable, "-c", "import os, sys; os.close(0); os.execv(sys.executable, sys.argv[1:])"]
     command = [*closed, sys.executable, "-m", "paceline", "run", "-f", "-", *FAST]
-    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith(b"paceline: standard input is closed")
     assert ended.stderr.count(b"\n") == 1

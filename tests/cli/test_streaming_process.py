@@ -23,8 +23,8 @@ from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from tests.cli.streamed_process import STREAMED, streamed_command
 from tests.engines.streamed import ASKED_BYTES, mostly_streamed
-from tests.runtime.test_worker import WAIT_S
 from tests.serving.processes import UNMEASURED
+from tests.timing import WAIT_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
 
@@ -47,7 +47,7 @@ def run_words(target: Path, tokens: int, *options: str) -> tuple[str, ...]:
 def finished(*words: str) -> bytes:
     """Return what a command that nobody disturbs prints."""
     with streamed_command(*words) as (process, _):
-        out, err = process.communicate(timeout=2 * WAIT_S)
+        out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err
     return out
 
@@ -88,7 +88,7 @@ def test_a_process_that_is_killed_in_a_pass_leaves_file_and_cache_as_they_were(t
         assert not path.name.startswith("."), path
         assert json.loads(path.read_text())["data"]
     with streamed_command(*run_words(target, 8, *speculative), variables=variables) as (process, _):
-        out, err = process.communicate(timeout=2 * WAIT_S)
+        out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err
     assert out.startswith(first)
 
@@ -180,7 +180,7 @@ with mostly_streamed():
 def test_a_file_that_is_cut_while_a_pass_waits_for_its_first_layer_ends_no_process(target: Path) -> None:
     """A pass of a slow disk waits there for long. What is not in the file any more may not be read by its mapping."""
     command = [sys.executable, "-c", _CUT_AT_FIRST, str(target)]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, timeout=WAIT_S, check=False)
     assert ended.returncode == 0, ended.stderr
     assert b"while its weights are streamed" in ended.stdout
 
@@ -218,7 +218,7 @@ def test_two_processes_on_one_file_say_what_one_does(target: Path) -> None:
         disk.go_on()
         other_disk.go_on()
         for number, process in enumerate((one, other)):
-            out, err = process.communicate(timeout=2 * WAIT_S)
+            out, err = process.communicate(timeout=WAIT_S)
             assert process.returncode == 0, err
             texts[number] += out
     assert texts == [expected, expected]

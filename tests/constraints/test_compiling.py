@@ -22,9 +22,7 @@ from paceline.constraints import (
 from paceline.core.errors import CapabilityError, ConstraintError, QueueFullError
 from paceline.engines.scripted import ScriptedVocabulary
 from tests.constraints.helpers import BYTES, accepts, allowed_texts
-
-WAIT_S = 30.0
-"""Longest wait for what is to come at once; a test that needs it fails."""
+from tests.timing import WAIT_S
 
 
 def count_compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:

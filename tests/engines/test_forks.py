@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+from tests.timing import WAIT_S
 
 from paceline.core.errors import CapabilityError
 from paceline.engines.forks import NativeThreads
@@ -64,6 +65,6 @@ PROGRAM = """
 
 def test_a_forked_process_is_told_so_and_ends() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, check=False, timeout=WAIT_S
     )
     assert ended.stdout.split() == ["True"] * 3, ended.stderr

@@ -9,13 +9,12 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 
+from tests.timing import WAIT_S
+
 from paceline.core.errors import ClosedError
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
 from paceline.engines.llama_cpp.loading import vocabulary_of
 from paceline.models.embedded import embedded_draft
-
-WAIT_S = 30.0
-"""Longest wait for what is to come at once; a test that needs it fails."""
 
 
 @pytest.mark.parametrize("turn", range(5))

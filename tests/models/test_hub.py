@@ -24,6 +24,7 @@ from paceline.models.hub.asked import HubModel
 from paceline.models.hub.local import hub_folder, shown_name
 from tests.models.helpers import split_gguf, write_folder, write_gguf
 from tests.models.hub_server import LARGE_BYTES, Hub, Repo, digest_of, running_hub
+from tests.timing import WAIT_S
 
 DRAFT = embedded_draft().read_bytes()
 assert len(DRAFT) > LARGE_BYTES
@@ -357,9 +358,9 @@ def test_a_process_that_fetches_the_same_file_is_waited_for(hub: Hub) -> None:
     with WeakFileLock(lock):
         thread = threading.Thread(target=lambda: fetched.append(paceline.from_hub("user/tiny", report=report)))
         thread.start()
-        assert waits.wait(60)
+        assert waits.wait(WAIT_S)
         assert hub.bodies() == []
-    thread.join(60)
+    thread.join(WAIT_S)
     assert [path.read_bytes() for path in fetched] == [DRAFT]
 
 

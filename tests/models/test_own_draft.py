@@ -24,6 +24,7 @@ from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.gguf_model import read_gguf_model
 from paceline.models.own_draft import OwnDraft, complete_draft, own_draft
 from tests.models.helpers import edited_gguf, split_gguf, write_folder, write_gguf
+from tests.timing import WAIT_S
 
 DRAFT = embedded_draft()
 
@@ -298,7 +299,7 @@ def test_a_process_that_is_killed_leaves_nothing_at_work_and_no_half_file(large:
     killed = subprocess.run([sys.executable, "-c", _KILLED, str(large)], capture_output=True, text=True, check=False)
     assert killed.returncode == -9, killed.stderr
     with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(int(killed.stdout)).wait(timeout=60)
+        psutil.Process(int(killed.stdout)).wait(timeout=WAIT_S)
     assert [path for path in folder.iterdir() if path.suffix != ".lock"] == []
     made = own_draft(large)
     assert list(folder.iterdir()) == [made]
@@ -323,13 +324,13 @@ def test_of_two_at_once_one_makes_it_and_the_other_waits(processes: list[subproc
     def first() -> None:
         def report(done_bytes: int, num_bytes: int) -> None:
             begun.set()
-            assert waited.wait(60)
+            assert waited.wait(WAIT_S)
 
         found.append(OwnDraft().of(DRAFT).make(report))
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(WAIT_S)
     made_here: list[int] = []
     found.append(OwnDraft().of(DRAFT).make(lambda done, total: made_here.append(done), waiting=waited.set))
     thread.join()
@@ -344,7 +345,7 @@ def test_who_waits_makes_it_where_the_other_gives_up() -> None:
     def first() -> None:
         def report(done_bytes: int, num_bytes: int) -> None:
             begun.set()
-            assert waited.wait(60)
+            assert waited.wait(WAIT_S)
             raise ModelFileError("given up")
 
         with pytest.raises(ModelFileError, match="given up"):
@@ -352,7 +353,7 @@ def test_who_waits_makes_it_where_the_other_gives_up() -> None:
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(WAIT_S)
     made_here: list[int] = []
     made = OwnDraft().of(DRAFT).make(lambda done, total: made_here.append(done), waiting=waited.set)
     thread.join()

@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
+
+from tests.timing import WAIT_S
 
 WIDE: Final = (1280, 800)
 PHONE: Final = (360, 740)
 
 Theme = Literal["light", "dark"]
 
-WAIT_MS: Final = 60_000.0
+WAIT_MS: Final = 1000 * WAIT_S
 """Only a page that hangs takes this long."""
+
+expect.set_options(timeout=WAIT_MS)
 
 
 @contextmanager

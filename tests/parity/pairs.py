@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.parity.servers import Server
-
-ANSWER_TIMEOUT_S = 120
+from tests.timing import WAIT_S
 
 # Characters of a request's body that a report shows.
 SHOWN = 200
@@ -238,7 +237,7 @@ def _words(request: Mapping[str, Any]) -> str:
 
 
 def _ask(port: int, request: Mapping[str, Any]) -> Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_TIMEOUT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
     try:
         body = base64.b64decode(request["body"])
         connection.request(request["method"], request["path"], body=body or None, headers=request["headers"])

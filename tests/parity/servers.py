@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.timing import WAIT_S
+
 REPOSITORY = Path(__file__).parents[2]
 LAUNCHER = Path(__file__).with_name("launcher.py")
 
-START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 5  # as llama.cpp's tests have it
 
 
@@ -87,12 +88,12 @@ class Server:
                     process.kill()
 
     def _wait(self, port: int, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline and process.poll() is None:
             if _is_ready(port):
                 return
             time.sleep(0.02)
-        raise RuntimeError(f"{self.name} ended or was not ready within {START_TIMEOUT_S} s: {process.args!r}")
+        raise RuntimeError(f"{self.name} ended or was not ready within {WAIT_S} s: {process.args!r}")
 
 
 def free_port() -> int:
@@ -120,7 +121,7 @@ def copied_tests(tests: Path, model: Path) -> Iterator[Path]:
 
 
 def _is_ready(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_TIMEOUT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200

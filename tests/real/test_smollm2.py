@@ -15,6 +15,7 @@ import pytest
 import paceline
 from paceline.engines.loading import ModelOptions
 from tests.engines.streamed import ASKED_BYTES, mostly_streamed
+from tests.timing import WAIT_S
 
 FIRST, SECOND = "The capital of France is", "And what is it known for?"
 MOST = 48
@@ -31,7 +32,7 @@ def model(smollm2: Path) -> Iterator[paceline.Model]:
 def run_command(*arguments: str, said: str = "") -> str:
     """Return what the command writes to standard output."""
     command = [sys.executable, "-m", "paceline", *arguments]
-    return subprocess.run(command, input=said, capture_output=True, text=True, check=True, timeout=300).stdout
+    return subprocess.run(command, input=said, capture_output=True, text=True, check=True, timeout=WAIT_S).stdout
 
 
 def test_a_conversation_has_the_tokens_of_transformers_and_the_same_answers_everywhere(

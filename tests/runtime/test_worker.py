@@ -30,15 +30,13 @@ from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.outbox import Ending, ThreadOutbox
 from paceline.runtime.worker import Worker
 from tests.helpers import ForcedDrafter
+from tests.timing import WAIT_S
 
 SIZE = 10
 ENDLESS = 10**9
 """Tokens of an answer that nobody waits for the end of."""
 
 needs_signals = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="this system signals no threads")
-
-WAIT_S = 30.0
-"""Longest wait for what is to come at once; a test that needs it fails."""
 
 
 def counting(tokens: Sequence[int]) -> Float64Array:
@@ -699,7 +697,7 @@ def run_program(program: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=WAIT_S,
         env=environment,
     )
 

@@ -28,8 +28,8 @@ from paceline.serving.security import socket_options
 from paceline.serving.server import Server
 from paceline.serving.settings import ServerOptions
 from tests.chat.conversing import CHATML
-from tests.runtime.test_worker import WAIT_S
 from tests.serving.scripted import scripted_model
+from tests.timing import WAIT_S
 
 NAME: Final = "scripted"
 """Of scripted models."""

@@ -26,9 +26,7 @@ from paceline.serving.security import SecuritySettings
 from paceline.serving.server import Server
 from paceline.serving.settings import ServerOptions
 from tests.chat.conversing import ControlledBytes
-
-WAIT_S: Final = 60.0
-"""Only a server that hangs takes this long."""
+from tests.timing import WAIT_S
 
 _VOCABULARY: Final = ControlledBytes()
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tests.cli.test_entry import heed_interrupts
-from tests.runtime.test_worker import WAIT_S
+from tests.timing import WAIT_S
 
 UNMEASURED = ("--draft-max", "3", "-fa", "off", "-c", "4096")
 """Options with which nothing is measured when the embedded pair is loaded."""

@@ -20,7 +20,7 @@ from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft
 from paceline.planning.policies.fixed import NO_SPECULATION
 from tests.chat.conversing import ControlledBytes
-from tests.runtime.test_worker import WAIT_S
+from tests.timing import WAIT_S
 
 VOCABULARY: Final = ControlledBytes()
 SIZE: Final = VOCABULARY.size

@@ -14,9 +14,9 @@ from starlette.types import Message
 
 from paceline.serving.app import create_app
 from paceline.serving.security import SecuritySettings
-from tests.runtime.test_worker import WAIT_S
 from tests.serving.hosted import Hosted, hosted, scripted
 from tests.serving.scripted import Turnstile, writing_model
+from tests.timing import WAIT_S
 
 ENDLESS = {"prompt": "abc", "ignore_eos": True, "n_predict": -1, "seed": 1}
 MESSAGES = [{"role": "user", "content": "abc"}]

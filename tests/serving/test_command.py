@@ -23,10 +23,10 @@ from paceline.models.embedded import embedded_target
 from paceline.serving.hosting import ModelHost, NotReadyError, ServedModel
 from paceline.serving.llama_flags import FOREIGN, remarks_on
 from tests import tiers
-from tests.runtime.test_worker import WAIT_S
 from tests.serving.hosted import events_of, hosted, scripted
 from tests.serving.processes import served
 from tests.serving.security.certificates import CERTIFICATE, KEY
+from tests.timing import WAIT_S
 
 BODY: dict[str, Any] = {"prompt": "def fibonacci(n):\n", "ignore_eos": True, "seed": 1}
 Refused = Callable[..., str]
@@ -202,10 +202,12 @@ def test_variables_of_llama_server_and_flags_that_change_nothing() -> None:
             "--cache-reuse=256 changes nothing: beginnings are reused",
         ]
         assert running.url.endswith("/llm")
-        assert httpx.get(f"{running.url}/health").status_code == 200
-        assert httpx.get(f"{running.url}/v1/models").status_code == 401
+        assert httpx.get(f"{running.url}/health", timeout=WAIT_S).status_code == 200
+        assert httpx.get(f"{running.url}/v1/models", timeout=WAIT_S).status_code == 401
         for key in ("one", "two"):
-            with httpx.Client(base_url=running.url, headers={"Authorization": f"Bearer {key}"}) as client:
+            with httpx.Client(
+                base_url=running.url, headers={"Authorization": f"Bearer {key}"}, timeout=WAIT_S
+            ) as client:
                 (model,) = client.get("/v1/models").json()["data"]
                 assert (model["id"], model["aliases"]) == ("alpha", ["alpha", "zeta"])
                 assert client.get("/metrics").status_code == 200
@@ -233,7 +235,9 @@ def test_a_unix_socket_and_a_port_at_once(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     with served("--host", f"{path},127.0.0.1") as running:
         assert running.url == f"unix:{path}"
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=WAIT_S
+        ) as client:
             assert client.get("/health").json() == {"status": "ok"}
         running.signal(signal.SIGTERM)
         assert running.status() == 0
@@ -287,7 +291,7 @@ def test_what_still_runs_after_the_grace_time_is_ended_with_a_word(stop: signal.
 
 def client_sees(url: str) -> int:
     """Return how many answers are under way."""
-    return sum(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json())
+    return sum(slot["is_processing"] for slot in httpx.get(f"{url}/slots", timeout=WAIT_S).json())
 
 
 @pytest.mark.parametrize("second", tiers.some_long([signal.SIGTERM, signal.SIGINT], quick=[signal.SIGTERM]))
@@ -310,7 +314,7 @@ def test_a_second_signal_ends_the_server_at_once(second: signal.Signals) -> None
 
 def takes_requests(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health").status_code == 200
+        return httpx.get(f"{url}/health", timeout=WAIT_S).status_code == 200
     except httpx.TransportError:
         return False
 

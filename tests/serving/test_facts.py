@@ -13,9 +13,9 @@ from paceline import __version__
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.serving.settings import ServerOptions
-from tests.runtime.test_worker import WAIT_S
 from tests.serving.hosted import NAME, Hosted, hosted, scripted
 from tests.serving.scripted import Turnstile, writing_model
+from tests.timing import WAIT_S
 
 ROUTES: Final = {
     "/health": {"get"},

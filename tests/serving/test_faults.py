@@ -26,7 +26,8 @@ from paceline.serving.security import SecuritySettings, read_json
 from paceline.serving.security.careful_protocol import CarefulProtocol
 from paceline.serving.settings import ServerOptions
 from paceline.serving.shapes import as_events, to_json
-from tests.serving.live import WAIT_S, live, repeated
+from tests.serving.live import live, repeated
+from tests.timing import WAIT_S
 
 PROMPT = [65, 66, 67]
 LONG = {"prompt": PROMPT, "n_predict": 400, "ignore_eos": True}

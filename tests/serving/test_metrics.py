@@ -29,6 +29,7 @@ from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.metrics.server_metrics import FAMILIES
 from paceline.serving.metrics.vllm import FINISHED_REASONS
 from tests.helpers import ForcedDrafter
+from tests.timing import WAIT_S
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "metrics.md"
 GREEDY = SamplingParams(0.0)
@@ -477,7 +478,7 @@ def test_a_scrape_that_waits_for_its_gauges_holds_no_round_up() -> None:
 
     def load() -> ServerLoad:
         asked.set()
-        assert answered.wait(60)
+        assert answered.wait(WAIT_S)
         return IDLE
 
     metrics = metrics_of(load)
@@ -487,7 +488,7 @@ def test_a_scrape_that_waits_for_its_gauges_holds_no_round_up() -> None:
     thread = threading.Thread(target=lambda: scraped.append(Scraped.of(metrics)))
     thread.start()
     try:
-        assert asked.wait(60)
+        assert asked.wait(WAIT_S)
         drain(loop)
     finally:
         answered.set()

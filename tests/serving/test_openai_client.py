@@ -12,8 +12,8 @@ import pytest
 from openai.types import Completion
 
 from paceline.serving.settings import ServerOptions
-from tests.runtime.test_worker import WAIT_S
 from tests.serving.hosted import NAME, Hosted, hosted, scripted
+from tests.timing import WAIT_S
 
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 LONG = 60

@@ -15,9 +15,9 @@ import pytest
 from paceline.core.arrays import Float64Array
 from paceline.engines.scripted import LogitFunction
 from tests.chat.conversing import BEGUN, THINKING
-from tests.runtime.test_worker import WAIT_S
 from tests.serving.hosted import Hosted, hosted, scripted
 from tests.serving.scripted import END, NO_THINK, SIZE, THINK, Turnstile, writing_model
+from tests.timing import WAIT_S
 
 CHAT: Final = "/v1/chat/completions"
 BODY: Final[dict[str, Any]] = {

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
+from tests.timing import WAIT_S
 
 from paceline.core.errors import ClosedError, EngineError
 from paceline.engines.streaming.layout import BLOCK, Extent, Section
@@ -165,7 +166,7 @@ def test_whoever_waits_is_told_of_the_end(source: Numbers) -> None:
     for thread in threads:
         thread.start()
     # Not even the read that runs is waited for.
-    assert told.wait(10)
+    assert told.wait(WAIT_S)
     source.gate.set()
     for thread in threads:
         thread.join()

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.serving.security import SecuritySettings, namespace_of, request_id_of, secured, socket_options
+from tests.timing import WAIT_S
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ async def _ask(app: ASGIApp, method: str, url: str, request: dict[str, Any]) -> 
 
 def run(begin: Callable[[], Awaitable[T]]) -> T:
     async def within_time() -> T:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_S):
             return await begin()
 
     return asyncio.run(within_time())
@@ -125,7 +126,7 @@ class Socket:
     """A raw connection to a server, closed at the end of a ``with``."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
 
     def send(self, *lines: str, body: bytes = b"") -> None:
         self._socket.sendall("".join(f"{line}\r\n" for line in lines).encode() + body)
@@ -161,6 +162,6 @@ def serving(app: ASGIApp, settings: SecuritySettings) -> Iterator[int]:
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(WAIT_S)
         listener.close()
     assert not thread.is_alive()

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles, secured
 from tests.serving.security.asking import Echo, Sent, Socket, ask, body_part, call, feed, http_scope, run, serving
 from tests.serving.security.certificates import CERTIFICATE, KEY
+from tests.timing import WAIT_S
 
 EVERYTHING = SecuritySettings(
     hosts=("127.0.0.1",), keys=ApiKeys(["k"]), allowed_hosts=("a.example",), cors=CorsPolicy(("*",))
@@ -131,7 +132,7 @@ def test_a_request_may_take_longer_than_its_headers() -> None:
         await send({"type": "http.response.body", "body": b"late"})
 
     with serving(routes, SecuritySettings(header_timeout_s=0.1)) as port:
-        assert httpx.get(f"http://127.0.0.1:{port}").text == "late"
+        assert httpx.get(f"http://127.0.0.1:{port}", timeout=WAIT_S).text == "late"
 
 
 def test_a_client_that_does_not_read_is_one_that_left() -> None:
@@ -153,7 +154,7 @@ def test_a_client_that_does_not_read_is_one_that_left() -> None:
     with serving(routes, SecuritySettings(read_timeout_s=0.1)) as port, Socket(port) as client:
         client.send("GET / HTTP/1.1", "host: localhost", "")
         assert client.line() == "HTTP/1.1 200 OK"
-        assert left.wait(30)
+        assert left.wait(WAIT_S)
     assert heard == ["http.disconnect"]
 
 
@@ -170,13 +171,13 @@ def test_a_client_that_reads_may_take_its_time() -> None:
         await send({"type": "http.response.body", "body": b"end"})
 
     with serving(routes, SecuritySettings(read_timeout_s=0.1)) as port:
-        assert httpx.get(f"http://127.0.0.1:{port}").content == b"x" * (8 << 20) + b"end"
+        assert httpx.get(f"http://127.0.0.1:{port}", timeout=WAIT_S).content == b"x" * (8 << 20) + b"end"
 
 
 def test_large_headers_are_refused() -> None:
     routes = Echo()
     with serving(routes, SecuritySettings(max_header_bytes=1000)) as port:
-        assert httpx.get(f"http://127.0.0.1:{port}", headers={"x": "y" * 500}).status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}", headers={"x": "y" * 500}, timeout=WAIT_S).status_code == 200
         with Socket(port) as client:
             client.send("GET / HTTP/1.1", "host: localhost", "x: " + "y" * 1000)
             assert client.line() == "HTTP/1.1 400 Bad Request"
@@ -195,7 +196,7 @@ def test_connections_beyond_the_limit_are_refused() -> None:
 
 def test_headers_of_cors_keep_their_capitals_on_the_wire() -> None:
     with serving(Echo(), EVERYTHING) as port:
-        answer = httpx.options(f"http://127.0.0.1:{port}", headers={"Origin": "https://p.example"})
+        answer = httpx.options(f"http://127.0.0.1:{port}", headers={"Origin": "https://p.example"}, timeout=WAIT_S)
     names = {name for name, _ in answer.headers.raw if name.lower().startswith(b"access-control-allow")}
     wanted = ("Origin", "Credentials", "Methods", "Headers")
     assert names == {f"Access-Control-Allow-{name}".encode() for name in wanted}
@@ -203,7 +204,7 @@ def test_headers_of_cors_keep_their_capitals_on_the_wire() -> None:
 
 def test_an_answer_names_no_software() -> None:
     with serving(Echo(), SecuritySettings()) as port:
-        assert "server" not in httpx.get(f"http://127.0.0.1:{port}").headers
+        assert "server" not in httpx.get(f"http://127.0.0.1:{port}", timeout=WAIT_S).headers
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -213,6 +214,6 @@ def test_tls(tmp_path: Path) -> None:
     trusting = ssl.create_default_context(cadata=CERTIFICATE)
     with (
         serving(Echo(), settings) as port,
-        httpx.Client(verify=trusting, base_url=f"https://localhost:{port}") as client,
+        httpx.Client(verify=trusting, base_url=f"https://localhost:{port}", timeout=WAIT_S) as client,
     ):
         assert client.get("/").status_code == 200

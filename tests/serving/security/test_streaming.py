@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 
 from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, namespace_of, read_json
 from tests.serving.security.asking import serving
+from tests.timing import WAIT_S
 
 SETTINGS = SecuritySettings(keys=ApiKeys(["k"]), allowed_hosts=("127.0.0.1",), cors=CorsPolicy(("*",)))
 HEADERS = {"X-Api-Key": "k", "Origin": "https://p.example"}
@@ -36,7 +37,7 @@ def test_a_stream_arrives_as_it_is_made() -> None:
     url = "http://127.0.0.1:{}/stream"
     with (
         serving(app, SETTINGS) as port,
-        httpx.stream("POST", url.format(port), json={"a": 1}, headers=HEADERS) as answer,
+        httpx.stream("POST", url.format(port), json={"a": 1}, headers=HEADERS, timeout=WAIT_S) as answer,
     ):
         for number, part in enumerate(answer.iter_text()):
             assert (part, made) == (f"{number}", list(range(number + 1)))
@@ -60,12 +61,12 @@ def test_a_stream_ends_where_the_client_leaves() -> None:
         return StreamingResponse(parts())
 
     with serving(app, SETTINGS) as port:
-        with httpx.stream("POST", f"http://127.0.0.1:{port}/stream", headers=HEADERS) as answer:
+        with httpx.stream("POST", f"http://127.0.0.1:{port}/stream", headers=HEADERS, timeout=WAIT_S) as answer:
             # Kept until the block ends: an iterator that is thrown away closes the connection.
             arriving = answer.iter_text()
             assert next(arriving) == "first"
             assert not ended.is_set()
-        assert ended.wait(30)
+        assert ended.wait(WAIT_S)
 
 
 def test_routes_see_namespace_and_id() -> None:
@@ -80,7 +81,7 @@ def test_routes_see_namespace_and_id() -> None:
         }
 
     with serving(app, SETTINGS) as port:
-        answer = httpx.get(f"http://127.0.0.1:{port}/mine", headers=HEADERS)
+        answer = httpx.get(f"http://127.0.0.1:{port}/mine", headers=HEADERS, timeout=WAIT_S)
     facts = answer.json()
     assert facts["id"] == answer.headers["x-request-id"]
     assert facts["state"] == SETTINGS.keys.namespace(b"k") != facts["salted"]
