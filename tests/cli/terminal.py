@@ -23,6 +23,8 @@ CTRL_D: Final = "\x04"
 ENTER: Final = "\r"
 ALT_ENTER: Final = "\x1b\r"
 
+_SHOWN: Final = re.compile(r"(?s)(\x1b)(?:\[\??([0-9]*)[0-9;]*[ -/]*([@-~])|[=>]|\][^\x07]*\x07)|(.)")
+"""A control sequence, with its first number and its last letter, or a character."""
 _SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[=>]|\][^\x07]*\x07)")
 
 
@@ -32,13 +34,22 @@ class Terminal:
     Args:
         arguments: of the command.
         columns: of the terminal, which has 30 lines.
+        program: what Python runs, before the arguments.
         **environment: variables besides those of this process.
 
     Attributes:
         shown: all that was shown so far, with its control sequences.
     """
 
-    def __init__(self, arguments: Sequence[str], *, columns: int = 80, **environment: str) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        columns: int = 80,
+        program: Sequence[str] = ("-m", "paceline"),
+        **environment: str,
+    ) -> None:
+        self._columns = columns
         self._leader, self._follower = pty.openpty()
         termios.tcsetwinsize(self._follower, (30, columns))
         self.before = termios.tcgetattr(self._follower)
@@ -46,7 +57,7 @@ class Terminal:
         self._read_up_to = 0
         inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "paceline", *arguments],
+            [sys.executable, *program, *arguments],
             stdin=self._follower,
             stdout=self._follower,
             stderr=self._follower,
@@ -92,12 +103,14 @@ class Terminal:
 
         Control sequences are left out, and so are carriage returns.
         """
+        ends_s = time.monotonic() + WAIT_S
         while True:
             text = self._plain()[self._read_up_to :]
             if found := re.search(pattern, text):
                 self._read_up_to += found.end()
                 return text[: found.end()]
-            assert self._read(), f"{pattern} is not shown, but {text!r}"
+            still_runs = self._read() and time.monotonic() < ends_s
+            assert still_runs, f"{pattern} is not shown, but {text!r}"
 
     def wait(self) -> int:
         """Wait until the program ends, reading what it shows; return its status."""
@@ -110,6 +123,35 @@ class Terminal:
     def rest(self) -> str:
         """Return what was shown and not waited for."""
         return self._plain()[self._read_up_to :]
+
+    def lines(self) -> list[str]:
+        """Return what stands on the screen, and what was scrolled off it: what was erased or written over is gone."""
+        screen, row, column = [""], 0, 0
+        for escape, number, command, character in _SHOWN.findall(self.shown):
+            count = int(number or 0)
+            if command == "A":
+                row = max(0, row - max(count, 1))
+            elif command in "CD" and command:
+                column = max(0, column + max(count, 1) * (1 if command == "C" else -1))
+            elif command == "G":
+                column = max(count, 1) - 1
+            elif command == "K":
+                line = screen[row].ljust(column)
+                screen[row] = {0: line[:column], 1: " " * column + line[column:]}.get(count, "")
+            elif command == "J" and count == 0:
+                screen[row:] = [screen[row].ljust(column)[:column]]
+            elif character == "\r":
+                column = 0
+            elif character == "\b":
+                column = max(0, column - 1)
+            elif character and not escape:
+                if character == "\n" or column == self._columns:
+                    row, column = row + 1, column if character == "\n" else 0
+                    screen += [""] * (row + 1 - len(screen))
+                if character != "\n":
+                    line = screen[row].ljust(column)
+                    screen[row], column = line[:column] + character + line[column + 1 :], column + 1
+        return [line.rstrip() for line in screen]
 
     def _plain(self) -> str:
         # A sequence at the end may not be whole yet.

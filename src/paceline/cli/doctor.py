@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
@@ -197,7 +198,9 @@ def doctor(
         for candidate in found:
             progress.begin(candidate.name)
             try:
-                diagnosis = _examined(examiner, candidate, models, target_options)
+                with progress.aside():  # two bars at once would write over each other
+                    draft_options = _draft_options(candidate, models, target_options)
+                diagnosis = examiner.examine(candidate.name, draft_options)
             except Stopped:
                 is_whole = False
                 break
@@ -245,10 +248,10 @@ def doctor(
         raise typer.Exit(exits.DOES_NOT_PAY)
 
 
-def _examined(examiner: Examiner, candidate: Candidate, models: ModelChoice, target: ModelOptions) -> Diagnosis:
-    """Examine a candidate; one of the target's own is made first if need be."""
+def _draft_options(candidate: Candidate, models: ModelChoice, target: ModelOptions) -> ModelOptions:
+    """Return how to run a candidate; one of the target's own is made first if need be."""
     path = candidate.path if candidate.own is None else made(candidate.own.of(Path(target.path)))
-    return examiner.examine(candidate.name, models.draft_options(target, path))
+    return models.draft_options(target, path)
 
 
 def _is_on_cpu(options: ModelOptions | DraftOptions) -> bool:
@@ -439,6 +442,18 @@ class _Progress:
 
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the bar away for as long as the block runs, which shows something itself."""
+        if self._bar.disable:  # what is not shown would still end a line
+            yield
+            return
+        self._bar.stop()
+        try:
+            yield
+        finally:
+            self._bar.start()
 
     def begin(self, name: str) -> None:
         """Say which candidate comes next."""

@@ -200,19 +200,19 @@ def opened(setup: Setup, found: FoundModels) -> Iterator[tuple[Model, threading.
         PacelineError: the models cannot be loaded.
         typer.Exit: it was interrupted while they were.
     """
-    with (
-        interrupts_held() as interrupted,
-        _measuring(interrupted) as report,
-        load(
-            found.target,
-            draft=found.draft,
-            drafters=setup.drafters,
-            policy=setup.policy,
-            verify=setup.verify,
-            remember=setup.remember,
-            report=report,
-        ) as model,
-    ):
+    with interrupts_held() as interrupted, contextlib.ExitStack() as stack:
+        with _measuring(interrupted) as report:
+            model = stack.enter_context(
+                load(
+                    found.target,
+                    draft=found.draft,
+                    drafters=setup.drafters,
+                    policy=setup.policy,
+                    verify=setup.verify,
+                    remember=setup.remember,
+                    report=report,
+                )
+            )
         if interrupted.is_set():
             raise typer.Exit(exits.INTERRUPTED)
         if model.memory_plan is not None:
@@ -254,7 +254,10 @@ def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedP
 
 @contextlib.contextmanager
 def _measuring(interrupted: threading.Event) -> Iterator[Report]:
-    """Show on a terminal how far measuring has come, the first time a model is loaded; an interrupt ends it."""
+    """Show on a terminal how far measuring has come, the first time a model is loaded; an interrupt ends it.
+
+    What is shown is gone when the block ends, however far measuring came: it may end before its time is up.
+    """
     with contextlib.ExitStack() as stack:
         status: Status | None = None
 
@@ -265,10 +268,6 @@ def _measuring(interrupted: threading.Event) -> Iterator[Report]:
             if status is None:
                 status = stack.enter_context(error_console().status(""))
             status.update(f"measuring what passes cost here, once for this model: {share:.0%}")
-            if share >= 1:
-                # Attention is measured first, and then all else.
-                stack.close()
-                status = None
 
         yield report
 
