@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
+import json
+import pickle
+
 import pytest
 
 from paceline.core.stats import PhaseTimes, RequestStats, percentile
@@ -32,6 +37,20 @@ def test_nothing_measured_is_none() -> None:
     assert stats.prompt_per_second is None
     assert stats.predicted_per_second is None
     assert stats.inter_token_s() == []
+
+
+def test_they_are_plain_data() -> None:
+    stats = RequestStats(predicted_tokens=4, arrivals_s=[1.0, 2.0])
+    stats.accepted_by_source.update(["draft", "draft", "suffix"])
+    stats.off_rounds["no_gain"] += 2
+    stats.tested_by_depth[3] += 1
+    facts = json.loads(json.dumps(dataclasses.asdict(stats)))
+    assert facts["accepted_by_source"] == {"draft": 2, "suffix": 1}
+    assert facts["off_rounds"] == {"no_gain": 2}
+    assert facts["tested_by_depth"] == {"3": 1}
+    assert facts.keys() == {field.name for field in dataclasses.fields(RequestStats)}
+    assert copy.deepcopy(stats) == pickle.loads(pickle.dumps(stats)) == stats
+    assert stats.accepted_by_source["lookup"] == 0
 
 
 def test_gaps_between_tokens_are_as_a_reader_sees_them() -> None:

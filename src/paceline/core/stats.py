@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
+
+_K = TypeVar("_K", bound=Hashable)
 
 OffReason: TypeAlias = Literal[
     "asked",
@@ -55,6 +57,16 @@ OFF_REASONS: Final[Mapping[OffReason, str]] = {
     "no_room": "the engine had no room for drafts",
 }
 """Every :data:`OffReason` in words, to follow "nothing was drafted:"."""
+
+
+class Counts(Counter[_K]):
+    """A counter that is made of keys with their counts, as a dictionary is.
+
+    So :func:`dataclasses.asdict` makes another of it, where of a plain counter it would count the pairs.
+    """
+
+    def __init__(self, counts: Mapping[_K, int] | Iterable[tuple[_K, int]] = ()) -> None:
+        super().__init__(dict(counts))
 
 
 @dataclass(slots=True)
@@ -120,7 +132,7 @@ class PlainTimes:
 
 @dataclass(slots=True)
 class RequestStats:
-    """Counts and times of one request.
+    """Counts and times of one request: plain data, ``json.dumps(dataclasses.asdict(stats))`` writes it.
 
     Several requests share a round's time: each is charged the whole round, since each waits for the whole of it.
     The same holds for every part of a round, such as the seconds of each drafter.
@@ -162,15 +174,15 @@ class RequestStats:
     num_drafted: int = 0
     num_accepted: int = 0
     num_judged: int = 0
-    accepted_by_source: Counter[str] = field(default_factory=Counter)
-    drafted_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_by_source: Counter[str] = field(default_factory=Counts)
+    drafted_by_source: Counter[str] = field(default_factory=Counts)
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     draft_s_by_source: dict[str, float] = field(default_factory=dict)
     plain: PlainTimes | None = field(default_factory=PlainTimes)
-    off_rounds: Counter[OffReason] = field(default_factory=Counter)
+    off_rounds: Counter[OffReason] = field(default_factory=Counts)
     arrivals_s: list[float] = field(default_factory=list)
-    tested_by_depth: Counter[int] = field(default_factory=Counter)
-    accepted_by_depth: Counter[int] = field(default_factory=Counter)
+    tested_by_depth: Counter[int] = field(default_factory=Counts)
+    accepted_by_depth: Counter[int] = field(default_factory=Counts)
 
     @property
     def accept_share(self) -> float | None:
