@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -120,6 +122,19 @@ def test_a_model_that_spells_what_is_forced_by_other_tokens_is_not_told_for_a_wh
         assert list(state.fork().forced()) == []
         state.advance(token_id)
     assert list(state.forced())[:3] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("clock", "is_told"), [("perf_counter", True), ("thread_time", False)])
+def test_a_grammar_that_takes_long_is_not_asked_again_and_a_busy_machine_makes_none_slow(
+    clock: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = start_of(Regex("abc[xy]def"))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, clock, itertools.count().__next__)
+        assert bytes(state.forced()) == b"abc"
+    for token_id in b"abcx":
+        state.advance(token_id)
+    assert bytes(state.forced()) == (b"def" if is_told else b"")
 
 
 def test_no_more_is_forced_than_may_be_drafted() -> None:

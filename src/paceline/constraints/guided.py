@@ -25,7 +25,7 @@ _MOST_FORCED = 128
 """Tokens that are told at once of what has to follow."""
 
 _SLOW_S = 0.05
-"""Seconds; a grammar where it takes longer to find what has to follow is not asked again."""
+"""Seconds of processor time; a grammar where it takes longer to find what has to follow is not asked again."""
 
 _STRAYED = 8
 """Tokens for which nothing is told of what has to follow, after a model began to spell it by others: it goes on so."""
@@ -176,12 +176,12 @@ class GuidedConstraint:
 
     def _find_forced(self) -> tuple[int, ...]:
         self._keep_up()
-        began = time.perf_counter()
+        began_s = time.thread_time()
         ahead = self._matcher.deep_copy()
         # Masks look for no such bytes (see grammars.py), and tokens are made of those that were looked for.
         ahead.compute_ff_bytes()
         found = ahead.compute_ff_tokens()[:_MOST_FORCED]
-        if self._spoils(ahead) or ahead.is_error() or time.perf_counter() - began > _SLOW_S:
+        if self._spoils(ahead) or ahead.is_error() or time.thread_time() - began_s > _SLOW_S:
             self._guide.is_slow = True
         return tuple(found[: self.allows(found)])
 
