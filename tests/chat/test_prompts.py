@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from paceline.engines.scripted import ScriptedVocabulary
 from tests.chat.helpers import control_of, spellings, vocabulary_alone, write_sentencepiece, written
 from tests.models.helpers import with_last_tokens
 from tests.tiers import by_tier
+from tests.timing import assert_grows_with_length_alone
 
 APART = ["<|im_start|>", "<|im_end|>", "<|im_end|>\n", "<think>", "[INST]"]
 OVERLAPPING = [*APART, "|><|", "<|im", "end|>xyz", "a|a", "a|a|a|a", "[PAD5]", "é|>"]
@@ -363,23 +363,25 @@ def test_every_spelling_is_found_wherever_the_search_goes_on(
 
 def test_beginnings_of_control_tokens_take_little_time(apart: Vocabulary) -> None:
     """A second or two for each million of them, and none of that at once: other threads go on."""
-    text = MarkedText("<|im" * 100_000)
-    cpu_s = time.thread_time()
-    token_ids = token_ids_of(text, apart, adds_opening=False)
-    cpu_s = time.thread_time() - cpu_s
-    assert token_ids == apart.tokenize("<|im" * 100_000, add_special=False)
-    assert cpu_s < 5
+
+    def read(count: int) -> None:
+        token_ids = token_ids_of(MarkedText("<|im" * count), apart, adds_opening=False)
+        assert token_ids == apart.tokenize("<|im" * count, add_special=False)
+
+    assert_grows_with_length_alone(read, 100_000)
 
 
 def test_many_of_them_take_little_time(apart: Vocabulary) -> None:
+    """If each were compared with each, it would be minutes."""
     start = MarkedText.of_template("<|im_start|>")
-    spelled = MarkedText("<|im_end|>" * 40_000)
-    text = MarkedText.joined([start + "a"] * 2000 + [spelled] + [start + "<think>"] * 2000)
-    cpu_s = time.thread_time()
-    token_ids = token_ids_of(text, apart, adds_opening=False)
-    cpu_s = time.thread_time() - cpu_s
-    assert sum(token_id in apart.control_ids for token_id in token_ids) == 4000
-    assert cpu_s < 5, "a second, and minutes if each were compared with each"
+
+    def read(count: int) -> None:
+        spelled = MarkedText("<|im_end|>" * (20 * count))
+        text = MarkedText.joined([start + "a"] * count + [spelled] + [start + "<think>"] * count)
+        token_ids = token_ids_of(text, apart, adds_opening=False)
+        assert sum(token_id in apart.control_ids for token_id in token_ids) == 2 * count
+
+    assert_grows_with_length_alone(read, 2000)
 
 
 def test_a_vocabulary_without_control_tokens() -> None:

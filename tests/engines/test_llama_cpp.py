@@ -8,6 +8,7 @@ import gc
 import random
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -846,11 +847,12 @@ def test_decode_counters_are_those_of_llama_cpp(engine: LlamaCppEngine) -> None:
     feed(engine, sequence, [1, 2, 3])
     engine.reset_decode_counters()
     assert engine.decode_counters() == (0, 0)
+    began_s = time.perf_counter()
     feed(engine, sequence, [4])
     feed(engine, sequence, [5, 6, 7])
     rows, seconds = engine.decode_counters()
     assert rows == 4
-    assert 0 < seconds < 10
+    assert 0 < seconds <= time.perf_counter() - began_s
 
 
 def test_passes_run_on_as_many_threads_as_others_leave_cores_for(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from pathlib import Path
 
 import gguf
@@ -14,6 +13,7 @@ from paceline.core.errors import ModelFileError
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.gguf_header import read_gguf_header
 from tests.models.helpers import write_gguf
+from tests.timing import processor_s
 
 
 @pytest.mark.parametrize("path", [embedded_target(), embedded_draft()], ids=["target", "draft"])
@@ -152,15 +152,18 @@ def test_bytes_flipped_at_random_give_a_header_or_one_error(tmp_path: Path) -> N
     assert outcomes == {"read", "refused"}
 
 
-def test_a_large_vocabulary_takes_no_seconds(tmp_path: Path) -> None:
-    """The gguf package takes 6.6 s for this on the machine where this reader takes 0.1."""
-    writer = gguf.GGUFWriter(tmp_path / "large.gguf", "llama")
-    writer.add_token_list([f"token {i}" for i in range(150_000)])
-    writer.add_token_merges([f"t {i}" for i in range(150_000)])
+def test_a_large_vocabulary_takes_little_time(tmp_path: Path) -> None:
+    """The gguf package takes 60 times as long as this reader."""
+    path = tmp_path / "large.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list([f"token {i}" for i in range(20_000)])
+    writer.add_token_merges([f"t {i}" for i in range(20_000)])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    started = time.process_time()
-    header = read_gguf_header(tmp_path / "large.gguf")
-    assert time.process_time() - started < 2
-    assert header.array_lengths == {"tokenizer.ggml.tokens": 150_000, "tokenizer.ggml.merges": 150_000}
+    assert read_gguf_header(path).array_lengths == {
+        "tokenizer.ggml.tokens": 20_000,
+        "tokenizer.ggml.merges": 20_000,
+    }
+    took_s = min(processor_s(lambda: read_gguf_header(path)) for _ in range(3))
+    assert 10 * took_s < processor_s(lambda: gguf.GGUFReader(path))

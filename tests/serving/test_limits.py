@@ -15,6 +15,7 @@ from paceline.core.arrays import Float64Array
 from paceline.serving.settings import ServerOptions
 from tests.serving.hosted import NAME, Hosted, hosted, json_of, scripted
 from tests.serving.scripted import writing_model
+from tests.timing import LoopTime
 
 ENDLESS: dict[str, Any] = {"prompt": "abc", "n_predict": -1, "ignore_eos": True, "seed": 1}
 PATHS = ["/completion", "/v1/completions", "/v1/chat/completions"]
@@ -28,9 +29,16 @@ def long_scripted(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_an_answer_that_takes_too_long_ends_where_it_is(path: str) -> None:
+def test_an_answer_that_takes_too_long_ends_where_it_is(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {**ENDLESS, "messages": [{"role": "user", "content": "abc"}]}
-    with hosted(long_scripted, ServerOptions(request_s=0.2)) as running:
+    model, loop_time = writing_model(), LoopTime(monkeypatch)
+
+    def halting(tokens: Sequence[int]) -> Float64Array:
+        if len(tokens) == 300:
+            loop_time.skip(1000.0)
+        return model(tokens)
+
+    with hosted(lambda: long_scripted(target=halting), ServerOptions(request_s=900.0)) as running:
         answer = running.answer(path, body)
         if path == "/completion":
             assert (answer["stop_type"], answer["truncated"]) == ("limit", False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +35,7 @@ from tests.chat.tool_calls.answers import (
     read,
 )
 from tests.tiers import by_tier
+from tests.timing import assert_grows_with_length_alone
 
 TAGGED = ("qwen-xml", "seed", "glm", "deepseek-3.2", "deepseek-4", "minimax")
 FAMILIES = list(BY_NAME)
@@ -46,6 +46,11 @@ def cut(text: str, rng: random.Random) -> list[str]:
     share = rng.choice((0.02, 0.1, 0.3, 0.6, 0.95))
     places = [0, *(place for place in range(1, len(text)) if rng.random() < share), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(places)]
+
+
+def by_characters(parser: ToolCallParser, text: str) -> Message:
+    """Return what is read of a text that comes in pieces of one character."""
+    return added([*(delta for character in text for delta in parser.push(character)), *parser.finish()])
 
 
 def whole(family: str, text: str, tools: Sequence[dict[str, Any]] = TOOLS) -> Message:
@@ -202,10 +207,14 @@ def test_a_call_begins_behind_a_mark_without_one() -> None:
     assert whole("hermes", text + of_hermes(TIME)) == Message(text, None, [("made_0", "get_time", "{}")])
     text = "[TOOL_CALLS]"
     assert whole("mistral", f"{text}[TOOL_CALLS]get_time[ARGS]{{}}").called == [TIME]
-    text = "<tool_call>" * by_tier(20_000, quick=2_000)
-    began = time.perf_counter()
-    assert whole("hermes", text) == Message(text, None, [])
-    assert time.perf_counter() - began < 200e-6 * len(text)
+
+
+def test_many_marks_without_a_call_take_no_time() -> None:
+    def read(marks: int) -> None:
+        text = "<tool_call>" * marks
+        assert whole("hermes", text) == Message(text, None, [])
+
+    assert_grows_with_length_alone(read, by_tier(20_000, quick=2_000))
 
 
 def test_arguments_become_what_the_schema_says() -> None:
@@ -324,14 +333,14 @@ def test_a_models_own_template_is_read() -> None:
 
 def test_whitespace_before_a_call_of_a_models_own_template_takes_no_time() -> None:
     """Its pattern takes whitespace for a part of a call, and tries that at every place."""
-    spaces = " \n" * by_tier(50_000, quick=10_000)
-    parser = ToolCallParser(of_folder(), TOOLS)
-    text = f"Oh.{spaces}Ah.{spaces}{of_hermes(TIME)}"
-    began = time.perf_counter()
-    message = added([*(delta for character in text for delta in parser.push(character)), *parser.finish()])
-    assert time.perf_counter() - began < 100e-6 * len(text)
-    assert message.called == [TIME]
-    assert message.content == f"Oh.{spaces}Ah."
+
+    def read(length: int) -> None:
+        spaces = " \n" * length
+        message = by_characters(ToolCallParser(of_folder(), TOOLS), f"Oh.{spaces}Ah.{spaces}{of_hermes(TIME)}")
+        assert message.called == [TIME]
+        assert message.content == f"Oh.{spaces}Ah."
+
+    assert_grows_with_length_alone(read, by_tier(50_000, quick=10_000))
 
 
 def test_a_broken_call_of_a_models_own_template_is_content() -> None:
@@ -350,17 +359,16 @@ def test_a_template_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("what", ["prose", "marks", "spaces", "argument"])
 def test_time_grows_with_length_alone(family: str, what: str) -> None:
-    """Long answers in pieces of one character: at most 100 us a character, where quadratic reading takes more."""
-    length = by_tier(100_000, quick=10_000)
-    if what == "argument":
-        text = _with_argument(family, "x <b> y\n" * (length // 8))
-    else:
-        text = {"prose": "Hello, wörld. ", "marks": "<[{t ", "spaces": " "}[what] * (length // 5)
-    parser = parser_of(family)
-    began = time.perf_counter()
-    message = added([*(delta for character in text for delta in parser.push(character)), *parser.finish()])
-    assert time.perf_counter() - began < 100e-6 * len(text)
-    assert len(message.calls) == (what == "argument")
+    """Of long answers in pieces of one character."""
+
+    def read(length: int) -> None:
+        if what == "argument":
+            text = _with_argument(family, "x <b> y\n" * (length // 8))
+        else:
+            text = {"prose": "Hello, wörld. ", "marks": "<[{t ", "spaces": "     "}[what] * (length // 5)
+        assert len(by_characters(parser_of(family), text).calls) == (what == "argument")
+
+    assert_grows_with_length_alone(read, by_tier(100_000, quick=10_000))
 
 
 BEGINNINGS = [
@@ -385,12 +393,11 @@ BEGINNINGS = [
 
 @pytest.mark.parametrize(("family", "beginning", "again"), BEGINNINGS)
 def test_a_model_that_writes_the_same_on_and_on_takes_no_time(family: str, beginning: str, again: str) -> None:
-    text = beginning + again * (by_tier(50_000, quick=10_000) // len(again))
-    parser = parser_of(family)
-    began = time.perf_counter()
-    message = added([*(delta for character in text for delta in parser.push(character)), *parser.finish()])
-    assert time.perf_counter() - began < 200e-6 * len(text)
-    assert message == Message(text, None, [])
+    def read(length: int) -> None:
+        text = beginning + again * (length // len(again))
+        assert by_characters(parser_of(family), text) == Message(text, None, [])
+
+    assert_grows_with_length_alone(read, by_tier(50_000, quick=10_000))
 
 
 def _with_argument(family: str, value: str) -> str:

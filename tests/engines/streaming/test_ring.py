@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 from tests.timing import WAIT_S
 
+from paceline.core.clock import VirtualClock
 from paceline.core.errors import ClosedError, EngineError
 from paceline.engines.streaming.layout import BLOCK, Extent, Section
 from paceline.engines.streaming.ring import Ring
@@ -25,6 +26,7 @@ class Numbers:
     """
 
     def __init__(self) -> None:
+        self._read = threading.Condition()
         self.reads: list[int] = []
         self.failing: int | None = None
         self.gate = threading.Event()
@@ -37,8 +39,15 @@ class Numbers:
         number = extent.start // BLOCK
         if number == self.failing:
             raise EngineError(f"section {number} cannot be read")
-        self.reads.append(number)
         slot[:] = bytes([number]) * len(slot)
+        with self._read:
+            self.reads.append(number)
+            self._read.notify_all()
+
+    def has_read(self, count: int) -> bool:
+        """Wait until so many sections were read."""
+        with self._read:
+            return self._read.wait_for(lambda: len(self.reads) >= count, WAIT_S)
 
 
 def sections(count: int) -> list[Section]:
@@ -77,9 +86,7 @@ def test_every_section_is_there_when_it_is_used_and_is_read_once_a_pass(ring: Ri
 
 def test_the_first_sections_of_the_next_pass_are_read_before_it_begins(ring: Ring, source: Numbers) -> None:
     run(ring, ORDER)
-    give_up_s = time.perf_counter() + 10
-    while len(source.reads) < 7 and time.perf_counter() < give_up_s:
-        threading.Event().wait(0.001)
+    assert source.has_read(7)
     source.gate.clear()
     assert source.reads == [*ORDER, 1, 2]
     assert ring.slot_memory(ring.use(1))[0] == 1
@@ -139,15 +146,31 @@ def test_dry_passes_read_nothing_and_the_next_wet_one_has_its_weights(ring: Ring
     run(ring, ORDER)
 
 
-def test_waiting_is_counted(ring: Ring, source: Numbers) -> None:
+def test_waiting_is_counted(ring: Ring, source: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, begun = VirtualClock(), threading.Event()
+
+    def now_s() -> float:
+        begun.set()
+        return clock.now_s()
+
+    monkeypatch.setattr("paceline.engines.streaming.ring.time", SimpleNamespace(perf_counter=now_s))
     ring.use(1)
     ring.use(2)
-    before_s = ring.waited_s
+    assert ring.waited_s == 0.0
     source.gate.clear()
     ring.done(1)
-    threading.Timer(0.2, source.gate.set).start()
+    begun.clear()
+
+    def read_late() -> None:
+        assert begun.wait(WAIT_S)
+        clock.advance(0.25)
+        source.gate.set()
+
+    reader = threading.Thread(target=read_late)
+    reader.start()
     ring.use(4)
-    assert 0.1 < ring.waited_s - before_s < 5
+    reader.join(WAIT_S)
+    assert ring.waited_s == 0.25
 
 
 def test_whoever_waits_is_told_of_the_end(source: Numbers) -> None:

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles, secured
 from tests.serving.security.asking import Echo, Sent, Socket, ask, body_part, call, feed, http_scope, run, serving
 from tests.serving.security.certificates import CERTIFICATE, KEY
-from tests.timing import WAIT_S
+from tests.timing import WAIT_S, LoopTime
 
 EVERYTHING = SecuritySettings(
     hosts=("127.0.0.1",), keys=ApiKeys(["k"]), allowed_hosts=("a.example",), cors=CorsPolicy(("*",))
@@ -111,33 +111,39 @@ def test_headers_that_stop_halfway_end_the_connection() -> None:
             assert halting.rest() == ""
 
 
-def test_headers_of_a_further_request_have_their_time_too() -> None:
-    routes = Echo()
-    with serving(routes, SecuritySettings(header_timeout_s=0.1)) as port, Socket(port) as client:
+def test_headers_of_a_further_request_have_their_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop_time, echo = LoopTime(monkeypatch), Echo()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def routes(scope: Scope, receive: Receive, send: Send) -> None:
+        loops.append(asyncio.get_running_loop())
+        await echo(scope, receive, send)
+
+    with serving(routes, SecuritySettings(header_timeout_s=3600.0)) as port, Socket(port) as client:
         client.send("GET / HTTP/1.1", "host: localhost", "")
         assert client.line() == "HTTP/1.1 200 OK"
         client.send("GET / HTTP/1.1", "host: local")
-        client.rest()
-    assert len(routes.scopes) == 1
+        with loop_time.flies(loops[0]):
+            assert "HTTP/1.1" not in client.rest()
+    assert len(echo.scopes) == 1
 
 
-def test_a_request_may_take_longer_than_its_headers() -> None:
+def test_a_request_may_take_longer_than_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop_time = LoopTime(monkeypatch)
+
     async def routes(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
-        # Twice the time for headers, by the loop's own clock.
-        done = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.2, done.set)
-        await done.wait()
+        await loop_time.pass_by(7200.0)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"late"})
 
-    with serving(routes, SecuritySettings(header_timeout_s=0.1)) as port:
+    with serving(routes, SecuritySettings(header_timeout_s=3600.0)) as port:
         assert httpx.get(f"http://127.0.0.1:{port}", timeout=WAIT_S).text == "late"
 
 
 def test_a_client_that_does_not_read_is_one_that_left() -> None:
     heard: list[str] = []
-    left = threading.Event()
+    begun, left = threading.Event(), threading.Event()
 
     async def routes(scope: Scope, receive: Receive, send: Send) -> None:
         async def write() -> None:
@@ -146,6 +152,7 @@ def test_a_client_that_does_not_read_is_one_that_left() -> None:
 
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.to_thread(begun.wait, WAIT_S)
         writing = asyncio.create_task(write())
         heard.append((await receive())["type"])
         writing.cancel()
@@ -154,24 +161,33 @@ def test_a_client_that_does_not_read_is_one_that_left() -> None:
     with serving(routes, SecuritySettings(read_timeout_s=0.1)) as port, Socket(port) as client:
         client.send("GET / HTTP/1.1", "host: localhost", "")
         assert client.line() == "HTTP/1.1 200 OK"
+        begun.set()
         assert left.wait(WAIT_S)
     assert heard == ["http.disconnect"]
 
 
-def test_a_client_that_reads_may_take_its_time() -> None:
-    pause = asyncio.Event()
+def test_a_client_that_reads_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop_time, has_read = LoopTime(monkeypatch), threading.Event()
 
     async def routes(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(8):
             await send({"type": "http.response.body", "body": b"x" * (1 << 20), "more_body": True})
-        asyncio.get_running_loop().call_later(0.2, pause.set)
-        await pause.wait()
+        await asyncio.to_thread(has_read.wait, WAIT_S)
+        await loop_time.pass_by(7200.0)
         await send({"type": "http.response.body", "body": b"end"})
 
-    with serving(routes, SecuritySettings(read_timeout_s=0.1)) as port:
-        assert httpx.get(f"http://127.0.0.1:{port}", timeout=WAIT_S).content == b"x" * (8 << 20) + b"end"
+    content = b""
+    with (
+        serving(routes, SecuritySettings(read_timeout_s=3600.0)) as port,
+        httpx.stream("GET", f"http://127.0.0.1:{port}", timeout=WAIT_S) as answer,
+    ):
+        for part in answer.iter_raw():
+            content += part
+            if len(content) >= 8 << 20:
+                has_read.set()
+    assert content == b"x" * (8 << 20) + b"end"
 
 
 def test_large_headers_are_refused() -> None:
