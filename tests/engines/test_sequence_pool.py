@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
 from collections import Counter
@@ -56,20 +55,10 @@ class CountingEngine(ScriptedEngine):
 
 
 class Recurrent(CountingEngine):
-    """Keeps the latest state only, like a recurrent model."""
+    """Keeps the latest state only."""
 
     def __init__(self, **limits: Any) -> None:
-        super().__init__(**limits)
-        self.capabilities = dataclasses.replace(self.capabilities, max_rollback=0)
-
-    def trim(self, sequence: int, length: int) -> None:
-        if 0 < length < self.length(sequence) or self._sequences[sequence].pending_tokens:
-            raise CapabilityError("a state cannot be stepped back")
-        super().trim(sequence, length)
-
-    def save(self, sequence: int) -> SavedSequence:
-        saved = super().save(sequence)
-        return dataclasses.replace(saved, floor=saved.length)
+        super().__init__(max_rollback=0, **limits)
 
 
 def feed(engine: ScriptedEngine, sequence: int, token_ids: Sequence[int]) -> None:
@@ -700,7 +689,10 @@ class AnyHistory(RuleBasedStateMachine):
         sequence = self.pick(data)
         namespace, text, _ = self.texts[sequence]
         if self.engine._sequences[sequence].pending_tokens:
-            self.engine.commit(sequence, [])
+            try:
+                self.engine.commit(sequence, [])
+            except CapabilityError:
+                self.pool.trim(sequence, 0)
         text += more
         self.read(sequence, namespace, text[self.engine.length(sequence) : len(text) - held_back])
 
@@ -710,7 +702,9 @@ class AnyHistory(RuleBasedStateMachine):
         sequence = self.pick(data)
         if self.engine.length(sequence) < 50 and not self.engine._sequences[sequence].pending_tokens:
             try:
-                self.engine.forward([Step(sequence, more, [COMMITTED_END] * len(more), [])])
+                chain = range(COMMITTED_END, COMMITTED_END + len(more))
+                parents = [COMMITTED_END] * len(more) if self.engine.capabilities.trees else chain
+                self.engine.forward([Step(sequence, more, parents, [])])
             except NoRoomError:
                 return
 

@@ -57,8 +57,10 @@ class EngineCapabilities:
         cells: most tokens that all sequences together may hold, committed and pending, tokens that forks share counted
             once; ``None`` for no limit but what each may hold.
         trees: whether a pending node may have several children; without, a pending tree is a chain.
-        max_rollback: how many rows of a sequence's latest pass can be dropped again; ``None`` means that any pending
-            nodes and committed tokens can, however many passes ago they were fed.
+        max_rollback: most rows of a step that can be dropped again: before the engine's next pass, once, and never all
+            of the step; of a step of more than ``max_rollback + 1`` rows only if it had its pass to itself; none once
+            the sequence was forked. ``None`` means that any pending nodes and committed tokens can be dropped, however
+            many passes ago they were fed.
         hidden_states: whether outputs carry the last hidden state too.
         logit_tolerance: difference that is put down to rounding, for these weights, without measuring it: between
             logits of the same row in passes of different width and at other places in the cache. What is more has to
@@ -231,7 +233,12 @@ class Engine(Protocol):
         ...
 
     def fork(self, sequence: int) -> int:
-        """Start a sequence that shares the committed tokens of ``sequence``, which must have nothing pending."""
+        """Start a sequence that shares the committed tokens of ``sequence``, which must have nothing pending.
+
+        Raises:
+            CapabilityError: ``max_sequences`` are open already.
+            NoRoomError: the tokens could not be shared, and there are no cells for a copy.
+        """
         ...
 
     def trim(self, sequence: int, length: int) -> None:

@@ -95,6 +95,8 @@ class _ScriptedSequence:
     committed: list[int]
     pending: PendingTree
     pending_tokens: list[int]
+    latest_pass: int = 0
+    undoable: int = 0
 
     def tokens_to(self, node: int) -> list[int]:
         return self.committed + [self.pending_tokens[i] for i in self.pending.path_to(node)]
@@ -135,7 +137,8 @@ class ScriptedEngine:
         max_rows: most rows of one pass.
         max_outputs: most rows of one pass with logits; ``None`` for all.
         max_sequences: most sequences open at once.
-        trees: whether pending trees may branch.
+        trees: whether pending trees may branch; not where rollback is bounded.
+        max_rollback: rows that can be taken back, as of a recurrent model; ``None`` for any number.
         cells: tokens that all sequences together may hold; ``None`` for no limit.
         cost: seconds of a pass; by default 1.
         clock: moved by ``cost``.
@@ -153,6 +156,7 @@ class ScriptedEngine:
         max_outputs: int | None = None,
         max_sequences: int = 64,
         trees: bool = True,
+        max_rollback: int | None = None,
         cells: int | None = None,
         cost: CostCurve | None = None,
         clock: VirtualClock | None = None,
@@ -164,8 +168,8 @@ class ScriptedEngine:
             max_outputs=max_rows if max_outputs is None else max_outputs,
             max_sequences=max_sequences,
             cells=cells,
-            trees=trees,
-            max_rollback=None,
+            trees=trees and max_rollback is None,
+            max_rollback=max_rollback,
             hidden_states=False,
             logit_tolerance=0.0,
         )
@@ -175,6 +179,7 @@ class ScriptedEngine:
         self._sequences: dict[int, _ScriptedSequence] = {}
         self._cell_count = CellCount()
         self._next_handle = 0
+        self._num_passes = 0
         self._closed = False
 
     def open(self) -> int:
@@ -207,12 +212,17 @@ class ScriptedEngine:
                 if not 0 <= token_id < self.vocabulary.size:
                     raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocabulary.size}")
         used = self._take_cells(rows)
+        self._num_passes += 1
         prefixes = []
         for step in steps:
             sequence = self._sequences[step.sequence]
             first = len(sequence.pending)
             sequence.pending.append(step.parents)
             sequence.pending_tokens.extend(step.token_ids)
+            sequence.latest_pass = self._num_passes
+            most = self.capabilities.max_rollback or 0
+            is_short = len(steps) == 1 or len(step.token_ids) <= most + 1
+            sequence.undoable = min(most, len(step.token_ids) - 1) if is_short else 0
             prefixes.append([sequence.tokens_to(first + row) for row in step.outputs])
         self.clock.advance(self._cost(rows, used))
         return ScriptedOutput(self._model, prefixes)
@@ -221,6 +231,7 @@ class ScriptedEngine:
         """Keep one path of the pending tree."""
         state = self._sequence(sequence)
         state.pending.check_path(path)
+        self._check_rollback(state, len(state.pending) - len(path), len(state.committed) + len(path))
         state.committed += [state.pending_tokens[node] for node in path]
         self._drop_pending(state)
 
@@ -234,6 +245,7 @@ class ScriptedEngine:
         if len(state.pending):
             raise ValueError("a sequence with pending nodes cannot be forked: commit first")
         handle = self.open()
+        state.undoable = 0
         self._cell_count.fork(sequence, handle, len(state.committed))
         self._sequences[handle].committed = list(state.committed)
         return handle
@@ -243,6 +255,7 @@ class ScriptedEngine:
         state = self._sequence(sequence)
         if not 0 <= length <= len(state.committed):
             raise ValueError(f"cannot keep {length} of {len(state.committed)} committed tokens")
+        self._check_rollback(state, len(state.committed) + len(state.pending) - length, length)
         self._cell_count.trim(sequence, length)
         del state.committed[length:]
         self._drop_pending(state)
@@ -257,7 +270,8 @@ class ScriptedEngine:
         if len(state.pending):
             raise ValueError("a sequence with pending nodes cannot be saved: commit first")
         saved = _Saved(self, tuple(state.committed))
-        return SavedSequence(len(saved.committed), _SAVED_TOKEN_BYTES * len(saved.committed), 0, saved)
+        floor = 0 if self.capabilities.max_rollback is None else len(saved.committed)
+        return SavedSequence(len(saved.committed), _SAVED_TOKEN_BYTES * len(saved.committed), floor, saved)
 
     def restore(self, saved: SavedSequence) -> int:
         """Start a sequence with saved tokens."""
@@ -288,6 +302,15 @@ class ScriptedEngine:
         if cells is not None and used + more > cells:
             raise NoRoomError(f"{used} of {cells} cells are used and {more} more are needed")
         return used
+
+    def _check_rollback(self, state: _ScriptedSequence, rows: int, length: int) -> None:
+        """Note that rows are taken back, and ``length`` tokens left; raise ``CapabilityError`` where they cannot be."""
+        if self.capabilities.max_rollback is None or rows == 0:
+            return
+        most = state.undoable if state.latest_pass == self._num_passes else 0
+        if length > 0 and rows > most:
+            raise CapabilityError(f"{rows} rows cannot be taken back, at most {most} of the latest pass: trim to 0")
+        state.undoable = 0
 
     def _drop_pending(self, state: _ScriptedSequence) -> None:
         state.pending.clear()

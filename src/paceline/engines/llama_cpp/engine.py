@@ -17,6 +17,19 @@ so a tree is drawn by giving each root-to-leaf path, here called a *line*, an id
   tokens, so that the next tree copies only what is new, not the whole prefix.
 - Commit keeps the cells of one line up to the chosen node and makes its id the main one; ids only swap roles.
 
+A recurrent model has no lines: of each sequence there is one state, and snapshots of it after the last rows of the
+latest *native call* (one ``llama_decode``). llama.cpp computes a native call in one graph run only where all sequences
+have as many rows. Else a later run may move the state of a sequence of an earlier one, and the snapshots stay behind.
+So what may be stepped back is in the last native call of a pass, where all steps are padded to the longest::
+
+    pass of four steps        native calls             rows of the second
+    prompt, 200 rows    ──►   first: the prompt        root, draft, draft, draft
+    root, 3 drafts      ──┐                            root, draft, pad, pad
+    root, 1 draft       ──┼►  second                   root, pad, pad, pad
+    root                ──┘
+
+Commit steps back over rejected rows and pads at once; without a commit, pads are dropped before the next native call.
+
 What llama.cpp demands of a batch holds by construction: a line's cells are consecutive from position 0, lines that
 share a token in a pass hold equal positions before it, and their id sets are nested.
 """
@@ -27,7 +40,7 @@ import ctypes
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,6 +51,7 @@ import numpy.typing as npt
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, ModelWarning, NoRoomError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
+from paceline.engines.cell_count import CellCount
 from paceline.engines.forks import native_threads
 from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, loaded_model
 from paceline.engines.llama_cpp.native import get_logits_address
@@ -55,6 +69,9 @@ _SLOW_S: Final = 30.0
 _TRIAL_ROWS: Final = 5
 """Rows of the passes that show whether layers can be streamed; as many as a batch has at least."""
 
+_GRAPH_RUN_ROWS: Final = 8
+"""Rows that are taken to cost as much as another graph run, which reads all weights again."""
+
 
 @dataclass(slots=True)
 class _NativeSequence:
@@ -70,7 +87,10 @@ class _NativeSequence:
         keeper: with sliding windows, an id that keeps old cells from being overwritten; else ``None``.
         kept: number of committed tokens the keeper sees.
         floor: fewest tokens it can be trimmed to, but for none: what windows saw before was not saved with it.
-        last_rows: rows this sequence had in its latest pass.
+        last_rows: of a recurrent model: rows this sequence had in its latest pass.
+        pads: of a recurrent model: rows behind these that stand for nothing.
+        snapshots: of a recurrent model: the native call that left snapshots which can be stepped back to, if none came
+            after it; 0 for none.
         rewound: a recurrent state was stepped back and not used since.
         torn: something is being done to it; between calls, an interrupt cut that short and it can only be closed.
     """
@@ -85,6 +105,8 @@ class _NativeSequence:
     kept: int = 0
     floor: int = 0
     last_rows: int = 0
+    pads: int = 0
+    snapshots: int = 0
     rewound: bool = False
     torn: bool = False
 
@@ -100,6 +122,7 @@ class _NativeSequence:
     def settle(self, committed: int) -> None:
         """Forget the pending tree: ``main`` ends at ``committed`` tokens now, and nothing is half done."""
         self.committed = committed
+        self.pads = 0
         self.pending.clear()
         self.lines.clear()
         self.tips.clear()
@@ -114,14 +137,31 @@ class _Placement:
     Attributes:
         state: the sequence.
         before: its number of pending nodes before.
+        decoded: whether cells may have been written.
         tips: its tips before; ``None`` when the step only extends the one line of a chain.
         fresh: branch ids that the step took.
     """
 
     state: _NativeSequence
     before: int
+    decoded: bool = False
     tips: dict[int, int] | None = None
     fresh: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _NativeCall:
+    """Steps of a pass that llama.cpp computes together.
+
+    Attributes:
+        steps: which of the pass.
+        rows: rows that each is padded to; 0 for as many as it has.
+        even: whether each has as many then.
+    """
+
+    steps: Sequence[int]
+    rows: int
+    even: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,15 +199,31 @@ class _Batch:
 
 
 class _Output:
-    """Logits of one pass, read from llama.cpp's own buffer when asked for."""
+    """Logits of one pass, read from llama.cpp's own buffer when asked for.
 
-    __slots__ = ("_counts", "_engine", "_firsts", "_generation", "_rows")
+    Args:
+        engine: whose pass it was.
+        generation: the last native call of the pass.
+        firsts: for each step, its first row in that buffer.
+        counts: for each step, its number of rows.
+        copied: rows of steps that were in an earlier native call.
+    """
 
-    def __init__(self, engine: LlamaCppEngine, generation: int, firsts: list[int], counts: list[int]) -> None:
+    __slots__ = ("_copied", "_counts", "_engine", "_firsts", "_generation", "_rows")
+
+    def __init__(
+        self,
+        engine: LlamaCppEngine,
+        generation: int,
+        firsts: Sequence[int],
+        counts: Sequence[int],
+        copied: Mapping[int, FloatArray],
+    ) -> None:
         self._engine = engine
         self._generation = generation
         self._firsts = firsts
         self._counts = counts
+        self._copied = copied
         self._rows: FloatArray | None = None
 
     def wait(self) -> None:
@@ -186,7 +242,8 @@ class _Output:
         rows = self._rows
         if rows is None or self._generation != self._engine._generation:
             rows = self._rows = self._engine._logit_rows(self._generation)
-        row: FloatArray = rows[self._firsts[step] + output]
+        copied = self._copied.get(step)
+        row: FloatArray = rows[self._firsts[step] + output] if copied is None else copied[output]
         return row
 
     def hidden_states(self, step: int, output: int) -> FloatArray:
@@ -226,8 +283,14 @@ class LlamaCppEngine:
         self._num_ids = loaded.sequence_ids
         self._threads = loaded.threads
         self._threads_in_use = loaded.threads.most
-        self._batch = _Batch(self._capabilities.max_rows, loaded.sequence_ids)
-        self._ramp: npt.NDArray[np.int32] = np.arange(self._capabilities.context_length, dtype=np.int32)
+        self._batch = _Batch(loaded.settings.native_rows, loaded.sequence_ids)
+        # Pads may lie behind the end of the context.
+        self._ramp: npt.NDArray[np.int32] = np.arange(
+            self._capabilities.context_length + (self._capabilities.max_rollback or 0), dtype=np.int32
+        )
+        # Of a recurrent model: the cells of its layers with attention, and sequences that have pads.
+        self._cells = CellCount()
+        self._padded: list[_NativeSequence] = []
         self._generation = 0
         self._logits_address = 0
         self._logits_view: npt.NDArray[np.float32] | None = None
@@ -396,21 +459,25 @@ class LlamaCppEngine:
         """Start a sequence that shares the committed tokens of ``sequence``, which must have nothing pending.
 
         Raises:
-            CapabilityError: ``max_sequences`` are open already, or a recurrent state was just stepped back and can
-                only be shared after the sequence's next pass.
+            CapabilityError: ``max_sequences`` are open already.
+            NoRoomError: there are no cells for a recurrent sequence that was stepped back and had no pass since.
             ValueError: ``sequence`` has pending nodes.
         """
         state = self._state(sequence)
         if state.pending.parents:
             raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before forking")
         if state.rewound:
-            # llama.cpp would share the state as it was before the step back.
-            raise CapabilityError("a recurrent sequence cannot be forked between a rejection and its next pass")
+            # llama.cpp would share the state as it was before the step back. What it writes out is the right one.
+            return self.restore(self.save(sequence))
         handle = self.open()
         copy = self._sequences[handle]
         copy.committed, copy.floor = state.committed, state.floor
+        # A recurrent state is shared until either has a pass; what steps one of them back would step back both.
+        state.snapshots = 0
         api.llama_memory_seq_cp(self._memory, state.main, copy.main, 0, -1)
         self._keep(copy)
+        if self._recurrent:
+            self._cells.fork(sequence, handle, state.committed)
         return handle
 
     def trim(self, sequence: int, length: int) -> None:
@@ -426,6 +493,7 @@ class LlamaCppEngine:
             raise ValueError(f"cannot keep {length} of {state.committed} committed tokens")
         if self._recurrent:
             self._step_back(state, length)
+            self._cells.trim(sequence, length)
         else:
             if 0 < length < state.floor:
                 raise CapabilityError(
@@ -490,6 +558,8 @@ class LlamaCppEngine:
         source = saved.state
         if not isinstance(source, _SavedState) or source.context is not self._context:
             raise ValueError("this sequence was saved from another cache: feed its tokens")
+        if self._recurrent:
+            self._check_room(saved.length)
         handle = self.open()
         if saved.length == 0:
             return handle
@@ -516,7 +586,9 @@ class LlamaCppEngine:
             self._batch.id_counts[:] = 1
         for sequence_id in ids:
             api.llama_memory_seq_rm(self._memory, sequence_id, -1, -1)
+        state.pads = 0
         del self._sequences[sequence]
+        self._cells.close(sequence)
 
     def close(self) -> None:
         """Free native memory, the logits of the last pass included. Idempotent; everything else raises afterwards."""
@@ -539,49 +611,32 @@ class LlamaCppEngine:
         native_threads.use()
         states, rows = self._check_steps(steps)
         placements: list[_Placement] = []
-        decoded = False
+        copied: dict[int, FloatArray] = {}
         try:
-            row = 0
-            for state, step in zip(states, steps, strict=True):
-                state.torn = True
-                row = self._place(state, step, row, placements)
-            self._batch.native.n_tokens = rows
-            self._generation += 1
-            if (threads := self._threads.look()) != self._threads_in_use:
-                api.llama_set_n_threads(self._context, *threads)
-                self._threads_in_use = threads
-            if self._stream is not None:
-                self._stream.begin()
-            decoded = True
-            status = api.llama_decode(self._context, self._batch.native)
-            if self._stream is not None:
-                self._stream.end()
-            if status == 1:
-                decoded = False
-                raise NoRoomError(f"the cache has no free cells for {rows} more rows")
-            if status != 0:
-                raise EngineError(f"llama.cpp failed a pass of {rows} rows (code {status})")
+            if self._recurrent:
+                copied = self._decode_recurrent(steps, states, placements)
+            else:
+                self._decode(steps, states, placements)
             for placement in placements:
                 if placement.tips is not None:
                     self._batch.id_counts[:rows] = 1
             for state, step in zip(states, steps, strict=True):
                 state.pending.append(step.parents)
-                state.last_rows = len(step.token_ids)
-                state.rewound = False
                 state.torn = False
         except BaseException:  # a keyboard interrupt arrives right after the native call
-            self._undo(placements, decoded=decoded)
+            self._undo(placements)
             for state in states:
                 state.torn = False
             raise
         firsts: list[int] = []
         counts: list[int] = []
         first = 0
-        for step in steps:
+        for index, step in enumerate(steps):
             firsts.append(first)
             counts.append(len(step.outputs))
-            first += len(step.outputs)
-        return _Output(self, self._generation, firsts, counts)
+            if index not in copied:
+                first += len(step.outputs)
+        return _Output(self, self._generation, firsts, counts, copied)
 
     def commit(self, sequence: int, path: Sequence[int]) -> None:
         """Append the pending nodes of ``path`` to the committed tokens and drop every other pending node.
@@ -670,6 +725,135 @@ class LlamaCppEngine:
                 f"a pass with logits of {outputs} rows is over the limit of {self._capabilities.max_outputs}"
             )
         return states, rows
+
+    # --- inside: native calls -----------------------------------------------------------------------------------------
+
+    def _decode(
+        self, steps: Sequence[Step], states: Sequence[_NativeSequence], placements: list[_Placement], length: int = 0
+    ) -> None:
+        """Make one native call.
+
+        Args:
+            steps: what it computes.
+            states: for each step, its sequence.
+            placements: to which is added what placing the steps changed.
+            length: rows that each step is padded to.
+
+        Raises:
+            NoRoomError: the cache has no free cells.
+            EngineError: llama.cpp failed.
+        """
+        row, first = 0, len(placements)
+        for state, step in zip(states, steps, strict=True):
+            state.torn = True
+            row = self._place(state, step, row, placements)
+            if len(step.token_ids) < length:
+                row = self._pad(state, step, row, length - len(step.token_ids))
+        self._batch.native.n_tokens = row
+        self._generation += 1
+        if (threads := self._threads.look()) != self._threads_in_use:
+            api.llama_set_n_threads(self._context, *threads)
+            self._threads_in_use = threads
+        if self._stream is not None:
+            self._stream.begin()
+        for placement in placements[first:]:
+            placement.decoded = True
+        status = api.llama_decode(self._context, self._batch.native)
+        if self._stream is not None:
+            self._stream.end()
+        if status == 1:
+            for placement in placements[first:]:
+                placement.decoded = False
+            raise NoRoomError(f"the cache has no free cells for {row} more rows")
+        if status != 0:
+            raise EngineError(f"llama.cpp failed a pass of {row} rows (code {status})")
+
+    def _decode_recurrent(
+        self, steps: Sequence[Step], states: Sequence[_NativeSequence], placements: list[_Placement]
+    ) -> dict[int, FloatArray]:
+        """Make the native calls of a pass of a recurrent model; return the rows of all but the last of them.
+
+        Raises:
+            NoRoomError: the cache has no free cells.
+            EngineError: llama.cpp failed.
+        """
+        self._drop_pads()
+        # Before any call, as what an earlier one did to a state cannot be undone.
+        self._check_room(sum(len(step.token_ids) for step in steps))
+        calls = self._native_calls(steps)
+        copied: dict[int, FloatArray] = {}
+        for call in calls:
+            its_states = [states[index] for index in call.steps]
+            try:
+                self._decode([steps[index] for index in call.steps], its_states, placements, call.rows)
+            except NoRoomError as error:
+                if call is calls[0]:
+                    raise
+                raise EngineError(f"{error}, and others of the same pass had theirs") from None
+            for index, state in zip(call.steps, its_states, strict=True):
+                state.last_rows = len(steps[index].token_ids)
+                state.pads = max(0, call.rows - state.last_rows)
+                state.snapshots = self._generation if call.even else 0
+                state.rewound = False
+            if call is calls[-1]:
+                self._padded = [state for state in its_states if state.pads]
+                continue
+            first = 0
+            for index in call.steps:
+                count = len(steps[index].outputs)
+                copied[index] = self._logit_rows(self._generation)[first : first + count].copy() if count else _NO_ROWS
+                first += count
+        return copied
+
+    def _native_calls(self, steps: Sequence[Step]) -> list[_NativeCall]:
+        """Deal the steps of a pass out to native calls: what may be stepped back comes last, and evenly.
+
+        A step of one row never is, nor is one of more rows than there are snapshots, unless it is alone.
+        """
+        lengths = [len(step.token_ids) for step in steps]
+        limit = self._capabilities.max_rollback or 0
+        everything = range(len(steps))
+        if limit == 0 or min(lengths) == max(lengths):
+            return [_NativeCall(everything, 0, min(lengths) == max(lengths))]
+        longest = max((length for length in lengths if length <= limit + 1), default=0)
+        apart = {index for index, length in enumerate(lengths) if length > limit + 1}
+        single = [index for index, length in enumerate(lengths) if length == 1]
+        if longest > 1 and (apart or (longest - 1) * len(single) > _GRAPH_RUN_ROWS):
+            apart.update(single)
+        calls = []
+        if apart:
+            calls.append(_NativeCall([index for index in everything if index in apart], 0, even=len(apart) == 1))
+        if len(apart) < len(steps):
+            calls.append(_NativeCall([index for index in everything if index not in apart], longest, even=True))
+        return calls
+
+    def _pad(self, state: _NativeSequence, step: Step, row: int, pads: int) -> int:
+        """Write rows that stand for nothing behind those of ``step``; return the row after them."""
+        batch = self._batch
+        end = row + pads
+        position = state.committed + len(state.lines)
+        batch.tokens[row:end] = step.token_ids[-1]
+        batch.positions[row:end] = self._ramp[position : position + pads]
+        batch.ids[row:end, 0] = state.main
+        batch.wanted[row:end] = 0
+        return end
+
+    def _check_room(self, rows: int) -> None:
+        """Raise ``NoRoomError`` if a recurrent model has no cells for so many more tokens; those for pads are extra."""
+        if self._capabilities.cells is not None:
+            lengths = {handle: state.committed + len(state.pending) for handle, state in self._sequences.items()}
+            if rows + self._cells.used(lengths) > self._capabilities.cells:
+                raise NoRoomError(f"the cache has no free cells for {rows} more rows")
+
+    def _drop_pads(self) -> None:
+        """Step back over pads of the latest native call that no commit has dropped."""
+        for state in self._padded:
+            if state.pads and not state.torn:
+                state.torn = True
+                self._step_back(state, state.committed + len(state.pending))
+                state.pads = 0
+                state.torn = False
+        self._padded.clear()
 
     # --- inside: placing rows -----------------------------------------------------------------------------------------
 
@@ -774,13 +958,11 @@ class LlamaCppEngine:
         """Return the ids that no sequence holds: counted anew, so that nothing an interrupt cuts short loses one."""
         return set(range(self._num_ids)).difference(*(state.ids for state in self._sequences.values()))
 
-    def _undo(self, placements: list[_Placement], *, decoded: bool) -> None:
+    def _undo(self, placements: list[_Placement]) -> None:
         """Put the sequences of a failed pass back to what they were before it.
 
-        Args:
-            placements: the steps that were placed.
-            decoded: whether cells may have been written. A recurrent state that was written to cannot be restored:
-                such a sequence is emptied of its pending *and* committed tokens.
+        A recurrent state that may have been written to cannot be restored: such a sequence is emptied of its pending
+        *and* committed tokens.
         """
         memory = self._memory
         self._batch.id_counts[:] = 1
@@ -795,11 +977,13 @@ class LlamaCppEngine:
             for line in placement.fresh:
                 api.llama_memory_seq_rm(memory, line, state.committed, -1)
                 state.following[line] = state.committed
-            if not decoded:
+            if not placement.decoded:
                 continue
             if self._recurrent:
                 api.llama_memory_seq_rm(memory, state.main, -1, -1)
+                state.rewound = False
                 state.settle(0)
+                self._cells.trim(next(handle for handle, other in self._sequences.items() if other is state), 0)
                 continue
             for tip, line in tips.items():
                 depth = 0 if tip == COMMITTED_END else state.pending.depths[tip]
@@ -830,16 +1014,19 @@ class LlamaCppEngine:
                 state.following[line] = length
 
     def _step_back(self, state: _NativeSequence, length: int) -> None:
-        """Drop the tokens of a recurrent sequence from position ``length`` on.
+        """Drop the tokens of a recurrent sequence from position ``length`` on, and its pads.
 
-        llama.cpp keeps the states after the last rows of the *latest* pass only, and takes one step back a pass. It
-        does not notice when an older state is asked for, so that is checked here.
+        llama.cpp keeps the states after the last rows of the *latest* native call only, and takes one step back a call.
+        It does not notice when an older state is asked for, nor when another sequence's call has moved the state away
+        from its snapshots, so that is checked here.
         """
         rows = state.committed + len(state.pending) - length
-        if rows == 0:
+        if rows + state.pads == 0:
             return
         if length > 0:
-            limit = 0 if state.rewound else min(self._capabilities.max_rollback or 0, state.last_rows - 1)
+            has_snapshots = state.snapshots == self._generation
+            most = (self._capabilities.max_rollback or 0) - state.pads
+            limit = min(most, state.last_rows - 1) if has_snapshots else 0
             state.torn = rows <= limit
             if rows > limit or not api.llama_memory_seq_rm(self._memory, state.main, length, -1):
                 state.torn = False
@@ -847,10 +1034,12 @@ class LlamaCppEngine:
                     f"this recurrent model cannot step back {rows} tokens (here at most {limit}); "
                     "propose chains in one pass, or trim to 0 and feed the tokens again"
                 )
+            state.snapshots = 0
             state.rewound = True
             return
         state.torn = True
         api.llama_memory_seq_rm(self._memory, state.main, -1, -1)
+        state.snapshots = 0
         state.rewound = False
 
     def _keep(self, state: _NativeSequence) -> None:
@@ -888,6 +1077,10 @@ class LlamaCppEngine:
             view.flags.writeable = False
             self._logits_address, self._logits_view = address, view
         return self._logits_view
+
+
+_NO_ROWS: Final[FloatArray] = np.zeros((0, 0), np.float32)
+"""Of a step that wants none."""
 
 
 def _is_chain(parents: Sequence[int], tip: int) -> bool:

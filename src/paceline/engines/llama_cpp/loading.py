@@ -276,6 +276,12 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
             if config.batch_rows is None:
                 settings = _fit_batch(model, config, settings, int(memory_bytes * _SCRATCH_SHARE))
         context, more = _create_context(model, config, settings, stream)
+        if api.llama_n_rs_seq(context) and not settings.recurrent:
+            # llama.cpp calls it neither recurrent nor hybrid, and still it steps back like these.
+            settings = dataclasses.replace(settings, recurrent=True)
+            api.llama_free(context)
+            context = None
+            context, more = _create_context(model, config, settings, stream)
         scratch_bytes = native.log.buffers.get("compute", 0)
         made_bytes += sum(native.log.buffers.values())
         # What was freed before may be used again without being reserved anew. Drivers of GPUs reserve far more than
@@ -292,8 +298,7 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
         warn(config.path, [*remarks, *more])  # in here, as a warning may be an error
         if not api.llama_get_memory(context) or not api.llama_get_causal_attn(context):
             raise CapabilityError(f"{config.path} is an embedding model; use a decoder-only language model")
-        snapshots = int(api.llama_n_rs_seq(context))
-        recurrent = settings.recurrent or snapshots > 0
+        snapshots, recurrent = int(api.llama_n_rs_seq(context)), settings.recurrent
         if recurrent and snapshots == 0 and config.rollback:
             raise CapabilityError(
                 f"{config.path} is a recurrent model that cannot roll back rejected drafts; "
@@ -376,11 +381,22 @@ class _Settings:
     max_ids: int
     threads: PassThreads
     recurrent: bool
+    snapshots: int
     window: int
     keepers: bool
     devices: tuple[str, ...]
     flash_attention: int
     attention_is_open: bool
+
+    @property
+    def native_rows(self) -> int:
+        """Most rows of a native call, those that make steps of a recurrent model as long as others included."""
+        return max(self.batch_rows, self.max_ids * (self.snapshots + 1)) if self.recurrent else self.batch_rows
+
+    @property
+    def native_cells(self) -> int:
+        """Cells for as many tokens as sequences may hold, and for such rows."""
+        return self.cells + self.max_ids * self.snapshots if self.recurrent else self.cells
 
     def with_batch(self, rows: int, output_rows: int) -> _Settings:
         """Return them for passes of up to so many rows."""
@@ -526,6 +542,8 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         max_ids=max_ids,
         threads=PassThreads(config.threads, config.threads_batch),
         recurrent=recurrent,
+        # They and the state before them must fit one batch.
+        snapshots=max(0, min(_RECURRENT_SNAPSHOTS, batch_rows - 2)) if config.rollback else 0,
         window=window,
         keepers=keepers,
         devices=devices,
@@ -539,7 +557,7 @@ def _fit_batch(model: Any, config: LlamaCppConfig, settings: _Settings, scratch_
     context, _ = _create_context(model, config, settings, None)
     api.llama_free(context)
     # Some of it is there for any width, so this is what a row takes at most.
-    row_bytes = native.log.buffers.get("compute", 0) / settings.batch_rows
+    row_bytes = native.log.buffers.get("compute", 0) / settings.native_rows
     if not row_bytes:
         return settings
     rows = _MOST_BATCH
@@ -584,7 +602,8 @@ def _tolerance(model: Any, config: LlamaCppConfig, settings: _Settings) -> float
         return _LOOSE
     if settings.flash_attention != api.LLAMA_FLASH_ATTN_TYPE_DISABLED:
         return _FUSED
-    if file_type == api.LLAMA_FTYPE_ALL_F32 and config.cache_type == "f32":
+    # What is rounded of a recurrent state stays in it.
+    if file_type == api.LLAMA_FTYPE_ALL_F32 and config.cache_type == "f32" and not settings.recurrent:
         return _EXACT
     return _TIGHT
 
@@ -594,8 +613,8 @@ def _create_context(
 ) -> tuple[Any, list[str]]:
     """Return ``llama_context *``, and what llama.cpp remarked on it."""
     parameters = api.llama_context_default_params()
-    parameters.n_ctx = settings.cells
-    parameters.n_batch = parameters.n_ubatch = settings.batch_rows
+    parameters.n_ctx = settings.native_cells
+    parameters.n_batch = parameters.n_ubatch = settings.native_rows
     parameters.n_seq_max = settings.max_ids
     # llama.cpp reserves an output row for every sequence id, and aborts where that is more than the most outputs.
     parameters.n_outputs_max = max(settings.output_rows, settings.max_ids)
@@ -609,9 +628,7 @@ def _create_context(
     parameters.no_perf = False
     if stream is not None:
         parameters.cb_eval = stream.callback
-    if config.rollback:
-        # Ignored by models that keep all cells. The snapshots and the state before them must fit one batch.
-        parameters.n_rs_seq = max(0, min(_RECURRENT_SNAPSHOTS, settings.batch_rows - 2))
+    parameters.n_rs_seq = settings.snapshots  # ignored by models that keep all cells
     with native.log.watch() as lines:
         context = api.llama_init_from_model(model, parameters)
         if not context:

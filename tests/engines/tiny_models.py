@@ -1,0 +1,229 @@
+"""Random models of a few layers, of architectures that no embedded model has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+VOCABULARY_SIZE = 96
+"""Of the models that :func:`write_model` makes."""
+
+BYTE_VOCABULARY_SIZE = 300
+"""Of those with a token for every byte."""
+
+
+def write_model(path: Path, architecture: str, seed: int = 0, tokenizer: str | None = None, **flags: bool) -> Path:
+    """Write a random model of a few layers; weights large enough that every token matters.
+
+    Args:
+        path: of the file.
+        architecture: llama.cpp's name of it.
+        seed: of the weights.
+        tokenizer: GGUF's name of a kind for :func:`add_tokenizer`, or ``"bytes"`` for one token a byte, with a
+            vocabulary of :data:`BYTE_VOCABULARY_SIZE`; ``None`` for a model without one.
+        flags: as ``add_eos_token``.
+    """
+    gguf = pytest.importorskip("gguf")
+    rng = np.random.default_rng(seed)
+    width, heads, wide = 32, 2, 48
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(256)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(wide)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_eps(1e-5)
+    vocabulary_size = VOCABULARY_SIZE
+    if tokenizer is None:
+        writer.add_tokenizer_model("no_vocab")
+        writer.add_vocab_size(VOCABULARY_SIZE)
+    elif tokenizer == "bytes":
+        vocabulary_size = BYTE_VOCABULARY_SIZE
+        add_byte_tokenizer(writer)
+    else:
+        add_tokenizer(writer, tokenizer, flags)
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocabulary_size, width)}
+    layers = 2
+    norms = {"output_norm.weight": (width,)}
+
+    def attention(layer: int, kv_heads: int) -> None:
+        kv = width * kv_heads // heads
+        tensors.update(
+            {
+                f"blk.{layer}.attn_q.weight": (width, width),
+                f"blk.{layer}.attn_k.weight": (kv, width),
+                f"blk.{layer}.attn_v.weight": (kv, width),
+                f"blk.{layer}.attn_output.weight": (width, width),
+            }
+        )
+
+    def feed_forward(layer: int) -> None:
+        tensors.update(
+            {
+                f"blk.{layer}.ffn_gate.weight": (wide, width),
+                f"blk.{layer}.ffn_up.weight": (wide, width),
+                f"blk.{layer}.ffn_down.weight": (width, wide),
+            }
+        )
+
+    match architecture:
+        case "llama":
+            writer.add_head_count(heads)
+            for layer in range(layers):
+                attention(layer, heads)
+                feed_forward(layer)
+                norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "ffn")}
+        case "gemma3":  # every layer but each sixth looks back 48 tokens
+            layers = 6
+            writer.add_head_count(heads)
+            writer.add_head_count_kv(1)
+            writer.add_key_length(width // heads)
+            writer.add_value_length(width // heads)
+            writer.add_sliding_window(48)
+            for layer in range(layers):
+                attention(layer, 1)
+                feed_forward(layer)
+                for name in ("attn", "post_attention", "ffn", "post_ffw"):
+                    norms[f"blk.{layer}.{name}_norm.weight"] = (width,)
+                for name in ("attn_q", "attn_k"):
+                    norms[f"blk.{layer}.{name}_norm.weight"] = (width // heads,)
+        case "lfm2":  # a convolution, attention, a convolution: rolls back from snapshots
+            layers = 3
+            writer.add_head_count(heads)
+            writer.add_head_count_kv([0, 1, 0])
+            writer.add_shortconv_l_cache(3)
+            norms = {"token_embd_norm.weight": (width,)}
+            for layer in range(layers):
+                feed_forward(layer)
+                norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "ffn")}
+                if layer == 1:
+                    attention(layer, 1)
+                    for name in ("attn_q", "attn_k"):
+                        norms[f"blk.{layer}.{name}_norm.weight"] = (width // heads,)
+                else:
+                    tensors[f"blk.{layer}.shortconv.conv.weight"] = (width, 3)
+                    tensors[f"blk.{layer}.shortconv.in_proj.weight"] = (3 * width, width)
+                    tensors[f"blk.{layer}.shortconv.out_proj.weight"] = (width, width)
+        case "qwen35":  # a gated delta net and attention by turns: rolls back from snapshots
+            layers = 4
+            head, state, groups, values = width // heads, 8, 2, 4
+            writer.add_head_count(heads)
+            writer.add_head_count_kv(1)
+            writer.add_key_length(head)
+            writer.add_value_length(head)
+            writer.add_rope_dimension_count(head)
+            writer.add_rope_dimension_sections([3, 3, 2, 0])
+            writer.add_full_attention_interval(2)
+            writer.add_ssm_conv_kernel(4)
+            writer.add_ssm_state_size(state)
+            writer.add_ssm_group_count(groups)
+            writer.add_ssm_time_step_rank(values)
+            writer.add_ssm_inner_size(state * values)
+            tensors["output.weight"] = (vocabulary_size, width)
+            mixed = state * groups * 2 + state * values
+            for layer in range(layers):
+                feed_forward(layer)
+                norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "post_attention")}
+                if layer % 2:
+                    attention(layer, 1)
+                    tensors[f"blk.{layer}.attn_q.weight"] = (2 * width, width)  # each query with a gate
+                    for name in ("attn_q", "attn_k"):
+                        norms[f"blk.{layer}.{name}_norm.weight"] = (head,)
+                else:
+                    norms |= {
+                        f"blk.{layer}.ssm_dt.bias": (values,),
+                        f"blk.{layer}.ssm_norm.weight": (state,),
+                    }
+                    tensors |= {
+                        f"blk.{layer}.attn_qkv.weight": (mixed, width),
+                        f"blk.{layer}.attn_gate.weight": (state * values, width),
+                        f"blk.{layer}.ssm_conv1d.weight": (mixed, 4),
+                        f"blk.{layer}.ssm_a": (values,),
+                        f"blk.{layer}.ssm_beta.weight": (values, width),
+                        f"blk.{layer}.ssm_alpha.weight": (values, width),
+                        f"blk.{layer}.ssm_out.weight": (width, state * values),
+                    }
+        case "mamba":  # recurrent, and without snapshots
+            inner, state, rank = 2 * width, 8, 4
+            writer.add_ssm_conv_kernel(4)
+            writer.add_ssm_inner_size(inner)
+            writer.add_ssm_state_size(state)
+            writer.add_ssm_time_step_rank(rank)
+            for layer in range(layers):
+                norms[f"blk.{layer}.attn_norm.weight"] = (width,)
+                norms[f"blk.{layer}.ssm_d"] = (inner,)
+                norms[f"blk.{layer}.ssm_dt.bias"] = (inner,)
+                norms[f"blk.{layer}.ssm_conv1d.bias"] = (inner,)
+                tensors |= {
+                    f"blk.{layer}.ssm_in.weight": (2 * inner, width),
+                    f"blk.{layer}.ssm_conv1d.weight": (inner, 4),
+                    f"blk.{layer}.ssm_x.weight": (rank + 2 * state, inner),
+                    f"blk.{layer}.ssm_dt.weight": (inner, rank),
+                    f"blk.{layer}.ssm_a": (inner, state),
+                    f"blk.{layer}.ssm_out.weight": (width, inner),
+                }
+        case _:
+            pass  # the architecture alone is the point
+    writer.add_block_count(layers)
+    for name, shape in tensors.items():
+        scale = 0.5 if name.startswith("token_embd") else 1.5 / np.sqrt(shape[-1])
+        weights = rng.normal(0, scale, shape).astype(np.float32)
+        writer.add_tensor(name, -np.abs(weights) if name.endswith("ssm_a") else weights)
+    for name, shape in norms.items():
+        writer.add_tensor(name, np.ones(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_tokenizer(writer: Any, kind: str, flags: dict[str, bool]) -> None:
+    """Add a tokenizer of letters, with tokens that open and close texts and all that fills the rest of a vocabulary."""
+    types = pytest.importorskip("gguf").TokenType
+    begins_word = {"gpt2": "Ġ", "bert": "▁", "llama": "▁", "t5": "▁"}[kind]
+    tokens = {
+        "<unk>": types.UNKNOWN,
+        "<s>": types.CONTROL,
+        "</s>": types.CONTROL,
+        "<turn>": types.CONTROL,
+        "<tool>": types.USER_DEFINED,
+        **dict.fromkeys("abcdefghijklmnopqrstuvwxyz", types.NORMAL),
+        begins_word: types.NORMAL,
+        **{begins_word + letter: types.NORMAL for letter in "ah"},
+        "[PAD1]": types.NORMAL,  # a word, whatever it looks like
+        "[PAD34]": types.USER_DEFINED,
+        "[PAD35]": types.UNKNOWN,
+    }
+    tokens |= {f"<reserved{i}>": types.UNUSED for i in range(VOCABULARY_SIZE - len(tokens))}
+    writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(list(tokens))
+    writer.add_token_types([int(kind) for kind in tokens.values()])
+    writer.add_token_scores([-float(i) for i in range(len(tokens))])
+    writer.add_token_merges([f"{begins_word} a", f"{begins_word} h"])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_sep_token_id(2)
+    for name, value in flags.items():
+        writer.add_bool(f"tokenizer.ggml.{name}", value)
+
+
+def add_byte_tokenizer(writer: Any) -> None:
+    """Add a tokenizer with a token for every byte, behind three control tokens, and letters that fill the rest."""
+    types = pytest.importorskip("gguf").TokenType
+    tokens = {"<unk>": types.UNKNOWN, "<s>": types.CONTROL, "</s>": types.CONTROL}
+    tokens |= {f"<0x{byte:02X}>": types.BYTE for byte in range(256)}
+    tokens |= {chr(0x4E00 + i): types.NORMAL for i in range(BYTE_VOCABULARY_SIZE - len(tokens))}
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(list(tokens))
+    writer.add_token_types([int(kind) for kind in tokens.values()])
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+    writer.add_add_space_prefix(False)
