@@ -46,6 +46,24 @@ def test_what_there_is_not_is_one_line_with_what_was_meant(invoke: Invoke, words
     assert invoke(*words.split()) == (2, "", f"paceline: {says}\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("run --temp hot", "--temp 'hot' is not a number: see paceline run --help"),
+        ("run -n 1.5", "-n '1.5' is not a whole number: see paceline run --help"),
+        ("run --verify foo", "--verify 'foo' is not one of coupled, rejection: see paceline run --help"),
+        ("run -p", "option '-p' requires an argument: see paceline run --help"),
+        ("run --ignore-eos=yes", "option '--ignore-eos' does not take a value: see paceline run --help"),
+        ("serve --port x", "--port 'x' is not a whole number: see paceline serve --help"),
+        ("bench hard", "got unexpected extra argument(s) (hard): see paceline bench --help"),
+        ("doctor", "missing argument 'TARGET': see paceline doctor --help"),
+        ("models remove", "missing argument 'NAME': see paceline models remove --help"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_one_line(invoke: Invoke, words: str, says: str) -> None:
+    assert invoke(*words.split()) == (2, "", f"paceline: {says}\n")
+
+
 @pytest.mark.parametrize("words", [("--stop", "-temp"), ("-p", "-model"), ("-p-model",)])
 def test_a_value_that_looks_like_a_slip_is_a_value(invoke: Invoke, words: tuple[str, ...]) -> None:
     # What is refused comes after all options are read.
@@ -91,3 +109,11 @@ def test_the_help_of_all_says_what_one_gets_and_ends_with_examples(invoke: Invok
     assert "Print what passes of the target cost" in out
     assert "costs what a large one costs (for benchmarks)" in out
     assert len(re.findall(r"^ paceline (?!COMMAND)", out.partition("Examples")[2], re.MULTILINE)) == 3
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_option_has_two_defaults(invoke: Invoke, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.cli.test_run.Invoke.COLUMNS", "300")
+    lines = invoke(*command.split(), "--help").out.splitlines()
+    # What the help says of a default besides the one in brackets.
+    assert not [line for line in lines if len(re.findall(r"by default|\[default: ", line)) > 1]

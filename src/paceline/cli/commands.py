@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from paceline.core.errors import InputError
+from paceline.core.numbers import shown
 from paceline.core.slips import nearest, no_such_option
 
 _LONGEST_NAMES: Final = 28
@@ -110,12 +111,30 @@ def _refuse_one_dash(command: Command, ctx: Any, words: Sequence[str]) -> None:
 
 
 def _explained(error: typer.TyperException, command: Command | Group, ctx: Any, words: Sequence[str]) -> Exception:
-    """Return what to raise instead of what typer says of a command line."""
-    if not hasattr(error, "possibilities"):  # what the error of an unknown option has, and no other
+    """Return what to raise instead of what typer says of a command line, in a box."""
+    if not words and isinstance(command, Group):  # it says the help
         return error
+    if not hasattr(error, "possibilities"):  # what the error of an unknown option has, and no other
+        message = _of_value(error) or str(getattr(error, "message", error)) or error.format_message()
+        return InputError(f"{message[:1].lower()}{message[1:].removesuffix('.')}: see {_called(ctx)} --help")
     names = _names(_options(command, ctx))
     written = _as_written(getattr(error, "option_name", ""), words, names)
     return InputError(no_such_option(written, names, f"see {_called(ctx)} --help"))
+
+
+def _of_value(error: typer.TyperException) -> str | None:
+    """Return what is wrong with an option's value, which pydantic says in its own words; ``None`` of other errors."""
+    option, faults = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
+    if option is None or faults is None:
+        return None
+    fault = faults()[0]
+    kind, choices = option.type_descriptor.annotation, option.type_descriptor.choices
+    wanted = "a whole number" if fault["type"].startswith("int") else "a number"
+    if choices:
+        wanted = f"one of {', '.join(map(str, choices))}"
+    elif not fault["type"].startswith(("int", "float")):
+        wanted = f"a {getattr(kind, '__name__', kind)}"
+    return f"{option.opts[0]} {shown(fault['input'])} is not {wanted}"
 
 
 def _as_written(name: str, words: Sequence[str], names: Collection[str]) -> str:
