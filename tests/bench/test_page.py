@@ -6,7 +6,7 @@ import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
 from io import StringIO
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
@@ -17,7 +17,7 @@ from paceline.bench.results import BenchResult
 from paceline.bench.runner import Runner
 from paceline.bench.settings import BenchSettings
 from paceline.bench.svg import Scale, ticks
-from paceline.bench.table import print_result, unrest_words
+from paceline.bench.table import FIGURES, print_result, unrest_words
 from tests.bench.helpers import constant_model, engines, profile
 
 SNAPSHOT = {
@@ -118,10 +118,30 @@ def test_a_machine_that_was_not_quiet_is_told_of() -> None:
     assert f"note: {words}" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def printed(found: BenchResult, *, colour: bool = False) -> str:
+def printed(found: BenchResult, *, colour: bool = False, width: int = 500) -> str:
     screen = StringIO()
-    print_result(Console(file=screen, width=500, force_terminal=colour, color_system="standard"), found)
+    system: Literal["standard"] | None = "standard" if colour else None
+    print_result(Console(file=screen, width=width, force_terminal=colour, color_system=system), found)
     return screen.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_every_width_has_room_for_the_names_and_the_verdict(whole: BenchResult, width: int) -> None:
+    def rows(shown: str) -> list[list[str]]:
+        return [re.split(r" {2,}", line.strip()) for line in shown.splitlines()]
+
+    narrow = printed(whole, width=width)
+    assert max(map(len, narrow.splitlines())) <= width
+    headings, *_ = [cells for cells in rows(narrow) if cells[0] == "variant"]
+    assert {"t/s", "of plain", "95%", "texts"} <= {*headings}
+    wide = [cells for cells in rows(printed(whole)) if cells[-1].startswith("equal")]
+    assert [(cells[0], cells[-1]) for cells in rows(narrow) if cells[-1].startswith("equal")] == [
+        (cells[0], cells[-1]) for cells in wide
+    ]
+    left_out = [column for column in FIGURES if column not in headings]
+    assert bool(left_out) is (f"not shown on {width} columns: {', '.join(left_out)}\n" in narrow)
+    assert left_out or width > 80
+    assert not left_out or width < 160
 
 
 def test_what_drafted_nothing_is_not_marked_as_faster() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +15,9 @@ _RESTLESS = 0.15
 """Plain decoding may be so much faster or slower than itself before a report says that the machine was not quiet."""
 
 _NONE = "-"
+
+_WIDEST = 1000
+"""Columns that any table finds room in."""
 
 NOTHING_DRAFTED = "nothing drafted"
 """Said where a ratio would pass for a gain."""
@@ -31,6 +34,9 @@ FIGURES = (
     "laps",
 )
 """Columns of a workload's table, between the variant's name and the verdict on its texts."""
+
+_LEFT_OUT_FIRST = ("laps", "own time", "by replay", "lowest prompt", "tokens/round", "accepted")
+"""Columns that a narrow terminal goes without, the least telling first."""
 
 
 def print_result(console: Console, result: BenchResult) -> None:
@@ -148,17 +154,34 @@ def _print_workload(console: Console, workload: WorkloadResult) -> None:
     if not workload.measured:
         console.print("nothing was measured here", style="yellow", markup=False)
         return
+    unbounded = console.options.update(width=_WIDEST)
+    left_out: set[str] = set()
+    table = _workload_table(workload, left_out)
+    for column in _LEFT_OUT_FIRST:
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            break
+        left_out.add(column)
+        table = _workload_table(workload, left_out)
+    console.print(table)
+    if left_out:
+        words = ", ".join(column for column in FIGURES if column in left_out)
+        console.print(f"not shown on {console.width} columns: {words}", style="dim", markup=False)
+
+
+def _workload_table(workload: WorkloadResult, left_out: Collection[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("variant", overflow="fold")
     for column in FIGURES:
-        table.add_column(column, justify="right", no_wrap=True)
+        if column not in left_out:
+            table.add_column(column, justify="right", no_wrap=True)
     table.add_column("texts", overflow="fold")
     ran = [(each, ratio.median) for each in workload.variants if (ratio := each.ratio()) is not None]
     fastest = max((speed for each, speed in ran if not drafted_nothing(each)), default=0.0)
     for each, speed in ran:
         wins = speed == fastest and each.variant.kind != "plain" and not drafted_nothing(each)
-        table.add_row(title(each), *figures(each), texts(each), style="green" if wins else None)
-    console.print(table)
+        shown = [cell for column, cell in zip(FIGURES, figures(each), strict=True) if column not in left_out]
+        table.add_row(title(each), *shown, texts(each), style="green" if wins else None)
+    return table
 
 
 def _summary(workloads: Sequence[WorkloadResult]) -> Table:
