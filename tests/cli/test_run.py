@@ -125,6 +125,27 @@ def test_the_report_says_what_each_drafter_took_and_what_was_gained(
 
 
 @pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            (),
+            r"gain                    = about \d+\.\d\d times plain  \(\d+\.\d\d to \d+\.\d\d by what plain rounds took\)",
+        ),
+        (("--draft-max", "3"), r"gain                    = not known: .*\(--compare does\)"),
+        (("--draft-max", "3", "--draft-p-min", "1"), "nothing was drafted     = the drafters had no proposal"),
+        (("--no-speculation",), "nothing was drafted     = plain decoding was asked for"),
+        (("-n", "1"), "nothing was drafted     = the answer was over with the prompt"),
+    ],
+)
+def test_every_report_has_the_gain_or_the_reason_for_none(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], line: str
+) -> None:
+    allow_drafts(monkeypatch)
+    report = invoke("run", "-p", "def f(x):", "-n", "64", "--ignore-eos", "-t", "1", "--seed", "1", *options).err
+    assert re.search(f"^{line}$", report, re.MULTILINE), report
+
+
+@pytest.mark.parametrize(
     ("options", "reason"), [(("--no-speculation",), "asked"), (("--draft-max", "3", "--draft-p-min", "1"), "no_match")]
 )
 def test_where_nothing_was_drafted_the_report_says_why(invoke: Invoke, options: tuple[str, ...], reason: str) -> None:

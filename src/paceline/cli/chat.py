@@ -54,7 +54,10 @@ paceline chat -m instruct.gguf --temp 0 < questions.txt > answers.txt  [dim]# on
 """What ``paceline chat --help`` ends with."""
 
 
-@with_options(together=(("order", "model_defaults", "seed"), ("as_json", "verbose")))
+@with_options(
+    together=(("order", "model_defaults", "seed"), ("as_json", "verbose")),
+    helps={"max_tokens": "Most tokens of an answer; -1 fills the context. [dim]\\[-1][/dim]"},
+)
 def chat(
     context: typer.Context,
     *,

@@ -49,7 +49,8 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
             f"n_accept  = {stats.num_accepted}",
             f"accept    = {'-' if share is None else f'{share:.3%}'}",
             "",
-            f"acceptance rate alpha   = {_number(stats.acceptance_rate)}  (accepted / judged)",
+            f"acceptance rate alpha   = {_number(stats.acceptance_rate)}  "
+            "(accepted / judged: neither what follows a wrong token nor a second guess at a place is judged)",
             f"acceptance length tau   = {_number(stats.acceptance_length)}  "
             "(tokens a round, with the target's own bonus token)",
         ]
@@ -65,7 +66,7 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
             )
     else:
         lines += [f"n_predict = {stats.predicted_tokens}", ""]
-    lines += [f"time                    = {_breakdown(stats)}"]
+    lines += [_gained(stats), f"time                    = {_breakdown(stats)}"]
     gaps = stats.inter_token_s()
     if gaps:
         shown = [f"p{share:.0%} {percentile(gaps, share) * 1e3:.2f}".replace("%", "") for share in PERCENTILES]
@@ -287,6 +288,20 @@ def _show(token: bytes) -> str:
 
 def _speeds(speeds: list[float]) -> str:
     return f"{statistics.median(speeds):.1f} t/s ({min(speeds):.1f} to {max(speeds):.1f})"
+
+
+def _gained(stats: RequestStats) -> str:
+    """Return a line on how much faster than plain decoding it was, or why nothing was drafted."""
+    if not stats.num_drafted:
+        reason = stats.off_reason
+        words = "the answer was over with the prompt" if reason is None else OFF_REASONS[reason]
+        return f"nothing was drafted     = {words}"
+    if stats.gain is None:
+        return "gain                    = not known: this policy does not say what plain rounds take  (--compare does)"
+    return (
+        f"gain                    = about {stats.gain:.2f} times plain  "
+        f"({stats.gain_low:.2f} to {stats.gain_high:.2f} by what plain rounds took)"
+    )
 
 
 def _breakdown(stats: RequestStats) -> str:

@@ -86,7 +86,11 @@ paceline run -m ./hf-model -md ./hf-draft -p "Once upon" --json
         ("order", "model_defaults", "seed"),
         ("drafters", "policy", "draft_max", "draft_min", "p_min", "siblings", "verify", "speculate"),
         ("as_json", "verbose"),
-    )
+    ),
+    helps={
+        "max_tokens": "Most tokens to generate; -1 fills the context. [dim]\\[256; -1 with --chat, a grammar or a "
+        "schema][/dim]"
+    },
 )
 def run(
     context: typer.Context,

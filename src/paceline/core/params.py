@@ -276,7 +276,7 @@ class StopRules:
             way_out="-n, or -1 there to fill the context",
             stand_ins={-1: lambda: MAX_TOKENS},
             flags=("-n", "--predict", "--n-predict"),
-            help="Most tokens to generate; -1 fills the context, which chats do by default.",
+            help="Most tokens to generate; -1 fills the context.",
             panel="Prompt and output",
             json=("max_completion_tokens", "n_predict"),
         ),
