@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,9 @@ _GROUPS: Final = Path("/sys/fs/cgroup")
 # Of control groups of version 2 and 1: the limit, what is taken, and what of that is file pages, which give way.
 _VERSION_2: Final = ("memory.max", "memory.current", ("active_file", "inactive_file"))
 _VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+
+_malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+"""Only glibc has it."""
 
 SPARE_BYTES: Final = 32 << 20
 """Bytes left free for what Python comes to hold, and for the pages of the file that are looked up."""
@@ -134,6 +139,16 @@ def held_memory(proc: Path = _PROC) -> tuple[int, int]:
     held = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
     reserved = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
     return (int(held[1]) << 10 if held else 0), (int(reserved[1]) << 10 if reserved else 0)
+
+
+def give_back_freed() -> None:
+    """Let the C library give what was freed back to the system, where it can.
+
+    It keeps much of that, for each thread that ever allocated: what a model that is closed has taken would count as
+    held when the next one is planned.
+    """
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def available_memory(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:

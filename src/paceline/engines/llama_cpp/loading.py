@@ -22,7 +22,15 @@ from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
-from paceline.engines.memory import NO_OTHER_MEMORY, Footprint, OtherMemory, Room, available_memory, held_memory
+from paceline.engines.memory import (
+    NO_OTHER_MEMORY,
+    Footprint,
+    OtherMemory,
+    Room,
+    available_memory,
+    give_back_freed,
+    held_memory,
+)
 from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import UnstreamableError, gguf_layout
 from paceline.engines.threads import PassThreads
@@ -237,11 +245,7 @@ class LoadedModel:
 
     def free(self) -> None:
         """Free the native memory. To be called once."""
-        if self.stream is not None:
-            self.stream.close()
-        if self.context is not None:
-            api.llama_free(self.context)
-        api.llama_model_free(self.model)
+        _free(self.model, self.context, self.stream)
 
 
 def loaded_model(config: LlamaCppConfig) -> LoadedModel:
@@ -305,18 +309,11 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
                 "decode it without speculation (--no-speculation)"
             )
     except BaseException:
-        if stream is not None:
-            stream.close()
-        if context:
-            api.llama_free(context)
-        if model:
-            api.llama_model_free(model)
+        _free(model, context, stream)
         raise
     if stream is not None and room is not None and stream.num_bytes <= room.weights_bytes:
         # Where all of it fits it may be laid out for the fastest kernels, and cached by the system.
-        stream.close()
-        api.llama_free(context)
-        api.llama_model_free(model)
+        _free(model, context, stream)
         return loaded_model(dataclasses.replace(config, memory_bytes=None, stream=False))
     branches = 0 if recurrent else settings.branches
     return LoadedModel(
@@ -350,6 +347,17 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
         # Scratch memory is not written to before a wide pass.
         footprint=Footprint(taken_bytes, min(scratch_bytes, taken_bytes)),
     )
+
+
+def _free(model: Any, context: Any, stream: LayerStream | None) -> None:
+    """Free what there is, and what points into it before that."""
+    if context:
+        api.llama_free(context)
+    if model:
+        api.llama_model_free(model)
+    if stream is not None:
+        stream.close()
+    give_back_freed()
 
 
 @contextmanager

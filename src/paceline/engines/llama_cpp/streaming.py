@@ -293,11 +293,15 @@ class LayerStream:
         return max(section.num_bytes for section in self._sections)
 
     def close(self) -> None:
-        """Stop reading. The model must not be used any more."""
+        """Stop reading, and give back what is held. The model must be freed by then: it points in here. Idempotent."""
         self._mode = "idle"
         if self._ring is not None:
             self._ring.close()
         self._files.close()
+        while self._resident:
+            self._resident.pop().close()
+        # It refers to this stream, which refers to it.
+        self.callback = None
 
     def _restart(self) -> None:
         assert self._ring is not None

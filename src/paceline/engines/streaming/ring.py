@@ -190,7 +190,7 @@ class Ring:
             self.restart()
 
     def close(self) -> None:
-        """End the reader; whoever waits for a section is told."""
+        """End the reader, and give the slots back; whoever waits for a section is told."""
         with self._changed:
             if self._is_closed:
                 return
@@ -198,8 +198,9 @@ class Ring:
             self._changed.notify_all()
         self._reader.join(_CLOSING_S)
         if not self._reader.is_alive():
-            for view in self._views:
+            for view, slot in zip(self._views, self._slots, strict=True):
                 view.release()
+                slot.memory.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
