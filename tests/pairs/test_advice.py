@@ -37,7 +37,7 @@ def predicted(over_none: float = 0.9, **changes: Any) -> Prediction:
         plain=speed(1.0),
         without_model=speed(1.0),
         auto=speed(1.0),
-        static=speed(1.1, draft_max=3, p_min=0.0),
+        static=speed(1.01, draft_max=3, p_min=0.0),
         lengths=((3, 1.1),),
         gain_by_kind={"code": 1.0, "prose": 1.0},
         over_none=Interval(over_none, over_none - 0.01, over_none + 0.01),
@@ -121,6 +121,19 @@ def test_where_nothing_could_pay_it_is_said() -> None:
     assert "no draft pays here, however cheap" in told(
         predicted(0.9, break_even=None, static=speed(0.9, draft_max=1, p_min=0.0))
     )
+
+
+def test_a_fixed_length_that_gains_where_auto_does_not_is_named() -> None:
+    static = speed(1.1, draft_max=3, p_min=0.0)
+    assert "try it with --draft-max 3 and --compare" in told(predicted(1.0, static=static))
+    assert "--draft-max" not in told(predicted(1.5, static=static))
+    assert "--draft-max" not in told(predicted(1.0))
+
+
+def test_answers_that_are_too_short_are_named() -> None:
+    said = told(predicted(1.0, tokens=23))
+    assert "too short to tell (23 tokens)" in said
+    assert "--draft-max" not in said
 
 
 def test_lookups_and_kinds_of_text_are_named() -> None:

@@ -17,6 +17,7 @@ from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import LogitFunction
 from paceline.pairs.agreement import agreement_of, survival_of
 from paceline.pairs.answers import Answers, Written
+from paceline.pairs.candidate_report import verdict
 from paceline.pairs.measures import ALL
 from paceline.pairs.prediction import (
     ALL_DRAFTERS,
@@ -205,11 +206,21 @@ def test_live_costs_are_the_profile_s_with_what_the_loop_adds() -> None:
         (0.9, None, None, False),
     ],
 )
+@pytest.mark.parametrize("static", [0.9, 1.4])
 def test_what_pays_is_beyond_its_interval(
-    value: float, low: float | None, high: float | None, pays: bool | None
+    value: float, low: float | None, high: float | None, pays: bool | None, static: float
 ) -> None:
     prediction, _ = predicted(counting_model())
-    assert dataclasses.replace(prediction, over_none=Interval(value, low, high)).pays is pays
+    plain = prediction.plain.per_second.value
+    fixed = dataclasses.replace(
+        prediction.static, per_second=Interval(static * plain, None, None), gain=Interval(static, None, None)
+    )
+    without = dataclasses.replace(prediction, over_none=Interval(value, low, high), static=fixed, tokens=64)
+    # "Does not pay" is not said beside a fixed length that gains.
+    assert without.pays is (None if pays is False and static > 1 else pays)
+    assert verdict(without) == {True: "pays", False: "does not pay", None: "too close to call"}[without.pays]
+    few = dataclasses.replace(without, tokens=63)
+    assert (few.pays, verdict(few)) == (None, "too few tokens to tell")
 
 
 def test_agreement_is_that_of_both_models() -> None:

@@ -63,6 +63,16 @@ def _advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: bool) 
             f"the target has {bits:.1f} bits a weight ({target.file_type}): its own lower quant cannot pay, as it "
             f"reads {draft.num_bytes / target.num_bytes:.0%} of the same bytes for every token it drafts"
         )
+    if prediction.has_too_few_tokens:
+        yield (
+            f"the target's answers are too short to tell ({prediction.tokens} tokens): give texts that it has more to "
+            "say to (--text), sample them (--temp 0.8), or raise --budget-s"
+        )
+    elif not pays and prediction.gains_by_static:
+        yield (
+            f"a fixed length is predicted to gain where auto does not, which has to find out first: try it with "
+            f"--draft-max {prediction.static.draft_max} and --compare"
+        )
     is_hopeless = most is None or most < _CHEAPEST
     if not pays and most is not None and cost > most and not is_hopeless:
         yield (

@@ -67,6 +67,8 @@ def report_of(
 
 def verdict(prediction: Prediction) -> str:
     """Say whether a draft model pays."""
+    if prediction.has_too_few_tokens:
+        return "too few tokens to tell"
     return {True: "pays", False: "does not pay", None: "too close to call"}[prediction.pays]
 
 

@@ -52,6 +52,8 @@ _CALIBRATION_LENGTH: Final = 3
 """Draft tokens of a round in the live answer that shows what the loop takes beside passes."""
 _CLEAR_GAIN: Final = 1.02
 """A gain below which a draft model is not worth its memory, whatever the interval says."""
+_FEWEST_TOKENS: Final = 64
+"""Tokens below which a prediction says nothing: the first of each answer go to finding out."""
 _LONG_ROUND: Final = 2.0
 """Median rounds beyond which one was not alone on the machine."""
 _MOST_FACTOR: Final = 1.5
@@ -178,14 +180,33 @@ class Prediction:
         )
 
     @property
+    def has_too_few_tokens(self) -> bool:
+        """Whether the answers are too short to tell."""
+        return self.tokens < _FEWEST_TOKENS
+
+    @property
+    def gains_by_static(self) -> bool:
+        """Whether the best fixed length is faster than both ways without the draft model, whatever ``auto`` is."""
+        none = max(self.plain, self.without_model, key=lambda speed: speed.per_second.value)
+        low = self.static.gain.low
+        return self.static.per_second.value >= _CLEAR_GAIN * none.per_second.value and (low is None or low > 1.0)
+
+    @property
     def pays(self) -> bool | None:
-        """Whether the draft model pays, on texts such as these; ``None`` where the interval has room for either."""
+        """Whether the draft model pays, on texts such as these.
+
+        ``None`` where the interval has room for either, where ``auto`` gains nothing and a fixed length would, and
+        where the answers are too short to tell.
+        """
+        if self.has_too_few_tokens:
+            return None
         low, high = self.over_none.low, self.over_none.high
         if low is None or high is None:
             low = high = self.over_none.value
         if low > 1.0:
             return True
-        return False if self.over_none.value < _CLEAR_GAIN or high < _CLEAR_GAIN else None
+        is_worthless = self.over_none.value < _CLEAR_GAIN or high < _CLEAR_GAIN
+        return False if is_worthless and not self.gains_by_static else None
 
 
 AUTO_VARIANT: Final = Variant(AUTO, "auto", ALL_DRAFTERS, AUTO, None)
