@@ -227,7 +227,10 @@ def test_png_without_matplotlib_names_the_extra(
     monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
     outcome = invoke("profile", "--png", str(tmp_path / "plot.png"))
     assert outcome.status == 2
-    assert outcome.err == 'paceline: --png needs matplotlib: pip install "paceline[plots]", or leave it out\n'
+    assert outcome.err == (
+        "paceline: --png needs matplotlib, which is not installed: pip install '.[plots]' in a clone of paceline, or "
+        "leave it out\n"
+    )
     assert not engines.opened
 
 

@@ -129,7 +129,7 @@ def test_the_report_says_what_each_drafter_took_and_what_was_gained(
     [
         (
             (),
-            r"gain                    = about \d+\.\d\d times plain  \(\d+\.\d\d to \d+\.\d\d by what plain rounds took\)",
+            r"gain {20}= about \d+\.\d\d times plain  \(\d+\.\d\d to \d+\.\d\d by what plain rounds took\)",
         ),
         (("--draft-max", "3"), r"gain                    = not known: .*\(--compare does\)"),
         (("--draft-max", "3", "--draft-p-min", "1"), "nothing was drafted     = the drafters had no proposal"),

@@ -557,7 +557,7 @@ def test_without_torch_the_configuration_reads_and_the_engine_names_the_extra(
     import paceline.engines.torch_hf as package
 
     assert package.TorchHFConfig("somewhere").max_rows == 512
-    with pytest.raises(CapabilityError, match=r"needs torch.*pip install 'paceline\[torch\]'"):
+    with pytest.raises(CapabilityError, match=r"needs torch.*pip install '\.\[torch\]'"):
         _ = package.TorchHFEngine
 
 
@@ -777,7 +777,7 @@ def test_a_gguf_file_ends_where_it_ends_in_llama_cpp(tmp_path: Path) -> None:
 
 def test_a_gguf_file_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.utils, "is_accelerate_available", lambda: False)
-    with pytest.raises(CapabilityError, match=r"needs (gguf|accelerate).*pip install 'paceline\[torch\]'"):
+    with pytest.raises(CapabilityError, match=r"needs (gguf|accelerate).*pip install '\.\[torch\]'"):
         load(embedded_draft())
 
 

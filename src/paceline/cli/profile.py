@@ -30,7 +30,8 @@ from paceline.cli.options import (
     refuse_given,
     with_options,
 )
-from paceline.core.errors import CapabilityError, InputError
+from paceline.core.errors import InputError
+from paceline.core.extras import missing
 from paceline.engines.base import Engine
 from paceline.models.embedded import embedded_draft
 from paceline.options import ModelChoice
@@ -283,7 +284,7 @@ def _matplotlib_figure() -> Callable[..., Any]:
     try:
         figure: Callable[..., Any] = importlib.import_module("matplotlib.figure").Figure
     except ImportError:
-        raise CapabilityError('--png needs matplotlib: pip install "paceline[plots]", or leave it out') from None
+        raise missing("--png", "matplotlib", "plots", otherwise="leave it out") from None
     return figure
 
 

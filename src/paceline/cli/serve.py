@@ -27,7 +27,8 @@ from paceline.cli.setup import (
     request_options,
     say_no_model_is_named,
 )
-from paceline.core.errors import CapabilityError, InputError, ModelFileError
+from paceline.core.errors import InputError, ModelFileError
+from paceline.core.extras import missing
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
 from paceline.engines.loading import ModelOptions
 from paceline.models.description import describe
@@ -108,8 +109,8 @@ def serve(
     """
     try:
         import fastapi  # noqa: F401
-    except ImportError:
-        raise CapabilityError("a server needs packages that are not installed: pip install 'paceline[serve]'") from None
+    except ImportError as error:
+        raise missing("a server", error.name, "serve") from None
     from paceline.serving.app import create_app
     from paceline.serving.hosting import ModelHost
     from paceline.serving.listening import listening, url_of

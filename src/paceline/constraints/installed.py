@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from paceline.core.errors import CapabilityError
+from paceline.core.extras import missing
 
 
 def need_llguidance() -> ModuleType:
@@ -17,6 +17,4 @@ def need_llguidance() -> ModuleType:
     try:
         return importlib.import_module("llguidance")
     except ImportError as error:
-        raise CapabilityError(
-            f"grammars and schemas need {error.name}, which comes with the extra: pip install 'paceline[constraints]'"
-        ) from error
+        raise missing("keeping to a grammar or a schema", error.name, "constraints") from error

@@ -71,5 +71,5 @@ def test_control_tokens_among_the_marks_are_found() -> None:
 def test_without_the_library_there_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     response_parser._library.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers.utils.chat_parsing", None)
-    with pytest.raises(CapabilityError, match=r"pip install 'paceline\[serve\]'"):
+    with pytest.raises(CapabilityError, match=r"pip install '\.\[serve\]'"):
         ToolCallParser(ToolCallFormat("a/model", {}), TOOLS)

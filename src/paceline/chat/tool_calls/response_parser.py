@@ -6,7 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.core.errors import CapabilityError, ModelFileError
+from paceline.core.errors import ModelFileError
+from paceline.core.extras import missing
 
 
 @functools.cache
@@ -17,10 +18,7 @@ def _library() -> tuple[Any, Any]:
         from transformers.utils.chat_parsing import ResponseParser
         from transformers.utils.chat_parsing.response_templates import load_response_template
     except ImportError:
-        raise CapabilityError(
-            "tool calls are read by transformers 5.24 or later, which is not installed: "
-            "pip install 'paceline[serve]', or send no tools"
-        ) from None
+        raise missing("reading tool calls", "transformers 5.24 or later", "serve", otherwise="send no tools") from None
     return ResponseParser, load_response_template
 
 

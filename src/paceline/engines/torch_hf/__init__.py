@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.errors import CapabilityError
+from paceline.core.extras import missing
 from paceline.engines.torch_hf.config import TorchHFConfig
 
 if TYPE_CHECKING:
@@ -40,6 +40,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in {"torch", "transformers", "tokenizers"}:
             raise
-        raise CapabilityError(
-            f"the torch engine needs {error.name}, which comes with the extra: pip install 'paceline[torch]'"
-        ) from error
+        raise missing("the torch engine", error.name, "torch") from error

@@ -15,6 +15,7 @@ import transformers
 from transformers.utils import logging as transformers_logging
 
 from paceline.core.errors import CapabilityError, EngineError, ModelFileError
+from paceline.core.extras import missing
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
 from paceline.models.gguf_model import read_gguf_model
 from paceline.models.hub.local import shown_name
@@ -180,10 +181,7 @@ def _check_gguf(path: Path) -> None:
     # transformers needs both to read GGUF, and says so in a ValueError that looks like a broken file.
     for package in ("gguf", "accelerate"):
         if not getattr(transformers.utils, f"is_{package}_available")():
-            raise CapabilityError(
-                f"reading GGUF files with torch needs {package}, which comes with the extra: "
-                "pip install 'paceline[torch]'"
-            )
+            raise missing("reading GGUF files with torch", package, "torch")
 
 
 def _gguf_end_ids(path: Path) -> frozenset[int]:
