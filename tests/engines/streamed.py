@@ -31,10 +31,10 @@ def _mostly(stream: LayerStream, memory_bytes: int) -> Residency:
 
 
 @contextmanager
-def mostly_streamed() -> Iterator[None]:
+def mostly_streamed(section_bytes: int = _SECTION_BYTES) -> Iterator[None]:
     """Have most of the weights streamed in engines that are opened within the block."""
     with (
-        patch.object(layout, "SECTION_BYTES", _SECTION_BYTES),
+        patch.object(layout, "SECTION_BYTES", section_bytes),
         patch.object(LayerStream, "plan", _mostly),
         patch.object(LayerStream, "least_bytes", -(1 << 60)),
         patch.object(LayerStream, "needed_bytes", -(1 << 60)),

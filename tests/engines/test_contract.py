@@ -72,12 +72,16 @@ def llama_cpp(cells: int | None = None) -> Engine:
 
 def streamed(cells: int | None = None) -> Engine:
     """llama.cpp with most of its layers read for every pass."""
+    return _streamed_llama_cpp(embedded_target(), cells, 1 << 20)
+
+
+def _streamed_llama_cpp(source: Path, cells: int | None, section_bytes: int) -> Engine:
     from tests.engines.streamed import ASKED_BYTES, mostly_streamed
 
     if sys.platform != "linux":
         pytest.skip("weights are streamed on Linux alone")
-    with mostly_streamed():
-        return _exact_llama_cpp(embedded_target(), cells, ASKED_BYTES)
+    with mostly_streamed(section_bytes):
+        return _exact_llama_cpp(source, cells, ASKED_BYTES)
 
 
 def _exact_llama_cpp(source: Path, cells: int | None, memory_bytes: int | None = None) -> Engine:
@@ -117,6 +121,10 @@ def hybrid(cells: int | None = None) -> Engine:
     return _exact_llama_cpp(tiny("qwen35"), cells)
 
 
+def streamed_hybrid(cells: int | None = None) -> Engine:
+    return _streamed_llama_cpp(tiny("qwen35"), cells, 1 << 14)
+
+
 def convolved(cells: int | None = None) -> Engine:
     """llama.cpp with layers of attention and of a convolution."""
     return _exact_llama_cpp(tiny("lfm2"), cells)
@@ -136,7 +144,7 @@ def torch_hf(cells: int | None = None) -> Engine:
 
 
 WITH_TREES = [scripted, llama_cpp, streamed, torch_hf, windowed]
-BOUNDED = [scripted_hybrid, hybrid, convolved]
+BOUNDED = [scripted_hybrid, hybrid, streamed_hybrid, convolved]
 """Those that step back over rows of their latest pass alone."""
 
 

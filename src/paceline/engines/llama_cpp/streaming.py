@@ -6,6 +6,9 @@ computes up to such a node and calls again. So a pass stops after the last node 
     nodes      ... mul_mat(blk.3.ffn_down) ]  add  mul(blk.4.attn_norm) ... mul_mat(blk.4.attn_output) ]  ...
                                            ^ give one section back, wait for the next, point its tensors into its slot
 
+A pass of a recurrent model may go through the layers more than once. The first section is waited for again then, when
+llama.cpp asks of the node that ends it: nothing before that node has been computed by then.
+
 A weight's ``ggml_tensor`` stays where it is as long as the model does, and its ``data`` is read when a node that needs
 it is computed. Where tensors and their names lie is no promise of llama.cpp's, so all of it is checked against the
 library and the file before anything is pointed anywhere: offsets in the struct, addresses in the mapping, the order in
@@ -217,14 +220,11 @@ class LayerStream:
         if self._is_running or self._ring.has_failed:
             self._restart()
         self._is_running = True
-        if self._first is not None:
-            try:
-                self._use(self._first)
-            except BaseException:
-                self._restart()
-                raise
-        # After the wait: of a file that was cut meanwhile the system would end the process that reads a row of it.
-        self._files.check()
+        try:
+            self._use_first()
+        except BaseException:
+            self._restart()
+            raise
 
     def end(self) -> None:
         """Take note that a pass is over, however it ended.
@@ -308,6 +308,12 @@ class LayerStream:
         self._is_running, self._ended, self._failure = False, None, None
         self._ring.restart()
 
+    def _use_first(self) -> None:
+        if self._first is not None:
+            self._use(self._first)
+        # After the wait: of a file that was cut meanwhile the system would end the process that reads a row of it.
+        self._files.check()
+
     def _use(self, number: int) -> None:
         assert self._ring is not None
         _point(self._fields[number], self._slots[self._ring.use(number)])
@@ -349,6 +355,8 @@ class LayerStream:
                 return not asked
             number = self._ending(tensor)
             if asked:
+                if number == 0 and self._ended == len(self._sections) - 1 and self._failure is None:
+                    self._use_first()
                 return number is not None
             if self._failure is None and number is not None:
                 self._move_on(number)
