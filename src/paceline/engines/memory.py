@@ -133,7 +133,7 @@ class MemoryPlan:
 def held_memory(proc: Path = _PROC) -> tuple[int, int]:
     """Return the bytes that this process holds for itself, and those that it has reserved; 0 where nobody says."""
     try:
-        status = (proc / "self" / "status").read_text()
+        status = _said(proc / "self" / "status")
     except OSError:
         return 0, 0
     held = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
@@ -159,7 +159,7 @@ def available_memory(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
         groups: where control groups lie.
     """
     try:
-        lines = (proc / "meminfo").read_text().splitlines()
+        lines = _said(proc / "meminfo").splitlines()
     except OSError:
         return None
     for line in lines:
@@ -171,7 +171,7 @@ def available_memory(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
 def _left_by_groups(proc: Path, groups: Path) -> Iterator[int]:
     """Yield what each control group that this process is in leaves."""
     try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
+        lines = _said(proc / "self" / "cgroup").splitlines()
     except OSError:
         return
     for line in lines:
@@ -196,3 +196,8 @@ def _left(root: Path, path: str, limit: str, usage: str, file_pages: Sequence[st
             yield max(limit_bytes - used_bytes + given_way_bytes, 0)
         if folder == root:
             return
+
+
+def _said(file: Path) -> str:
+    """Return what the system says; names in it are bytes, which need be no UTF-8."""
+    return file.read_text(encoding="utf-8", errors="surrogateescape")

@@ -196,7 +196,7 @@ def _crashes(program: str) -> bool:
 def _cpu_libraries() -> list[Path]:
     """Return the files of ggml's kernels for the CPU that are loaded; none where the system does not say."""
     try:
-        maps = Path("/proc/self/maps").read_text()
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
     return [Path(found) for found in sorted(set(re.findall(r"/\S.*ggml-cpu\S*", maps)))]

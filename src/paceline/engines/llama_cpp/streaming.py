@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,7 +231,7 @@ class LayerStream:
         """Take note that a pass is over, however it ended.
 
         Raises:
-            EngineError: it went on without weights that could not be read.
+            EngineError: it went on without weights that could not be read, or a file was changed meanwhile.
         """
         if self._mode != "streaming":
             return
@@ -240,6 +241,8 @@ class LayerStream:
         self._is_running, self._ended = False, None
         if failure is not None:
             raise failure
+        # Before anybody has its rows: some of the weights may be those of before, and others not.
+        self._files.check()
 
     def set_dry(self, is_dry: bool) -> None:
         """Let passes go on with zeros for weights, to time them apart from the disk, or with the weights again."""
@@ -437,11 +440,12 @@ _libc: Final = ctypes.CDLL(None)
 
 def _mappings(paths: Sequence[Path]) -> list[tuple[int, int]]:
     """Return the addresses at which files are mapped."""
-    resolved = {str(path.resolve()) for path in paths}
+    # Names are bytes, which need be no UTF-8; the system escapes the ends of lines in them, and nothing else.
+    resolved = {os.fsencode(path.resolve()).replace(b"\n", b"\\012") for path in paths}
     found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_bytes().split(b"\n"):
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5] in resolved:
-            start, _, end = fields[0].partition("-")
+            start, _, end = fields[0].partition(b"-")
             found.append((int(start, 16), int(end, 16)))
     return found
