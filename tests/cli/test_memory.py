@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from rich.console import Console
@@ -16,6 +19,8 @@ from rich.console import Console
 from paceline.cli import memory, progress
 from paceline.cli.memory import memory_json, print_memory_plan
 from paceline.cli.progress import after_first
+from paceline.engines.llama_cpp import loading
+from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.memory import MemoryPlan
 from tests.cli.test_run import FAST, Invoke
 from tests.engines.streamed import exact_target, mostly_streamed
@@ -66,10 +71,7 @@ def test_its_own_copy_drafts_where_no_draft_is_named_and_that_is_said(invoke: In
     outcome = invoke(*RUN, "-m", str(target), "--memory", "40M")
     assert outcome.status == 0, outcome.err
     assert outcome.out == plain.out
-    said = (
-        "target-f32.gguf does not fit into memory: its layers are read for every pass, and its own copy in Q4_0 drafts"
-    )
-    assert f"{said} (-md for another)\n" in outcome.err
+    assert "target-f32.gguf does not fit into memory: its own copy in Q4_0 drafts (-md for another)\n" in outcome.err
     assert "draft model" in outcome.err
     named = invoke(*RUN, "-m", str(target), "--memory", "40M", "-md", "draft")
     assert named.out == plain.out
@@ -88,6 +90,37 @@ def test_where_its_own_copy_cannot_be_made_it_is_done_without(
     assert outcome.out == plain.out
     assert outcome.err.count("warning: no draft of the target's own: ") == 1
     assert "set PACELINE_CACHE to another folder; name one with -md, or none with --drafters suffix" in outcome.err
+
+
+@streams
+def test_what_is_not_streamed_after_all_is_said_and_nothing_else_is_promised(
+    invoke: Invoke, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = invoke(*RUN, "-m", str(target), "--stream", "off", "--no-speculation")
+    monkeypatch.setattr(loading, "available_memory", lambda: target.stat().st_size - 1)
+    with patch.object(LayerStream, "least_bytes", 1 << 40):
+        outcome = invoke(*RUN, "-m", str(target))
+    assert outcome.status == 0, outcome.err
+    assert outcome.out == plain.out
+    assert "every pass" not in outcome.err
+    assert outcome.err.count("warning: ") == 1
+    assert re.search(
+        r"warning: layers are not streamed, and the file is left to the system: [\d.]+[MG] of memory \(--memory\) are "
+        r"too little for target-f32\.gguf: ",
+        outcome.err,
+    )
+
+
+@streams
+@pytest.mark.parametrize("name", [b"m\xff.gguf", b"m\n\x0b x .gguf"])
+def test_names_of_files_need_not_be_text(invoke: Invoke, target: Path, tmp_path: Path, name: bytes) -> None:
+    copy = tmp_path / os.fsdecode(b"d\xff") / os.fsdecode(name)
+    copy.parent.mkdir()
+    shutil.copyfile(target, copy)
+    for options in (("--memory", "40M"), ("--memory", "40M", "--no-speculation")):
+        outcome = invoke(*RUN, "-m", str(copy), *options)
+        assert outcome.status == 0, outcome.err
+        assert "every pass reads" in outcome.err
 
 
 def test_a_terminal_shows_how_far_a_first_pass_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,29 @@ def test_a_file_that_changes_is_told(exact_target: Path, streamed: None, tmp_pat
     engine.close()
 
 
+def test_a_file_that_changes_within_a_pass_gives_out_none_of_its_rows(
+    exact_target: Path, streamed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "copy.gguf"
+    shutil.copyfile(exact_target, path)
+    engine = LlamaCppEngine(config(path))
+    stream = engine._stream
+    assert stream is not None
+    move_on = stream._move_on
+
+    def overwritten(number: int) -> None:
+        if number == 2:
+            with path.open("r+b") as file:
+                file.seek(path.stat().st_size // 2)
+                file.write(bytes(path.stat().st_size // 4))
+        move_on(number)
+
+    monkeypatch.setattr(stream, "_move_on", overwritten)
+    with pytest.raises(EngineError, match=r"copy\.gguf was changed while its weights are streamed"):
+        rows(engine)
+    engine.close()
+
+
 def test_a_model_that_fits_is_not_streamed(exact_target: Path) -> None:
     engine = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1, memory_bytes=1 << 34))
     assert engine._stream is None
@@ -200,7 +223,8 @@ def test_what_cannot_be_streamed_is_run_as_before_where_nobody_asked_for_it(
     monkeypatch.setattr(loading, "available_memory", lambda: exact_target.stat().st_size - 1)
     monkeypatch.setattr(LayerStream, "least_bytes", 1 << 40)
     options = ModelOptions(exact_target, context_length=64, threads=1)
-    engine = open_engine(options)
+    with pytest.warns(ModelWarning, match="^layers are not streamed, and the file is left to the system: .* too littl"):
+        engine = open_engine(options)
     assert "layers streamed" not in engine.description
     engine.close()
     with pytest.raises(InputError, match="of memory \\(--memory\\) are too little"):

@@ -122,8 +122,8 @@ class Setup:
         if draft is not None or not self.may_draft or (own := default_draft(target)) is None:
             return FoundModels(target, draft)
         error_console().print(
-            f"{Path(target.path).name} does not fit into memory: its layers are read for every pass, and its own copy "
-            f"in {own.file_type} drafts (-md for another)",
+            f"{Path(target.path).name} does not fit into memory: its own copy in {own.file_type} drafts (-md for "
+            "another)",
             style="dim",
             markup=False,
         )

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
-from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError
+from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError, ModelWarning
 from paceline.core.fields import Option, described, setting, take_values
 from paceline.engines.base import Engine, Vocabulary
 from paceline.engines.context import choose_context_length
@@ -499,6 +500,9 @@ def open_engine(options: ModelOptions) -> Engine:
         CapabilityError: the engine's package is not installed, or an option means nothing to it or cannot be had with
             this model.
         InputError: an option is out of range.
+
+    Warns:
+        ModelWarning: weights are more than what is free, and layers cannot be streamed.
     """
     name = options.engine or engine_for(Path(options.path))
     if name == "llama_cpp":
@@ -622,10 +626,15 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
     config = _llama_cpp_config(options)
     try:
         return LlamaCppEngine(config)
-    except UnstreamableError:
+    except UnstreamableError as error:
         if options.memory is not None:
             raise
-        # Nobody asked for it.
+        # Nobody asked for it, but whoever waits for the disk is to know why.
+        warnings.warn(
+            f"layers are not streamed, and the file is left to the system: {error}",
+            ModelWarning,
+            stacklevel=2,
+        )
         return LlamaCppEngine(dataclasses.replace(config, stream=False))
 
 
