@@ -11,7 +11,7 @@ import decimal
 import enum
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, ForwardRef, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, Json, SecretStr, WithJsonSchema, create_model
@@ -165,8 +165,11 @@ class _Models:
         return made
 
     def _tagged(self, depth: int) -> Any:
+        one: Any
+        other: Any
         one, other = (self.model(depth + 1, type=(Literal[tag], ...)) for tag in ("circle", "square"))
-        return Annotated[one | other, Field(discriminator="type")]
+        both: Any = Annotated[one | other, Field(discriminator="type")]
+        return list[both] if self._rng.random() < 0.5 else both
 
 
 class _Writer:
@@ -198,11 +201,15 @@ class _Zod(_Writer):
         super().__init__(rng)
         self._places: list[str] = []
 
-    def object_of(self, depth: int, path: str = "#", tag: str | None = None) -> Schema:
+    def object_of(
+        self, depth: int, path: str = "#", tag: str | None = None, *, without: Collection[str] = ()
+    ) -> Schema:
         rng = self.rng
         properties: Schema = {} if tag is None else {"type": self.const(tag)}
         required = list(properties)
         for name in _names(rng, 6, _camel):
+            if name in without:
+                continue
             place = f"{path}/properties/{name}"
             properties[name] = self.about(self._any(depth, place))
             if rng.random() < 0.7:
@@ -296,14 +303,12 @@ class _Zod(_Writer):
         )
 
     def _intersection(self, depth: int, path: str) -> Schema:
-        parts = []
+        parts: list[Schema] = []
         for number in range(2):
-            part = self.object_of(depth + 1, f"{path}/allOf/{number}")
+            known = parts[0]["properties"] if parts else ()
+            part = self.object_of(depth + 1, f"{path}/allOf/{number}", without=known)
             del part["additionalProperties"]
             parts.append(part)
-        first, second = (part["properties"] for part in parts)
-        for name in first.keys() & second.keys():
-            second[name] = first[name]
         return {"allOf": parts, **({"unevaluatedProperties": False} if self.rng.random() < 0.5 else {})}
 
 

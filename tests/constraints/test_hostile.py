@@ -206,14 +206,31 @@ def test_a_hostile_source_takes_bounded_time(name: str) -> None:
 
 REASONS: dict[str, tuple[dict[str, Any] | str, str]] = {
     "type": ({"properties": {"a": {"type": "hiccup"}}}, "#/properties/a/type: Invalid type: hiccup"),
-    "format": ({"items": {"type": "string", "format": "nonsense"}}, "#/items/format: Unknown format: nonsense"),
+    "format": ({"items": {"type": "string", "format": "nonsense"}}, "#/items/format: Unknown format: nonsense: leave"),
     "keyword": (
         {"properties": {"a": {"uniqueItems": True}}},
         '#/properties/a/uniqueItems: "uniqueItems" is not supported: leave it out, or say strict false (--no-strict)',
     ),
     "pattern": (
         {"type": "array", "prefixItems": [{}, {"type": "string", "pattern": "^(?!x)"}]},
-        "#/prefixItems/1/pattern: invalid regular expression: look-around, including look-ahead",
+        "#/prefixItems/1/pattern: the pattern has a look-ahead, which is not supported: write it without, "
+        "leave it out, or say strict false (--no-strict)",
+    ),
+    "pattern in anyOf": (
+        {"properties": {"a": {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?<!x)\d"}]}}},
+        "#/properties/a/anyOf/1/pattern: the pattern has a look-behind, which is not supported",
+    ),
+    "pattern of names": (
+        {"patternProperties": {r"\bid": {"type": "string"}}},
+        r"#/patternProperties/\bid: the pattern has a word boundary (\b), which is not supported",
+    ),
+    "reference in a pattern": (
+        {"type": "string", "pattern": r"^([(?=]\(?=)\1$"},
+        r"#/pattern: the pattern has a reference back to a group (\1), which is not supported",
+    ),
+    "itself and more": (
+        {"properties": {"a": {"$ref": "#", "required": ["a"]}}},
+        "#/properties/a/$ref: a $ref to a schema that has itself as a part is not supported in oneOf, or with",
     ),
     "remote": ({"items": {"$ref": "https://a.b/c.json"}}, "#/items/$ref: Resource 'https://a.b/c.json' is not present"),
     "missing": ({"items": {"$ref": "#/$defs/none"}}, "#/items/$ref: Pointer '/$defs/none' does not exist"),
@@ -252,13 +269,12 @@ UNSUPPORTED = (
     '{"not":{"type":"string"}}',
     '{"if":{"required":["a"]},"then":{"required":["b"]}}',
     '{"uniqueItems":true,"type":["array","null"],"maxItems":2}',
-    '{"propertyNames":{"pattern":"a"}}',
+    '{"propertyNames":{"minLength":2}}',
     '{"dependentRequired":{"a":["b"]}}',
     '{"dependentSchemas":{"a":{}}}',
     '{"contains":{"type":"string"}}',
     '{"contains":{},"minContains":0,"maxContains":2}',
     '{"uniqueItems":true}',
-    '{"unevaluatedProperties":false}',
     '{"unevaluatedItems":false}',
     '{"$dynamicRef":"#a"}',
     '{"dependencies":{"a":["b"]}}',
@@ -370,11 +386,19 @@ UNENFORCED: tuple[tuple[str, str, str], ...] = (
     ('{"type":"integer","format":"int32"}', "", "1"),
     ('{"type":"string","format":"ipv4"}', "", '"1.1.1.1"'),
     ('{"oneOf":[{"type":"integer"},{"type":"integer","minimum":3}]}', "#/oneOf", "4"),
-    ('{"type":"object","properties":{"a":{}},"minProperties":1}', "#/minProperties", "{}"),
-    ('{"properties":{"a":{},"b":{}},"maxProperties":1}', "#/maxProperties", '{"a":1,"b":1}'),
+    ('{"type":"object","properties":{"a":{},"b":{}},"minProperties":2}', "#/minProperties", "{}"),
+    ('{"type":"object","properties":{"a":{}},"minProperties":1}', "", '{"a":1}'),
+    ('{"properties":{"a":{},"b":{}},"maxProperties":1}', "", '{"b":1}'),
+    ('{"properties":{"a":{},"b":{}},"maxProperties":1,"additionalProperties":{}}', "#/maxProperties", '{"a":1,"b":1}'),
     ('{"type":"object","properties":{"a":{}},"required":["a"],"minProperties":1}', "", '{"a":1}'),
     ('{"$ref":"#/$defs/b","$defs":{"a":{"not":{}},"b":{"if":{},"then":false}}}', "#/$defs/b/if #/$defs/b/then", "1"),
-    ('{"type":"object","propertyNames":{"pattern":"b"}}', "#/propertyNames", '{"a":1}'),
+    ('{"type":"object","propertyNames":{"minLength":2}}', "#/propertyNames", '{"a":1}'),
+    ('{"type":"object","propertyNames":{"pattern":"b"}}', "", '{"b":1}'),
+    ('{"type":"string","pattern":"^(?!x)a"}', "#/pattern", '"b"'),
+    ('{"anyOf":[{"type":"number"},{"type":"string","pattern":"^(?=a)"}]}', "#/anyOf/1/pattern", '"b"'),
+    ('{"type":"object","patternProperties":{"^(?!x)a":{},"b":{}}}', "#/patternProperties/^(?!x)a", '{"c":1}'),
+    ('{"type":"string","pattern":"[(?=]\\\\(?=?"}', "", '"="'),
+    ('{"type":"string","format":"byte"}', "", '"a"'),
     ('{"type":"array","uniqueItems":false,"x-y":1}', "", "[1,1]"),
 )
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.constraints.bounded import run_bounded
 from paceline.constraints.embedded_schemas import embedded_place
-from paceline.constraints.grammars import grammar_of, most_bytes
+from paceline.constraints.grammars import grammar_of, most_bytes, open_grammar_of
 from paceline.constraints.guided import Guide
 from paceline.constraints.installed import need_llguidance
 from paceline.constraints.reasons import is_excess, is_left_out, reason_of, without_excerpt
@@ -144,12 +144,17 @@ class ConstraintCompiler:
         return guide
 
     def _matcher(self, source: Source, tokenizer: LLTokenizer) -> LLMatcher:
+        if grammar := open_grammar_of(source):
+            self._checked(source, tokenizer, grammar)
+        return self._checked(source, tokenizer, grammar_of(source, self._vocabulary))
+
+    def _checked(self, source: Source, tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
         llguidance = need_llguidance()
         limits = self._limits
         is_schema = isinstance(source, JsonSchema | JsonObject)
         matcher: LLMatcher = llguidance.LLMatcher(
             tokenizer,
-            grammar_of(source, self._vocabulary),
+            grammar,
             log_level=0,
             limits=llguidance.LLParserLimits(
                 max_items_in_row=limits.row_items,

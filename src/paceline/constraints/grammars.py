@@ -10,9 +10,9 @@ from typing import Any
 from paceline.constraints.embedded_schemas import embedded_schemas, place_in
 from paceline.constraints.gbnf import lark_of
 from paceline.constraints.installed import need_llguidance
+from paceline.constraints.prepared_schemas import has_alternatives, prepared
 from paceline.constraints.schema_limits import MOST_PATTERN, SchemaBudget
 from paceline.constraints.sources import Calls, Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
-from paceline.constraints.unsupported_keywords import leave_out_idle, leave_out_unenforced
 from paceline.core.errors import ConstraintError
 from paceline.engines.base import Vocabulary
 
@@ -92,13 +92,26 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
     return grammar
 
 
-def schema_text(schema: Any, whitespace: Whitespace = "short", *, strict: bool = True) -> str:
+def open_grammar_of(source: Source) -> str:
+    """Return the grammar of a schema with its objects open, if it has to be one; empty if not.
+
+    Objects that are closed may tell alternatives of ``oneOf`` apart, of which the schema itself allows both at once.
+    """
+    if not isinstance(source, JsonSchema) or not source.strict or not has_alternatives(json.loads(source.text)):
+        return ""
+    lark = f"start: %json {schema_text(json.loads(source.text), source.whitespace, closed=False)}"
+    grammar: str = need_llguidance().LLMatcher.grammar_from_lark(lark)
+    return grammar
+
+
+def schema_text(schema: Any, whitespace: Whitespace = "short", *, strict: bool = True, closed: bool = True) -> str:
     """Return a schema as it stands in llguidance's grammar, with how it is read.
 
     Args:
         schema: the schema.
         whitespace: where there may be space between the parts of the JSON.
         strict: have what nothing can keep an answer to refused, and not left out.
+        closed: close objects that say nothing of further properties.
 
     Raises:
         ConstraintError: it cannot be used, or would take too long.
@@ -108,9 +121,7 @@ def schema_text(schema: Any, whitespace: Whitespace = "short", *, strict: bool =
         raise ConstraintError("the JSON schema is false and allows no text at all: no answer could keep to it")
     # Its own settings are no part of the standard, and a user's were refused.
     whole = json.loads(json.dumps(schema)) if isinstance(schema, dict) else {}
-    leave_out_idle(whole)
-    if not strict:
-        leave_out_unenforced(whole)
+    whole = prepared(whole, strict=strict, closed=closed).schema
     whole["x-guidance"] = _options(whitespace, strict=strict)
     return json.dumps(whole, ensure_ascii=False)
 

@@ -19,6 +19,14 @@ _SAID = {
         "whether a text can match all of these patterns and lengths takes too long to tell: leave some out"
     ),
     "Unsatisfiable schema: Regex is empty": "no text matches all of these patterns, formats and lengths: change one",
+    "circular references with sibling keys": (
+        "a $ref to a schema that has itself as a part is not supported in oneOf, or with more beside it: say anyOf, or "
+        "write it into that schema"
+    ),
+    "min/maxProperties only": (
+        "minProperties and maxProperties are supported where all properties are required, or the number is 1 and "
+        "none is: leave it out, or say strict false (--no-strict) and check answers for it"
+    ),
     "oneOf constraints": "oneOf is supported where no JSON could match two of its parts: say anyOf",
 }
 _TOO_MUCH = (

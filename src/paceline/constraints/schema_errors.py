@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from paceline.constraints.closed_objects import JOINED
 from paceline.constraints.schema_parts import reachable, said
 
 _WORDS = re.compile(r"[\w$./:#-]{2,}")
@@ -23,6 +24,8 @@ _HINTS = (
 
 def schema_reason(reason: str) -> str:
     """Return a reason of llguidance with the keywords that are not supported named, and what to do."""
+    if reason.startswith("Unknown format"):
+        return f"{reason}: leave it out, or say strict false (--no-strict) and check answers for it"
     return _UNSUPPORTED.sub(_unsupported, reason)
 
 
@@ -41,6 +44,8 @@ def place_of(reason: str, schema: Any) -> str:
     words = set(_WORDS.findall(reason))
     hinted = next((keywords for hint, keywords in _HINTS if hint in reason), ())
     for path, part in reachable(schema):
+        if JOINED in reason and "$ref" in part and len(part) > 1:
+            return said((*path, "$ref"))
         for key, value in part.items():
             if key in hinted or (not hinted and _is_named(key, value, reason, words)):
                 return said((*path, key))
@@ -55,7 +60,9 @@ def _is_named(key: str, value: Any, reason: str, words: set[str]) -> bool:
             return any(said.format(value) in reason for said in _BY_NAME)
         if key == "pattern":
             return "regex" in reason.lower() and value in reason
-        return key == "$ref" and len(value) > 1 and value.lstrip("#") in reason
+        if key == "$ref":
+            return "json-schema:///#" in reason.split() if value == "#" else value.lstrip("#") in reason
+        return False
     if key == "required" and isinstance(value, list):
         return any(f"'{name}'" in reason for name in value)
     return value == [] and f"{key} is empty" in reason

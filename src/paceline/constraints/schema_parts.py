@@ -17,6 +17,7 @@ _ONE = (
 )
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items", "extends", "disallow")
 _MAPPINGS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+_INNER = frozenset((*_ONE, *_LISTS, *_MAPPINGS))
 
 _SHARED = ("$defs", "definitions")
 _IDS = ("$id", "id")
@@ -140,6 +141,8 @@ def _walk(schema: Any, *, anywhere: bool) -> Iterator[tuple[Path, dict[str, Any]
 
 
 def _inner(path: Path, part: dict[str, Any]) -> list[tuple[Path, Any]]:
+    if _INNER.isdisjoint(part):
+        return []
     inner: list[tuple[Path, Any]] = [((*path, key), part[key]) for key in _ONE if key in part]
     for key in _LISTS:
         inner += [((*path, key, str(i)), each) for i, each in enumerate(listed(part.get(key)))]

@@ -13,7 +13,7 @@ from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias, get_args
 
-from paceline.constraints.unsupported_keywords import leave_out_idle, unenforced
+from paceline.constraints.prepared_schemas import prepared
 from paceline.core.errors import ConstraintError
 
 Whitespace: TypeAlias = Literal["any", "short", "single", "none"]
@@ -81,9 +81,7 @@ class JsonSchema(_Source):
         """What of the schema nothing keeps the answer to, as JSON pointers; none of a strict one, which is refused."""
         if self.strict:
             return ()
-        schema = json.loads(self.text)
-        leave_out_idle(schema)
-        return tuple(unenforced(schema))
+        return prepared(json.loads(self.text), strict=False).unenforced
 
     def _settings(self) -> tuple[str, ...]:
         return (self.whitespace, str(self.strict))

@@ -6,10 +6,12 @@ Else they are errors, unless a schema is to be kept to as far as possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from paceline.constraints.schema_parts import in_its_places, listed, mapping, reachable, said
+from paceline.constraints.schema_parts import Path, in_its_places, listed, mapping, reachable, said
+from paceline.core.errors import ConstraintError
 
 _MOST_NAMED: Final = 8
 
@@ -27,7 +29,7 @@ _IDLE: Final[dict[str, tuple[str, Callable[[Any, dict[str, Any]], bool]]]] = {
     "maxContains": ("array", lambda value, part: "contains" not in part),
     "unevaluatedItems": ("array", lambda value, part: _is_open(value)),
     "unevaluatedProperties": ("object", lambda value, part: _is_open(value)),
-    "propertyNames": ("object", lambda value, part: _is_open(value)),
+    "propertyNames": ("object", lambda value, part: _is_open(value) or value == {"type": "string"}),
     "dependentRequired": ("object", lambda value, part: value == {}),
     "dependentSchemas": ("object", lambda value, part: value == {}),
     "dependencies": ("object", lambda value, part: value == {}),
@@ -40,34 +42,132 @@ _IDLE: Final[dict[str, tuple[str, Callable[[Any, dict[str, Any]], bool]]]] = {
 }
 
 
+_SAID_ABOUT: Final = frozenset(
+    (
+        *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly", "$comment"),
+        *("nullable", "discriminator", "xml", "externalDocs"),
+    )
+)
+"""Keywords that describe: llguidance takes nothing beside a reference to what has itself as a part."""
+
+_ANNOTATIONS: Final = frozenset(
+    (
+        # OpenAPI's
+        *("byte", "binary", "password"),
+        # pydantic's
+        *("path", "file-path", "directory-path", "json-string", "multi-host-uri", "ipv4network", "ipv6network"),
+        *("ipv4interface", "ipv6interface", "ipvanyaddress", "ipvanynetwork", "ipvanyinterface", "decimal"),
+        # zod's, which says most of them by a pattern too
+        *("base64", "base64url", "jwt", "cuid", "cuid2", "ulid", "nanoid", "ksuid", "xid", "emoji", "e164", "cidrv4"),
+        *("cidrv6", "guid", "json_string"),
+    )
+)
+"""Formats that generators of schemas write and no draft of the standard has: they describe, and nothing checks them."""
+
+_NEEDS_MORE: Final = re.compile(
+    r"""\\[bB] | \\[1-9] | \\k< | \(\?<?[=!] | (?:\\.) | \[\^?\]?(?:\\.|[^\]\\])*\]""", re.VERBOSE | re.DOTALL
+)
+"""What a pattern may have that no automaton can say; and, to be passed over, escapes and classes of characters."""
+
 _ERRORS: Final = ("$dynamicRef", "$recursiveRef", *_IDLE)
 _FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
 
 
-def unenforced(schema: Any) -> list[str]:
+def unenforced(schema: Any, paths: Mapping[int, Path]) -> list[str]:
     """Return what of a schema may not be kept to if it is kept to as far as possible, as JSON pointers.
 
     Args:
         schema: the schema, without the keywords that :func:`leave_out_idle` takes out.
+        paths: where parts are in the schema as it was given, by their ``id``.
     """
-    return [said((*path, key)) for path, part in reachable(schema) for key in part if _is_unenforced(key, part)]
+    return [
+        place
+        for path, part in _as_given(schema, paths)
+        for key in part
+        for place in (
+            [said((*path, key))]
+            if _is_unenforced(key, part)
+            else [said((*path, key, pattern)) for pattern in _unusable_names(key, part)]
+        )
+    ]
 
 
 def leave_out_unenforced(schema: Any) -> None:
-    """Take what may not be kept to out of a schema, but for ``oneOf``, read as ``anyOf`` where it has to be."""
+    """Take what may not be kept to out of a schema, and write ``oneOf`` as ``anyOf``.
+
+    Where its parts can be told apart, both say the same.
+    """
     for _, part in list(reachable(schema)):
-        for key in [key for key in part if key != "oneOf" and _is_unenforced(key, part)]:
-            del part[key]
+        for key in [key for key in part if _is_unenforced(key, part)]:
+            value = part.pop(key)
+            if key == "oneOf" and "anyOf" not in part:
+                part["anyOf"] = value
+            elif key == "oneOf":
+                part["allOf"] = [*listed(part.get("allOf")), {"anyOf": value}]
+        for pattern in _unusable_names("patternProperties", part):
+            del part["patternProperties"][pattern]
+            # What the pattern described is allowed, whatever it is.
+            part["additionalProperties"] = True
+
+
+def _as_given(schema: Any, paths: Mapping[int, Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path, part in reachable(schema):
+        yield paths.get(id(part), path), part
+
+
+def check_patterns(schema: Any, paths: Mapping[int, Path]) -> None:
+    """Refuse patterns that no answer can be kept to, though they are patterns.
+
+    Args:
+        schema: the schema.
+        paths: where parts are in the schema as it was given, by their ``id``.
+
+    Raises:
+        ConstraintError: there is one; the message says where, and what to do.
+    """
+    for path, part in _as_given(schema, paths):
+        places: list[tuple[Path, str]] = [((*path, key), part[key]) for key in part if _has_unusable(key, part)]
+        places += [((*path, "patternProperties", name), name) for name in _unusable_names("patternProperties", part)]
+        for place, pattern in places:
+            raise ConstraintError(
+                f"{said(place)}: the pattern has {_what_more(pattern)}, which is not supported: write it without, "
+                "leave it out, or say strict false (--no-strict) and check answers for it"
+            )
+
+
+def _has_unusable(key: str, part: dict[str, Any]) -> bool:
+    return key == "pattern" and isinstance(part[key], str) and bool(_what_more(part[key])) and _may_be("string", part)
+
+
+def _unusable_names(key: str, part: dict[str, Any]) -> list[str]:
+    return [name for name in mapping(part.get(key)) if _what_more(name)] if key == "patternProperties" else []
+
+
+def _what_more(pattern: str) -> str:
+    """Return what a pattern has that no automaton can say; empty for nothing."""
+    for found in _NEEDS_MORE.finditer(pattern):
+        if found[0].startswith("(?"):
+            return "a look-behind" if "<" in found[0] else "a look-ahead"
+        if found[0] in (r"\b", r"\B"):
+            return f"a word boundary ({found[0]})"
+        if found[0].startswith(r"\k<") or (len(found[0]) == 2 and found[0][1] in "123456789"):
+            return f"a reference back to a group ({found[0]})"
+    return ""
 
 
 def _is_unenforced(key: str, part: dict[str, Any]) -> bool:
+    if _has_unusable(key, part):
+        return True
     if key == "format":
         return isinstance(part[key], str) and part[key] not in _FORMATS and _may_be("string", part)
     if key in ("minProperties", "maxProperties"):
-        optional = mapping(part.get("properties")).keys() - set(map(str, listed(part.get("required"))))
-        return part[key] != 0 and bool(optional) and _may_be("object", part)
+        required = set(map(str, listed(part.get("required"))))
+        optional = mapping(part.get("properties")).keys() - required
+        is_closed = part.get("additionalProperties") is False and "patternProperties" not in part
+        is_kept = part[key] == 0 or (part[key] == 1 and is_closed and not required)
+        return bool(optional) and not is_kept and _may_be("object", part)
     if key == "oneOf":
         # Where its parts can be told apart, it is kept to.
         return len(listed(part[key])) > 1
@@ -76,7 +176,11 @@ def _is_unenforced(key: str, part: dict[str, Any]) -> bool:
 
 def leave_out_idle(schema: Any) -> None:
     """Take unsupported keywords that refuse nothing out of a schema and of all in it."""
-    for _, part in in_its_places(schema):
+    for _, part in _all_parts(schema):
+        if isinstance(part.get("format"), str) and _describes(part):
+            del part["format"]
+        for keyword in [keyword for keyword in part if keyword in _SAID_ABOUT or keyword.startswith("x-")]:
+            del part[keyword]
         idle = [
             keyword
             for keyword, (kind, refuses_nothing) in _IDLE.items()
@@ -84,6 +188,22 @@ def leave_out_idle(schema: Any) -> None:
         ]
         for keyword in idle:
             del part[keyword]
+
+
+def _all_parts(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the parts of a schema that stand where the standard has schemas, and those that references lead to."""
+    known = set[int]()
+    for parts in (in_its_places(schema), list(reachable(schema))):
+        for path, part in parts:
+            if id(part) not in known:
+                known.add(id(part))
+                yield path, part
+
+
+def _describes(part: dict[str, Any]) -> bool:
+    """Whether the format of a part says nothing that an answer could be kept to."""
+    # A pattern beside a time is more exact: zod's have no zone, without which the standard has no time.
+    return part["format"] in _ANNOTATIONS or (part["format"] == "time" and isinstance(part.get("pattern"), str))
 
 
 def _may_be(kind: str, part: dict[str, Any]) -> bool:

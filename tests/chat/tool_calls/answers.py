@@ -35,7 +35,11 @@ TOOLS: Final = [
             "path": {"type": "string"},
             "text": {"type": "string"},
             "mode": {"enum": ["create", "append"]},
-            "options": {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}}}},
+            "options": {
+                "type": "object",
+                "properties": {"tags": {"type": "array", "items": {"type": "string"}}},
+                "additionalProperties": True,
+            },
             "ratio": {"type": "number"},
             "is_draft": {"type": "boolean"},
         },
