@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from paceline.serving.settings import ServerOptions
 from tests.serving.hosted import Hosted, hosted, pair, scripted
+from tests.serving.scripted import Turnstile, writing_model
 
 KEY: Final = "a-key-of-this-test"
 
@@ -69,6 +71,31 @@ def served_script() -> Iterator[Hosted]:
     """A scripted model whose trees have siblings, below a prefix."""
     with hosted(scripted, ServerOptions(metrics=True, prefix="/one")) as running:
         yield running
+
+
+@dataclass(frozen=True)
+class Halting:
+    """A server whose answers have no end, and wait for each of their rounds.
+
+    Attributes:
+        server: has no drafters.
+        gate: lets rounds through.
+    """
+
+    server: Hosted
+    gate: Turnstile
+
+    def write(self, page: Page, rounds: int) -> None:
+        """Let rounds through until so many are shown."""
+        self.gate.let_until(lambda: page.locator(".tokens .round").count() >= rounds)
+
+
+@pytest.fixture
+def halting() -> Iterator[Halting]:
+    gate = Turnstile(writing_model(end=-30.0))
+    with hosted(lambda: scripted(target=gate, drafts=False), ServerOptions(prefix="/one")) as running:
+        yield Halting(running, gate)
+        gate.open()
 
 
 @pytest.fixture(scope="session")

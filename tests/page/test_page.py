@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.conftest import SUMMARY_LINES
-from tests.page.conftest import KEY
+from tests.page.conftest import KEY, Halting
 from tests.page.visiting import PHONE, WIDE, Theme, serious, visiting
 from tests.serving.hosted import Hosted
 
@@ -38,6 +38,12 @@ def ask(page: Page, text: str, most: int = 60) -> None:
     page.get_by_role("textbox", name="Message").fill(text)
     page.get_by_role("button", name="Send").click()
     page.get_by_role("button", name="Look closer").wait_for()
+
+
+def say(page: Page, text: str) -> None:
+    """Ask in the chat, which is shown."""
+    page.get_by_role("textbox", name="Message").fill(text)
+    page.get_by_role("textbox", name="Message").press("Enter")
 
 
 def lane_texts(page: Page) -> list[str]:
@@ -132,9 +138,13 @@ def test_a_kept_seed_writes_the_same_again(browser: Browser, served_pair: Hosted
 
 def test_the_replay_moves_and_can_be_skipped(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/", moves=True) as page:
+        page.get_by_role("spinbutton", name="Max tokens").fill("300")
         page.get_by_role("button", name="Start the race").click()
-        page.locator(".pace").wait_for()
-        expect(page.locator(".pace")).to_contain_text("eplayed")
+        page.locator(".verdict").wait_for()
+        # So slowly that a machine on which this is looked at late has a replay that is as much longer.
+        page.get_by_role("combobox").select_option("1/100 of real time")
+        page.get_by_role("button", name="Race again").click()
+        expect(page.locator(".pace")).to_have_text("Replayed 100 times slower than it was.")
         assert page.locator(".verdict").count() == 0
         expect(page.locator("[role=status]").last).to_have_text("Both are recorded; replaying.")
         page.get_by_role("button", name="Skip to the end").click()
@@ -151,8 +161,177 @@ def test_a_chat_is_answered_and_goes_on(browser: Browser, served_pair: Hosted) -
         page.get_by_role("textbox", name="Message").press("Enter")
         expect(page.locator(".turn")).to_have_count(2)
         expect(page.get_by_role("button", name="Look closer")).to_have_count(2)
-        page.get_by_role("button", name="New chat").click()
+
+
+def test_a_conversation_is_erased_by_whoever_says_so_twice(browser: Browser, served_pair: Hosted) -> None:
+    with visiting(browser, f"{served_pair.url}/") as page:
+        ask(page, "Tell me something.", most=5)
+        anew = page.get_by_role("button", name="New chat")
+        anew.press("Enter")
+        page.get_by_role("dialog", name="Erase this conversation?").press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        anew.press("Enter")
+        page.get_by_role("button", name="Keep it").press("Enter")
+        expect(anew).to_be_focused()
+        expect(page.locator(".turn")).to_have_count(1)
+        anew.press("Enter")
+        page.get_by_role("button", name="Erase it").press("Enter")
         expect(page.locator(".turn")).to_have_count(0)
+        expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+        page.reload()
+        page.get_by_role("button", name="Send").wait_for()
+        expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_a_conversation_outlives_a_reload_and_goes_on(browser: Browser, halting: Halting) -> None:
+    with visiting(browser, f"{halting.server.url}/#chat") as page:
+        say(page, "First.")
+        halting.write(page, 20)
+        page.keyboard.press("Escape")
+        expect(page.locator(".state")).to_contain_text("cancelled after")
+        first = page.locator(".tokens").text_content()
+        # In the middle of an answer.
+        say(page, "Second.")
+        halting.write(page, 30)
+        page.reload()
+        expect(page.locator(".turn")).to_have_count(2)
+        expect(page.locator(".tokens").first).to_have_text(first or "", use_inner_text=False)
+        expect(page.locator(".state").last).to_contain_text("from before, and not at its end")
+        part = page.locator(".tokens").last.text_content() or ""
+        assert part
+        page.get_by_role("spinbutton", name="Max tokens").fill("30")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            page.get_by_role("button", name="Go on").click()
+        assert [each["content"] for each in sent.value.post_data_json["messages"]] == ["First.", first, "Second.", part]
+        halting.gate.open()
+        expect(page.locator(".state").last).to_contain_text("cut off: Max tokens is 30")
+        whole = page.locator(".tokens").last.text_content() or ""
+        assert whole.startswith(part)
+        assert len(whole) > len(part)
+        other = page.context.new_page()
+        other.goto(f"{halting.server.url}/#chat")
+        expect(other.locator(".turn")).to_have_count(2)
+        assert other.locator(".tokens").last.text_content() == whole
+        # What is done in another tab is that one's.
+        other.get_by_role("button", name="New chat").click()
+        other.get_by_role("button", name="Erase it").click()
+        expect(other.locator(".turn")).to_have_count(0)
+        page.reload()
+        expect(page.locator(".turn")).to_have_count(2)
+
+
+@pytest.mark.parametrize(
+    ("written", "turns"),
+    [
+        ("", 0),
+        ('{"asked": "a"', 0),
+        ('{"asked": "a"}', 0),
+        ("7", 0),
+        ("null", 0),
+        ('[null, 3, "a", {"asked": 1, "text": "b"}, {"asked": "a"}, {"asked": "<b>a</b>", "text": "*c*"}]', 1),
+    ],
+)
+def test_what_was_kept_and_is_broken_does_no_harm(
+    browser: Browser, served_script: Hosted, written: str, turns: int
+) -> None:
+    with visiting(browser, f"{served_script.url}/#chat") as page:
+        page.get_by_role("button", name="Send").wait_for()
+        page.evaluate("text => localStorage.setItem('paceline-chat:/one/', text)", written)
+        page.reload()
+        page.get_by_role("button", name="Send").wait_for()
+        expect(page.locator(".turn")).to_have_count(turns)
+        ask(page, "abc", most=5)
+        expect(page.locator(".turn")).to_have_count(turns + 1)
+
+
+def test_a_conversation_is_kept_as_far_as_there_is_room(browser: Browser, served_script: Hosted) -> None:
+    with visiting(browser, f"{served_script.url}/#chat") as page:
+        page.get_by_role("button", name="Send").wait_for()
+        kept = page.evaluate(
+            """async () => {
+                const { keepTurns, keptTurns } = await import(new URL("page/keeping.js", document.baseURI));
+                keepTurns([...Array(12).keys()].map((place) => ({ asked: `${place}`, text: "a".repeat(150000) })));
+                const some = keptTurns().map((turn) => turn.asked);
+                keepTurns([{ asked: "alone", text: "a".repeat(2000000) }]);
+                const none = keptTurns();
+                const set = Storage.prototype.setItem;
+                Storage.prototype.setItem = () => { throw new DOMException("full", "QuotaExceededError"); };
+                keepTurns([{ asked: "full", text: "" }]);
+                Storage.prototype.setItem = set;
+                return [some, none];
+            }"""
+        )
+        assert kept == [["6", "7", "8", "9", "10", "11"], []]
+
+
+@pytest.mark.parametrize("way", ["Escape", "Cancel"])
+@pytest.mark.parametrize(
+    ("view", "start", "box"),
+    [
+        ("The race", "Start the race", "Message"),
+        ("Chat", "Send", "Message"),
+        ("Text", "Continue", "Text to continue"),
+    ],
+)
+def test_what_is_written_is_stopped_and_the_keyboard_stays_where_it_was(
+    browser: Browser, halting: Halting, view: str, start: str, box: str, way: str
+) -> None:
+    with visiting(browser, f"{halting.server.url}/") as page:
+        turn_to(page, view)
+        page.get_by_role("textbox", name=box).fill("abc")
+        page.get_by_role("button", name=start).press("Enter")
+        halting.write(page, 4)
+        expect(page.get_by_role("textbox", name=box)).to_be_focused()
+        if way == "Escape":
+            page.keyboard.press("Escape")
+        else:
+            page.get_by_role("button", name="Cancel").press("Enter")
+        expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+        expect(page.locator("[role=status]").last).to_have_text(re.compile("cancelled"))
+        expect(page.get_by_role("textbox", name=box)).to_be_focused()
+        halting.gate.open()
+        halting.server.wait_for_nothing()
+
+
+def test_escape_stops_what_is_looked_at_alone(browser: Browser, halting: Halting) -> None:
+    with visiting(browser, f"{halting.server.url}/") as page:
+        turn_to(page, "Text")
+        page.get_by_role("spinbutton", name="Max tokens").fill("60")
+        page.get_by_role("button", name="Continue").click()
+        halting.write(page, 4)
+        turn_to(page, "Chat")
+        page.keyboard.press("Escape")
+        turn_to(page, "Text")
+        halting.gate.open()
+        expect(page.locator(".state")).to_contain_text("tokens/s; cut off: Max tokens is 60")
+
+
+def test_an_answer_may_be_as_long_as_the_context(browser: Browser, served_script: Hosted) -> None:
+    with visiting(browser, f"{served_script.url}/#chat") as page:
+        page.get_by_role("textbox", name="Message").fill("abc")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            page.get_by_role("button", name="Send").click()
+        assert sent.value.post_data_json["max_tokens"] == -1
+
+
+@pytest.mark.parametrize("view", ["Chat", "Text"])
+def test_an_answer_that_is_cut_off_says_so_and_goes_on(browser: Browser, halting: Halting, view: str) -> None:
+    with visiting(browser, f"{halting.server.url}/") as page:
+        turn_to(page, view)
+        halting.gate.open()
+        page.get_by_role("spinbutton", name="Max tokens").fill("9")
+        page.get_by_role("textbox", name="Message" if view == "Chat" else "Text to continue").fill("abc")
+        page.get_by_role("button", name="Send" if view == "Chat" else "Continue").click()
+        text = ""
+        for _ in range(3):
+            page.get_by_role("button", name="Look closer").wait_for()
+            expect(page.locator(".state")).to_contain_text("9 tokens")
+            expect(page.locator(".state")).to_contain_text("cut off: Max tokens is 9")
+            before, text = text, page.locator(".tokens").text_content() or ""
+            assert text.startswith(before)
+            assert len(text) > len(before)
+            page.get_by_role("button", name="Go on").click()
+            expect(page.locator(".tokens")).not_to_have_text(text, use_inner_text=False)
 
 
 def test_a_round_is_looked_at_by_the_keyboard(browser: Browser, served_script: Hosted) -> None:
@@ -326,6 +505,9 @@ def test_everybody_can_use_it(
         page.get_by_role("button", name="Look closer").click()
         page.get_by_role("slider", name="Round").press("ArrowRight")
         look(page, "chat")
+        page.get_by_role("button", name="New chat").click()
+        look(page, "erase")
+        page.get_by_role("button", name="Keep it").click()
         page.get_by_role("button", name="Formatted").click()
         page.locator(".formatted").wait_for()
         look(page, "formatted")

@@ -3,13 +3,15 @@
 import { ApiError, stream } from "./api.js";
 
 /**
- * States: "asked" until the first token, "writing", then "done", "cancelled" or "failed".
+ * States: "asked" until the first token, "writing", then "done", "cancelled" or "failed"; "kept" where nothing but its text
+ * is left of it. `beginning` is what was there before, which it goes on with.
  *
  * A round is { pieces: [{ text, source, kind }], drafts, ms }: what it added, what was drafted for it, and the
  * milliseconds of decoding until it was there, by the server's clock.
  */
 export class Answer {
-  constructor() {
+  constructor(beginning = "") {
+    this.beginning = beginning;
     this.state = "asked";
     this.rounds = [];
     this.progress = null;
@@ -19,6 +21,12 @@ export class Answer {
     this.finish = null;
     this.error = null;
     this.numTokens = 0;
+    this.most = -1;
+  }
+
+  /** An answer of which the browser kept the text, and how it ended. */
+  static kept({ text, finish }) {
+    return Object.assign(new Answer(text), { state: "kept", finish });
   }
 
   get isOver() {
@@ -32,7 +40,12 @@ export class Answer {
   /** The text without what the model reasoned. */
   get content() {
     const pieces = this.rounds.flatMap((round) => round.pieces);
-    return pieces.filter((piece) => piece.kind === "content").map((piece) => piece.text).join("");
+    return this.beginning + pieces.filter((piece) => piece.kind === "content").map((piece) => piece.text).join("");
+  }
+
+  /** Whether it ended before its model ended it, and there is something to go on with. */
+  get isCut() {
+    return this.isOver && this.finish !== "stop" && this.content !== "";
   }
 
   /** Tokens a second; null until there are some. */
@@ -54,6 +67,7 @@ export class Answer {
   /** Ask, and take what comes until the end. `changed` is called whenever something did. */
   async follow(path, body, changed, signal) {
     const asked = { ...body, return_rounds: true, timings_per_token: true, return_progress: true };
+    this.most = body.max_tokens;
     try {
       for await (const chunk of stream(path, asked, signal)) {
         this.take(chunk);

@@ -15,6 +15,10 @@ function viewOfAddress() {
   return VIEWS.some(([each]) => each === name) ? name : "race";
 }
 
+function focusContent() {
+  document.getElementById("content").focus();
+}
+
 function KeyForm({ refused, enter }) {
   const [value, setValue] = useState("");
   return html`<form class="card key" onSubmit=${(event) => { event.preventDefault(); enter(value.trim()); }}>
@@ -46,6 +50,7 @@ function App() {
       setSettings((before) => before ?? settingsOf(props));
       setNeedsKey(false);
       setProblem(null);
+      if (hasNewKey) focusContent();
     } catch (error) {
       if (error.status === 401) {
         setNeedsKey(true);
@@ -85,7 +90,7 @@ function App() {
     document.title = `${title} · paceline`;
   }, [title]);
   return html`
-    <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById("content").focus(); }}>Skip to the content</a>
+    <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); focusContent(); }}>Skip to the content</a>
     <header class="top">
       <h1><img src="page/icon.svg" alt="" width="28" height="28" />paceline</h1>
       <p class="model">${server ? server.props.model_alias : ""}</p>
@@ -95,7 +100,7 @@ function App() {
     </header>
     <main id="content" tabindex="-1">
       ${problem && html`<p class="problem" role="alert"><span>${problem.message}</span>
-        <button type="button" class="small" aria-label="Dismiss this message" onClick=${() => setProblem(null)}>×</button></p>`}
+        <button type="button" class="small" aria-label="Dismiss this message" onClick=${() => { setProblem(null); focusContent(); }}>×</button></p>`}
       ${needsKey
         ? html`<${KeyForm} refused=${refused} enter=${(key) => { setKey(key); find(true); }} />`
         : server

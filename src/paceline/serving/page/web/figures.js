@@ -106,7 +106,7 @@ function Ledger({ answer }) {
 }
 
 export function Figures({ answer }) {
-  if (!answer) {
+  if (!answer || answer.state === "kept") {
     return html`<aside class="figures empty" aria-label="Figures"><p class="quiet">Speed, and where the tokens came
       from, appear here.</p></aside>`;
   }

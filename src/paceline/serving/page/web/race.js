@@ -6,7 +6,7 @@ import { Answer, firstDifference } from "./answer.js";
 import { gainText, speedText, timeText } from "./figures.js";
 import { Legend, RoundInspector, TokenText } from "./tokens.js";
 import { Settings, drawSeed, requestOf } from "./settings.js";
-import { useRedraw, useTask, wantsStillness } from "./writing.js";
+import { useFocusKept, useRedraw, useTask, wantsStillness } from "./writing.js";
 
 const TEXTS = [
   ["A server's log", "2026-03-02 08:14:07 INFO web: started, listening on 127.0.0.1:8080\n2026-03-02 08:14:09 INFO web: GET /health 200 in 2 ms\n2026-03-02 08:14:11 INFO web: GET /items 200 in 14 ms\n2026-03-02 08:14:12 WARNING db: query took 812 ms\n2026-03-02 08:14:12 INFO web: GET /items 200 in 827 ms\n"],
@@ -34,7 +34,7 @@ function askedOf(prompt, isChat, settings, lane) {
   const what = isChat ? { messages: [{ role: "user", content: prompt }] } : { prompt, ignore_eos: true };
   return {
     ...what,
-    ...requestOf({ ...settings, speculate: lane === "fast" }),
+    ...requestOf({ ...settings, speculate: lane === "fast" }, "race"),
     // Neither lane may use what the other one read or wrote.
     cache_salt: `race-${lane}-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`,
   };
@@ -89,7 +89,7 @@ function Lane({ answer, name, title, rounds, shown, selected, onSelect, isLive }
   const time = rounds.at(-1)?.ms ?? 0;
   const isDone = Boolean(answer?.isOver) && shown >= total;
   const state = !answer ? "" : answer.state === "failed" ? "failed" : isLive
-    ? (answer.state === "asked" ? "reading the prompt" : "recording") : isDone ? "finished" : "";
+    ? (answer.state === "asked" ? "reading the prompt" : "recording") : !isDone ? "" : answer.finish === "length" ? "cut off at its limit" : "finished";
   return html`<section class=${`lane ${name}`} aria-label=${title}>
     <header>
       <h3>${title}</h3>
@@ -104,7 +104,7 @@ function Lane({ answer, name, title, rounds, shown, selected, onSelect, isLive }
   </section>`;
 }
 
-export function Race({ server, settings, change, announce, report }) {
+export function Race({ server, settings, change, announce, report, isShown }) {
   const hasChat = Boolean(server.props.chat_template);
   const examples = hasChat ? QUESTIONS : TEXTS;
   const [prompt, setPrompt] = useState(examples[0][1]);
@@ -113,7 +113,8 @@ export function Race({ server, settings, change, announce, report }) {
   const [clock, setClock] = useState(null);
   const [slowdown, setSlowdown] = useState("auto");
   const [selected, setSelected] = useState(0);
-  const [busy, run, cancel] = useTask();
+  const [busy, run, cancel] = useTask(isShown);
+  const box = useFocusKept(isShown);
   const redraw = useRedraw();
   const frame = useRef(0);
   const ended = useRef(null);
@@ -220,15 +221,15 @@ export function Race({ server, settings, change, announce, report }) {
       the other, and replayed side by side from their first tokens on.</p>
     <form class="card ask" onSubmit=${(event) => { event.preventDefault(); start(); }}>
       <label for="race-prompt">${hasChat ? "Message" : "Text to continue"}</label>
-      <textarea id="race-prompt" rows="5" value=${prompt} onInput=${(event) => setPrompt(event.target.value)}></textarea>
+      <textarea id="race-prompt" rows="5" ref=${box} value=${prompt} onInput=${(event) => setPrompt(event.target.value)}></textarea>
       <div class="chips" role="group" aria-label="Examples">
         ${examples.map(([name, text]) => html`<button type="button" class="chip" key=${name}
           aria-pressed=${prompt === text} onClick=${() => setPrompt(text)}>${name}</button>`)}
       </div>
-      <${Settings} name="race" settings=${settings} change=${change} isRace=${true} />
+      <${Settings} name="race" settings=${settings} change=${change} />
       <div class="actions">
         <button class="primary" disabled=${busy || !prompt}>${slow ? "Race again" : "Start the race"}</button>
-        ${busy && html`<button type="button" onClick=${cancel}>Cancel</button>`}
+        ${busy && html`<button type="button" aria-keyshortcuts="Escape" title="Escape" onClick=${cancel}>Cancel</button>`}
         ${isPlaying && html`<button type="button" onClick=${skip}>Skip to the end</button>`}
         ${isOver && !busy && html`<button type="button" onClick=${() => replay(chosen, last)}>Replay</button>
           <label class="inline">at

@@ -8,22 +8,25 @@ export function drawSeed() {
   return crypto.getRandomValues(new Uint32Array(1))[0];
 }
 
-/** The server's own defaults, in a form that the fields below can change. */
+// A race is as long as one likes to watch, and a text that is gone on with may have no end of its own.
+const MOST = { race: 200, text: 1000 };
+
+/** The server's own defaults, in a form that the fields below can change. `most` is -1 for all that the context holds. */
 export function settingsOf(props) {
   const { params } = props.default_generation_settings;
   return {
     temperature: Math.min(2, Math.round(20 * (params.temperature ?? 0.8)) / 20),
     seed: drawSeed(),
     isLocked: false,
-    most: 200,
+    most: { chat: params.n_predict, ...MOST },
     speculate: true,
     ghosts: true,
   };
 }
 
-/** The fields of a request. */
-export function requestOf(settings) {
-  const asked = { temperature: settings.temperature, seed: settings.seed, max_tokens: settings.most };
+/** The fields of a request of one of the views. */
+export function requestOf(settings, view) {
+  const asked = { temperature: settings.temperature, seed: settings.seed, max_tokens: settings.most[view] };
   return settings.speculate ? asked : { ...asked, speculative: { off: true } };
 }
 
@@ -32,9 +35,15 @@ function whole(event, low, high, before) {
   return Number.isNaN(value) ? before : Math.min(high, Math.max(low, value));
 }
 
-/** `isRace`: what the race decides by itself is left out. */
-export function Settings({ settings, change, isRace, name }) {
+/** `name`: of the view. What the race decides by itself is left out there, and it has an end. */
+export function Settings({ settings, change, name }) {
   const id = (field) => `${name}-${field}`;
+  const isRace = name === "race";
+  const most = settings.most[name];
+  const setMost = (event) => {
+    const given = event.target.value.trim() || isRace ? whole(event, 1, 100000, most) : -1;
+    change({ most: { ...settings.most, [name]: given } });
+  };
   return html`<fieldset class="settings">
     <legend class="hidden">How the answer is sampled</legend>
     <div class="field">
@@ -44,8 +53,8 @@ export function Settings({ settings, change, isRace, name }) {
     </div>
     <div class="field">
       <label for=${id("most")}>Max tokens</label>
-      <input id=${id("most")} class="num" type="number" min="1" max="100000" value=${settings.most}
-        onChange=${(event) => change({ most: whole(event, 1, 100000, settings.most) })} />
+      <input id=${id("most")} class="num" type="number" min="1" max="100000" value=${most < 0 ? "" : most}
+        placeholder="the context's rest" onChange=${setMost} />
     </div>
     <div class="field">
       <label for=${id("seed")}>Seed</label>

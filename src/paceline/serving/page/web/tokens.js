@@ -63,9 +63,9 @@ class Round extends Component {
  * The rounds of an answer as text; a click chooses one of them.
  *
  * `label`: names a text that scrolls in itself, so that the keyboard reaches it. `caret`: whether more is to come, whose
- * end such a text shows.
+ * end such a text shows. `beginning`: text before it, of unknown tokens.
  */
-export function TokenText({ rounds, ghosts, selected = -1, onSelect, caret, label }) {
+export function TokenText({ rounds, ghosts, selected = -1, onSelect, caret, label, beginning }) {
   const element = useRef(null);
   useEffect(() => {
     if (label && caret && element.current) element.current.scrollTop = element.current.scrollHeight;
@@ -77,7 +77,7 @@ export function TokenText({ rounds, ghosts, selected = -1, onSelect, caret, labe
   };
   const region = label ? { role: "group", tabIndex: 0, "aria-label": label } : {};
   return html`<div class=${onSelect ? "tokens choosable" : "tokens"} onClick=${choose} ref=${element} ...${region}>
-    ${rounds.map((round, index) => html`<${Round} key=${index} round=${round} index=${index} ghosts=${ghosts}
+    ${beginning}${rounds.map((round, index) => html`<${Round} key=${index} round=${round} index=${index} ghosts=${ghosts}
       selected=${index === selected} />`)}${caret && html`<span class="caret" aria-hidden="true"></span>`}
   </div>`;
 }

@@ -15,11 +15,23 @@ export function useRedraw() {
   }).current;
 }
 
-/** Return [busy, run, cancel]: `run` does one thing at a time, given a signal that `cancel` and leaving the view set. */
-export function useTask() {
+/**
+ * Return [busy, run, cancel]: `run` does one thing at a time, given a signal that `cancel` and leaving the view set. Where the
+ * view is shown, Escape cancels too.
+ */
+export function useTask(isShown) {
   const [busy, setBusy] = useState(false);
   const controller = useRef(null);
-  useEffect(() => () => controller.current?.abort(), []);
+  const cancel = () => controller.current?.abort();
+  useEffect(() => cancel, []);
+  useEffect(() => {
+    if (!busy || !isShown) return undefined;
+    const pressed = (event) => {
+      if (event.key === "Escape" && !event.isComposing) cancel();
+    };
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  }, [busy, isShown]);
   const run = async (work) => {
     if (controller.current) return;
     controller.current = new AbortController();
@@ -31,7 +43,27 @@ export function useTask() {
       setBusy(false);
     }
   };
-  return [busy, run, () => controller.current?.abort()];
+  return [busy, run, cancel];
+}
+
+/**
+ * Return a reference to what gets the focus when whatever has it goes away, or cannot be used any more: a button may do
+ * either once it was pressed, and the keyboard would begin anew at the top of the page.
+ */
+export function useFocusKept(isShown) {
+  const place = useRef(null);
+  const last = useRef(null);
+  useEffect(() => {
+    const note = (event) => { last.current = event.target; };
+    addEventListener("focusin", note);
+    return () => removeEventListener("focusin", note);
+  }, []);
+  useEffect(() => {
+    const { current } = last;
+    if (!isShown || !current || (current.isConnected && !current.disabled)) return;
+    if (document.activeElement === document.body || document.activeElement === current) place.current?.focus({ preventScroll: true });
+  });
+  return place;
 }
 
 /** Whether the reader wants nothing to move. */
