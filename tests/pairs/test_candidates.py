@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -87,3 +88,28 @@ def test_a_loop_of_folders_ends(folder: Path) -> None:
     (folder / "publisher" / "loop").symlink_to(folder)
     candidates, _ = find_candidates([str(folder)], TARGET)
     assert len(candidates) == 2
+
+
+def test_linked_folders_are_searched_too(folder: Path, tmp_path: Path) -> None:
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    (shelf / "disk").symlink_to(folder)
+    (folder / "back").symlink_to(shelf)
+    (shelf / "again").symlink_to(folder)
+    (tmp_path / "linked").symlink_to(shelf)
+    for named in (shelf, tmp_path / "linked"):
+        candidates, skipped = find_candidates([str(named)], TARGET)
+        assert {Path(candidate.name).name for candidate in candidates} == {"again.gguf", "small.gguf"}, "each once"
+        assert {Path(each.name).name for each in skipped} == {"broken.gguf", "copy.gguf"}
+        assert len(skipped) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_is_no_model_and_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.gguf")
+    _, skipped = find_candidates([str(folder)], TARGET)
+    assert [each.why for each in skipped if each.name == "pipe.gguf"] == [
+        "is a pipe; give the path of a file, as models are read more than once"
+    ]
+    with pytest.raises(ModelFileError, match=r"pipe\.gguf is a pipe; give the path of a file"):
+        find_candidates([str(folder / "pipe.gguf")], TARGET)

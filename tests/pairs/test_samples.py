@@ -47,10 +47,33 @@ def test_lines_of_json_are_prompts(tmp_path: Path) -> None:
     assert [sample.text for sample in file_samples(path)] == ["a", "b", "c", "d"]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    lines, text = tmp_path / "my.jsonl", tmp_path / "my.txt"
+    lines.write_text('{"prompt": "a"}\r\n{"text": "b"}\r\n', encoding="utf-8-sig", newline="")
+    text.write_text("a text", encoding="utf-8-sig")
+    assert [sample.text for sample in file_samples(lines)] == ["a", "b"]
+    assert [sample.text for sample in file_samples(text)] == ["a text"]
+
+
+def test_lines_of_json_end_where_json_has_them_end(tmp_path: Path) -> None:
+    path = tmp_path / "my.jsonl"
+    path.write_text(json.dumps({"prompt": "a\u2028b\x85c"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert [sample.text for sample in file_samples(path)] == ["a\u2028b\x85c"]
+
+
+def test_of_many_lines_of_json_the_last_one_read_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "my.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{number} " + "x" * 1000}) + "\n" for number in range(5000)))
+    samples = file_samples(path)
+    assert 4000 < len(samples) < 5000
+    assert {len(sample.text.partition(" ")[2]) for sample in samples} == {1000}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("my.jsonl", "{", "line 1: this is no JSON"),
+        ("my.jsonl", "[" * 100_000, "line 1: this is no JSON"),
         ("my.jsonl", '"a"\n{"prompt": 3}', "line 2: there is no text"),
         ("my.jsonl", "[1]", "line 1: there is no text"),
         ("my.txt", " \n\n", "holds no text"),

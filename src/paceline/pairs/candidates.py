@@ -135,10 +135,17 @@ def _models_in(folder: Path, *, deepest: int = _DEEPEST) -> Iterator[Path]:
         if error.filename is None or Path(error.filename) == folder:
             raise InputError(f"{folder} cannot be read: {error.strerror or error}")
 
-    # The hub's cache has links to files, and a folder may link to itself.
-    for root, folders, files in os.walk(folder, onerror=fail, followlinks=False):
+    # Folders may be links, as to another disk. What lies in this one is found without, and links may go in circles.
+    known = [folder.resolve()]
+    for root, folders, files in os.walk(folder, onerror=fail, followlinks=True):
         here = Path(root)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in [name for name in folders if (here / name).is_symlink()]:
+            leads_to = (here / name).resolve()
+            if any(leads_to.is_relative_to(one) for one in known):
+                folders.remove(name)
+            else:
+                known.append(leads_to)
         if len(here.relative_to(folder).parts) >= deepest:
             folders.clear()
         if "config.json" in files and any(name.endswith((".safetensors", ".bin")) for name in files):

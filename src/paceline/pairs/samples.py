@@ -65,9 +65,12 @@ def file_samples(path: Path) -> list[Sample]:
     """
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES).decode("utf-8", "ignore")
+            data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    content = data[:_MOST_BYTES].decode("utf-8-sig", "ignore")
+    if len(data) > _MOST_BYTES and path.suffix == ".jsonl":
+        content = content.rpartition("\n")[0]  # of its last line there is only the beginning
     texts = list(_of_lines(path, content)) if path.suffix == ".jsonl" else list(_pieces(content))
     if not texts:
         raise InputError(f"{path} holds no text: give a file of the text you generate, or prompts as JSON lines")
@@ -75,12 +78,13 @@ def file_samples(path: Path) -> list[Sample]:
 
 
 def _of_lines(path: Path, content: str) -> Iterator[str]:
-    for number, line in enumerate(content.splitlines(), 1):
+    # JSON may have what Python takes for the end of a line within its texts.
+    for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
         try:
             said = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(f"{path}, line {number}: this is no JSON; name a file of plain text otherwise") from None
         text = next((said[name] for name in _FIELDS if name in said), None) if isinstance(said, dict) else said
         if not isinstance(text, str):
