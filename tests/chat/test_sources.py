@@ -237,6 +237,14 @@ def test_another_template_takes_the_place_of_all(model: Path, tmp_path: Path) ->
     assert template.adds_opening == model.is_file()
 
 
+def test_a_byte_order_mark_is_no_part_of_a_template(model: Path, tmp_path: Path) -> None:
+    file = (model if model.is_dir() else tmp_path) / "chat_template.jinja"
+    file.write_text("other {{ bos_token }}", encoding="utf-8-sig")
+    assert render(find_template(model, VOCABULARY, replaced_by=file)) == "other <s>"
+    if model.is_dir():
+        assert render(find_template(model, VOCABULARY)) == "other <s>"
+
+
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [

@@ -10,8 +10,11 @@ import gguf
 import pytest
 
 from paceline.core.errors import ModelFileError
+from paceline.engines.loading import engine_for
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.fingerprints import fingerprint
+from paceline.models.gguf_file import GGUFFile
 from tests.models.helpers import split_gguf, write_folder, write_gguf
 
 
@@ -182,6 +185,49 @@ def test_a_split_model_is_described_as_a_whole(tmp_path: Path) -> None:
     assert whole.num_parts == 1
     with pytest.raises(ModelFileError, match=f"is part 2 of a split model; give the first part, {parts[0].name}"):
         describe(parts[1])
+
+
+pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+
+
+@pipes
+def test_a_pipe_is_no_model_and_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "a.gguf"
+    os.mkfifo(pipe)
+    (tmp_path / "link.gguf").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link.gguf"):
+        for read in (describe, fingerprint, GGUFFile):
+            with pytest.raises(
+                ModelFileError, match=f"^{path} is a pipe; give the path of a file, as models are read mo"
+            ):
+                read(path)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="the system has no such device")
+def test_a_device_is_no_model() -> None:
+    with pytest.raises(ModelFileError, match=r"^/dev/zero is a device; give the path of a file"):
+        describe(Path("/dev/zero"))
+
+
+@pipes
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "other.bin"])
+def test_a_folder_with_a_pipe_in_it_is_no_model_and_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf")
+    (folder / "nowhere").symlink_to(tmp_path / "nowhere")
+    assert describe(folder).num_parameters == 28
+    os.mkfifo(folder / name)
+    for read in (describe, engine_for):
+        with pytest.raises(ModelFileError, match=f"{name} is a pipe; give the path of a file"):
+            read(folder)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf", hidden_size=64)
+    for name in ("config.json", "README.md"):
+        text = (folder / name).read_text(encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8-sig")
+    what = describe(folder)
+    assert (what.width, what.license, what.summary) == (64, "apache-2.0", "A model that does nothing.")
 
 
 @pytest.mark.skipif(os.geteuid() == 0 if hasattr(os, "geteuid") else True, reason="root may read everything")

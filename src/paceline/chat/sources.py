@@ -155,7 +155,7 @@ def _content(token: object) -> str:
 
 def _read_template(file: Path) -> str:
     try:
-        with file.open(encoding="utf-8") as stream:
+        with file.open(encoding="utf-8-sig") as stream:
             # One more than a template may have is refused as all of it would be.
             source = stream.read(MOST_SOURCE + 1)
     except FileNotFoundError:

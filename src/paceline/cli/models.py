@@ -122,7 +122,7 @@ def show(
     """Print what is known of a model, where it lies, and its card; without a card, its metadata."""
     what = describe(resolve(model))
     path = _card(what)
-    card = None if path is None else path.read_text(encoding="utf-8", errors="replace")
+    card = None if path is None else path.read_text(encoding="utf-8-sig", errors="replace")
     if as_json:
         print_json({**_json(what), "card_text": card, "metadata": what.metadata})
         return

@@ -223,7 +223,7 @@ def _count_weights(path: Path) -> Counter[str]:
 
 def _read_card(card: Path) -> tuple[dict[str, str], str | None]:
     """Return the plain entries of a card's front matter, and the first line of its text."""
-    text = card.read_text(encoding="utf-8", errors="replace")
+    text = card.read_text(encoding="utf-8-sig", errors="replace")
     matter = re.match(r"---\n(.*?)\n---\s*\n", text, re.DOTALL)
     entries = dict(re.findall(r"^(\w+): *[\"']?([^\"'\n]+?)[\"']? *$", matter[1], re.MULTILINE)) if matter else {}
     body = text[matter.end() :] if matter else text

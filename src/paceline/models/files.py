@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,13 @@ _LFS_POINTER: Final = b"version https://git-lfs"
 LONGEST_START: Final = len(_LFS_POINTER)
 """Bytes that :func:`no_content` judges a file by."""
 
+_NO_FILES: Final = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
 
 def no_content(start: bytes) -> str | None:
     """Say why a file that starts like this holds nothing, and the way out; ``None`` if it may hold something."""
@@ -24,6 +32,30 @@ def no_content(start: bytes) -> str | None:
     return None
 
 
+def check_is_file(path: Path) -> None:
+    """Refuse what is no file but stands in a folder like one: whoever opened a pipe would wait, maybe for ever.
+
+    Raises:
+        ModelFileError: it is a pipe, a device or a socket.
+        OSError: nothing can be said of it; it may be missing.
+    """
+    kind = _NO_FILES.get(stat.S_IFMT(path.stat().st_mode))
+    if kind is not None:
+        raise ModelFileError(f"{path} is {kind}; give the path of a file, as models are read more than once")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, without the byte order mark that some editors put before it.
+
+    Raises:
+        ModelFileError: it is a pipe, a device or a socket.
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    check_is_file(path)
+    return path.read_text(encoding="utf-8-sig")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
@@ -31,7 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelFileError: it is missing, unreadable, or not one JSON object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except FileNotFoundError:
         raise ModelFileError(f"{path.parent} has no {path.name}; fetch the whole folder") from None
     except OSError as error:

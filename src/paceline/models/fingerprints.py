@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import ModelFileError
+from paceline.models.files import check_is_file
 from paceline.models.gguf_model import part_paths
 
 _HEAD_BYTES: Final = 1 << 20
@@ -47,6 +48,7 @@ def fingerprint(path: Path) -> str:
 
 
 def _hash_samples(path: Path, digest: hashlib._Hash) -> None:
+    check_is_file(path)
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         digest.update(f"{size}\0".encode())

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 from paceline.core.errors import ModelFileError
 from paceline.core.text import spelled_bytes
-from paceline.models.files import LONGEST_START, no_content
+from paceline.models.files import LONGEST_START, check_is_file, no_content
 
 Scalar: TypeAlias = int | float | bool | str
 Value: TypeAlias = Scalar | list[Scalar]
@@ -104,6 +104,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
     try:
         if path.is_dir():
             raise ModelFileError(f"{path} is a directory; give the path of one .gguf file")
+        check_is_file(path)
         with path.open("rb") as file:
             start = file.read(LONGEST_START)
             if not start.startswith(_MAGIC):

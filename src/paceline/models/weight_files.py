@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from paceline.core.errors import ModelFileError
 from paceline.core.text import spelled_bytes
-from paceline.models.files import LONGEST_START, no_content, read_json
+from paceline.models.files import LONGEST_START, check_is_file, no_content, read_json
 from paceline.models.gguf_model import is_later_part
 
 INDEX: Final = "model.safetensors.index.json"
@@ -23,9 +23,13 @@ def check_model_folder(folder: Path) -> None:
     """Check that a folder has the configuration of a Hugging Face model.
 
     Raises:
-        ModelFileError: it has none; the message says what the folder is, where that can be told.
+        ModelFileError: it has none; the message says what the folder is, where that can be told. Or something in it is
+            no file, which whoever loads it would wait for.
     """
     if (folder / "config.json").is_file():
+        for path in folder.iterdir():
+            if path.exists():  # a link may lead nowhere
+                check_is_file(path)
         return
     gguf_files = sorted(path.name for path in folder.glob("*.gguf") if not is_later_part(path))
     if (folder / "adapter_config.json").is_file():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from gguf import TokenType
 
 from paceline.core.errors import InputError, ModelFileError
+from paceline.models.files import check_is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +47,7 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
         InputError: it is of a type or has a normalization that llama.cpp's ``llama`` tokenizer has not.
     """
     try:
+        check_is_file(path)
         data = path.read_bytes()
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -13,7 +13,7 @@ from paceline.models.convert.merges import merges_of_scores, scores_of_merges
 from paceline.models.convert.pretokenizers import pre_tokenizer_of_json
 from paceline.models.convert.sentencepiece_model import read_sentencepiece
 from paceline.models.convert.vocabulary import BYTE_TOKENS, PADDING_SCORE, ChatTemplate, TokenizerTables
-from paceline.models.files import read_json, read_json_if_present, write_json
+from paceline.models.files import read_json, read_json_if_present, read_text, write_json
 from paceline.vocabularies.turns import unnamed_turn_ends
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | Non
     path = folder / "chat_template.jinja"
     if template is None and path.is_file():
         try:
-            return path.read_text(encoding="utf-8")
+            return read_text(path)
         except (OSError, ValueError) as error:
             raise ModelFileError(f"{path} cannot be read: {error}") from None
     if isinstance(template, list):
