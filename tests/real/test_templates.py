@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.chat.messages import read_messages
+from paceline.chat.params import ChatParams
+from paceline.chat.reader import ChatReader
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError
+from paceline.serving.bodies import TemplateBody
+from paceline.serving.chats import chat_params_of, followed
+from paceline.serving.preparing import _usual_variables
+from tests.chat.conversing import ControlledBytes
 from tests.conftest import SUMMARY_LINES
 from tests.real.conversations import CONVERSATIONS
 
@@ -67,3 +74,55 @@ def test_templates_render_as_transformers_renders_them(models: Path, pytestconfi
     assert counts["equal"] >= 1800
     assert counts["refused by both"] <= counts["equal"] // 5
     assert len(rendered) == len(files)
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+OFF: list[dict[str, Any]] = [
+    {"enable_thinking": False},
+    {"reasoning_effort": "none"},
+    {"thinking": {"type": "disabled"}},
+    {"reasoning": {"enabled": False}},
+]
+ON: list[dict[str, Any]] = [
+    {"enable_thinking": True},
+    *({"reasoning_effort": level} for level in ("minimal", "low", "medium", "high", "xhigh", "max")),
+    *({"thinking_budget_tokens": budget} for budget in (0, 100)),
+    {"thinking": {"type": "enabled", "budget_tokens": 100}},
+    {"reasoning": {"effort": "low"}},
+]
+
+
+def test_settings_of_reasoning_are_taken_with_every_template(models: Path, pytestconfig: pytest.Config) -> None:
+    files = sorted((models / "templates").glob("*.jinja"))
+    assert len(files) >= 70
+    warned = 0
+    for file in files:
+        template = ChatTemplate(file.read_text(encoding="utf-8"), origin=file.name, special_tokens=SPECIAL)
+        reader = ChatReader(template, ControlledBytes(), 1 << 20)
+
+        def prompt_of(setting: dict[str, Any], template: ChatTemplate = template, reader: ChatReader = reader) -> Any:
+            asked, names = chat_params_of(TemplateBody(messages=HELLO, **setting), ChatParams())
+            params, warnings = followed(asked, names, template)
+            usual = _usual_variables(template, params, None)
+            return reader.prompt(
+                HELLO, tools=None, params=replace(params, template_variables=usual), max_tokens=8
+            ), warnings
+
+        plain, _ = prompt_of({})
+        off = [prompt_of(setting) for setting in OFF]
+        assert not any(warnings for _, warnings in off), file.name
+        # One switch, whatever it is called; only a template that has the word "none" may write it another way.
+        if "'none'" not in template.source and '"none"' not in template.source:
+            assert len({prompt.text for prompt, _ in off}) == 1, file.name
+        for prompt, _ in off:
+            budget = prompt.options.get("reasoning_budget")
+            assert budget is None or not budget.begun or budget.tokens == 0, file.name
+        for setting in ON:
+            prompt, warnings = prompt_of(setting)
+            warned += bool(warnings)
+            # What could not be followed has changed nothing, and is told.
+            assert not warnings or prompt.text == plain.text, (file.name, setting)
+    pytestconfig.stash[SUMMARY_LINES].append(
+        f"settings of reasoning: {len(files) * len(OFF + ON)} taken, {warned} of them with a warning"
+    )
+    assert warned

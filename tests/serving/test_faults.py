@@ -131,7 +131,8 @@ def test_prompts_and_answers_to_each_are_bounded_together() -> None:
             assert len(answer.json()) == 6
             error = await server.refusal("/completion", {"prompt": ["a", "b", "c"], "n": 3, "n_predict": 1})
             assert error["message"] == (
-                "3 prompts with 3 answers each: at most 6 answers are written at once (--max-n)"
+                "3 prompts with 3 answers each: at most 6 answers are written at once; send fewer, or start the "
+                "server with a larger --max-n"
             )
             await server.refusal("/completion", {"prompt": ["a"] * 7, "n_predict": 1})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import pytest
 
 from paceline.serving.fields import HARMLESS, NEUTRAL
 from paceline.serving.settings import ServerOptions
+from tests.chat.conversing import CHATML
 from tests.serving.hosted import Hosted, hosted, scripted
 
 PATHS: Final = ["/completion", "/v1/completions", "/v1/chat/completions"]
@@ -29,6 +31,7 @@ VALUES: Final[dict[str, tuple[list[Any], list[Any]]]] = {
     "suffix": ([""], ["after"]),
     "use_beam_search": ([False], [True]),
     "length_penalty": ([1, 1.0], [1.2]),
+    "reasoning.exclude": ([False], [True]),
     "min_tokens": ([0], [5]),
     "stop_token_ids": ([[]], [[5]]),
     "prompt_logprobs": ([0, False], [1]),
@@ -315,6 +318,7 @@ def test_a_value_that_cannot_be_used_names_its_field(strict: Hosted, name: str, 
     error = strict.refusal("/completion", {**BASE, name: value})
     assert error["param"] == name
     assert error["type"] == "invalid_request_error"
+    assert_no_flag_for_a_field(error["message"])
 
 
 @pytest.mark.parametrize(
@@ -334,11 +338,60 @@ def test_a_value_that_cannot_be_used_names_its_field(strict: Hosted, name: str, 
         ("reasoning_budget_tokens", -2),
         ("thinking_budget_tokens", -2),
         ("reasoning_effort", 5),
+        ("enable_thinking", "yes"),
+        ("thinking", 5),
+        ("thinking.type", "always"),
+        ("thinking.budget_tokens", -2),
+        ("thinking.budget_tokens", "many"),
+        ("reasoning", "low"),
+        ("reasoning.enabled", 1),
+        ("reasoning.effort", 5),
+        ("reasoning.max_tokens", 1.5),
+        ("reasoning.exclude", True),
+        ("reasoning.zap", 5),
+        ("continue_final_message", True),
         ("max_completion_tokens", -2),
     ],
 )
 def test_a_value_that_a_chat_cannot_use_names_its_field(strict: Hosted, name: str, value: Any) -> None:
-    assert strict.refusal("/v1/chat/completions", {**CHAT, name: value})["param"] == name
+    outer, _, inner = name.partition(".")
+    error = strict.refusal("/v1/chat/completions", {**CHAT, outer: {inner: value} if inner else value})
+    assert error["param"] == name
+    assert_no_flag_for_a_field(error["message"])
+
+
+SERVER_FLAGS = {"--max-n", "--max-stop", "--strict-fields", "--chat-template", "--chat-template-file"}
+"""Flags that say what to do to the server, for which there is no field."""
+
+
+def assert_no_flag_for_a_field(message: str) -> None:
+    assert set(re.findall(r"(?<!\w)--?[a-z][a-z-]*", message)) <= SERVER_FLAGS, message
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"temperature": -1}, "(temperature, 0 decodes greedily)"),
+        ({"temperature": 1e-300}, "(temperature)"),
+        ({"penalty_last_n": -3}, "(penalty_last_n, -1 counts all tokens)"),
+        ({"repeat_last_n": -3}, "(repeat_last_n, -1 counts all tokens)"),
+        ({"speculative": {"draft_max": -3}}, "(speculative.off drafts nothing)"),
+        ({"speculative": {"drafters": []}}, "without speculation (speculative.off)"),
+        ({"grammar": 'root ::= "a"', "ignore_eos": True}, "(ignore_eos)"),
+        ({"stop": ["--temp"] * 3}, "start the server with a larger --max-stop"),
+    ],
+)
+def test_an_error_speaks_of_fields_and_not_of_flags(strict: Hosted, body: dict[str, Any], said: str) -> None:
+    message = strict.refusal("/completion", {**BASE, **body})["message"]
+    assert said in message
+    assert_no_flag_for_a_field(message)
+
+
+def test_the_field_without_which_a_conversation_could_be_used_is_at_fault() -> None:
+    told = "{% if style is defined %}{{ raise_exception('no style') }}{% endif %}" + CHATML
+    with hosted(lambda: scripted(told)) as running:
+        error = running.refusal("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"style": "odd"}})
+        assert error["param"] == "chat_template_kwargs"
 
 
 @pytest.mark.parametrize("body", ["", "[]", "5", "{", '{"prompt": NaN}', '{"prompt": "a", "prompt": "b"}', "\xff"])

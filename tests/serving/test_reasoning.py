@@ -14,7 +14,7 @@ import pytest
 
 from paceline.core.arrays import Float64Array
 from paceline.engines.scripted import LogitFunction
-from tests.chat.conversing import BEGUN, THINKING
+from tests.chat.conversing import BEGUN, CHATML, EFFORT, THINKING
 from tests.serving.hosted import Hosted, hosted, scripted
 from tests.serving.scripted import END, NO_THINK, SIZE, THINK, Turnstile, writing_model
 from tests.timing import WAIT_S
@@ -146,6 +146,114 @@ def test_the_reasoning_can_be_switched_off_by_variable() -> None:
         reply = message_of(server, {**BODY, "chat_template_kwargs": {"enable_thinking": False}}, stream=False)
         assert not reply.get("reasoning_content")
         assert reply["content"] == ANSWER
+
+
+# Settings that clients send whatever the model is
+
+NOTHING_OF_REASONING: Final = "changed nothing: the model's chat template knows nothing of reasoning"
+NOTHING_OF_LEVELS: Final = "changed nothing: the model's chat template knows nothing of levels of reasoning"
+
+OFF: Final[tuple[dict[str, Any], ...]] = (
+    {"enable_thinking": False},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"reasoning_effort": "none"},
+    {"thinking": {"type": "disabled"}},
+    {"thinking": False},
+    {"reasoning": {"enabled": False}},
+    {"reasoning": {"effort": "none"}},
+    {"reasoning": {"enabled": True}, "reasoning_effort": "none"},
+)
+"""Ways to say that nothing is to be reasoned."""
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *OFF,
+        *({name: budget} for name in ("thinking_budget_tokens", "reasoning_budget_tokens") for budget in (0, 9, -1)),
+        {"thinking": {"budget_tokens": 9}},
+        {"reasoning": {"max_tokens": 0}},
+        {"thinking": {"type": "adaptive"}},
+        {"reasoning_effort": ""},
+        {"thinking": {}, "reasoning": {}},
+    ],
+)
+def test_what_changes_nothing_for_a_model_that_does_not_reason_is_taken(server: Hosted, asked: dict[str, Any]) -> None:
+    body = {**BODY, "max_tokens": 5}
+    answer = server.answer(CHAT, {**body, **asked})
+    assert "warnings" not in answer
+    assert answer["choices"] == server.answer(CHAT, body)["choices"]
+    assert "warnings" not in server.answer("/apply-template", {**body, **asked})
+
+
+@pytest.mark.parametrize(
+    ("asked", "warning"),
+    [
+        ({"enable_thinking": True}, f"enable_thinking {NOTHING_OF_REASONING}"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, f"chat_template_kwargs {NOTHING_OF_REASONING}"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, f"thinking.type {NOTHING_OF_REASONING}"),
+        ({"reasoning": {"enabled": True}}, f"reasoning.enabled {NOTHING_OF_REASONING}"),
+        *(
+            ({"reasoning_effort": level}, f"reasoning_effort {NOTHING_OF_LEVELS}")
+            for level in ("minimal", "low", "high")
+        ),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, f"reasoning.effort {NOTHING_OF_LEVELS}"),
+        ({"reasoning": {"zap": 1}}, "unknown field 'reasoning.zap' was ignored"),
+        ({"thinking": {"zap": 1}}, "unknown field 'thinking.zap' was ignored"),
+    ],
+)
+def test_what_a_model_cannot_follow_is_a_warning(server: Hosted, asked: dict[str, Any], warning: str) -> None:
+    body = {**BODY, "max_tokens": 5}
+    answer = server.answer(CHAT, {**body, **asked})
+    assert answer["warnings"] == [warning]
+    assert answer["choices"] == server.answer(CHAT, body)["choices"]
+    assert [chunk["warnings"] for chunk in server.chunks(CHAT, {**body, **asked}) if "warnings" in chunk] == [[warning]]
+    assert server.answer("/apply-template", {**body, **asked})["warnings"] == [warning]
+
+
+@pytest.mark.parametrize("template", [THINKING, BEGUN])
+def test_reasoning_is_switched_off_in_the_words_of_many_apis(template: str) -> None:
+    with thinking(template) as server:
+        for asked in OFF:
+            answer = server.answer(CHAT, {**BODY, **asked})
+            message = answer["choices"][0]["message"]
+            assert (message.get("reasoning_content") or "", message["content"]) == ("", ANSWER), asked
+            assert "warnings" not in answer
+        # What a model does anyway.
+        for asked in ({"enable_thinking": True}, {"thinking": {"type": "enabled"}}, {"reasoning": True}):
+            answer = server.answer(CHAT, {**BODY, **asked})
+            assert answer["choices"][0]["message"]["reasoning_content"].strip() == "h" * 20
+            assert "warnings" not in answer
+
+
+@pytest.mark.parametrize("asked", [{"thinking": {"budget_tokens": 5.0}}, {"reasoning": {"max_tokens": 5}}])
+def test_reasoning_has_a_budget_in_the_words_of_other_apis(asked: dict[str, Any]) -> None:
+    with thinking() as server:
+        reply = message_of(server, {**BODY, **asked}, stream=False)
+        assert (reply["reasoning_content"].count("h"), reply["content"]) == (5, ANSWER)
+
+
+def test_a_level_that_a_template_refuses_is_a_warning() -> None:
+    picky = "{% if reasoning_effort is defined and reasoning_effort not in ('low', 'high') %}"
+    picky += "{{ raise_exception('low or high') }}{% endif %}" + EFFORT
+    with hosted(lambda: scripted(picky)) as server:
+        prompts = {}
+        for level in ("low", "medium", "high"):
+            told = server.answer("/apply-template", {**BODY, "reasoning_effort": level})
+            refused = "reasoning_effort changed nothing: the model's chat template refuses the level 'medium'"
+            assert told.get("warnings") == ([refused] if level == "medium" else None)
+            prompts[level] = told["prompt"].split("\n")[0]
+        assert prompts == {"low": "Effort: low", "medium": "Effort: ", "high": "Effort: high"}
+        # With other messages it is those that are refused.
+        error = server.refusal("/apply-template", {"messages": [], "reasoning_effort": "low"})
+        assert error["param"] == "messages"
+
+
+def test_a_template_may_know_none_as_a_level() -> None:
+    own = "{% if reasoning_effort == 'none' %}</think>{% endif %}" + CHATML
+    with hosted(lambda: scripted(own)) as server:
+        prompt = server.answer("/apply-template", {**BODY, "reasoning_effort": "none"})["prompt"]
+        assert prompt.startswith("</think>")
 
 
 def test_a_form_that_cannot_be_streamed_is_refused() -> None:

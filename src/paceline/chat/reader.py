@@ -21,6 +21,7 @@ from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.own_format import format_of
 from paceline.chat.tool_calls.response_parser import load_template
 from paceline.core.errors import ContextLengthError, InputError
+from paceline.core.fields import fields_of
 from paceline.engines.base import Vocabulary
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 _SWITCHES: Final = ("enable_thinking", "thinking")
 """Variables by which templates have reasoning switched."""
 _EFFORT: Final = "reasoning_effort"
+
+_NO_EFFORT: Final = "none"
+"""OpenAI's level for no reasoning at all."""
 
 _HELLO: Final[Sequence[Message]] = ({"role": "user", "content": "Hello"},)
 
@@ -86,6 +90,8 @@ class ChatReader:
             ContextLengthError: they leave no room for an answer.
             ModelFileError: the template does what it must not.
         """
+        self._refuse_unfollowed(params)
+        params = with_level_as_switch(params, self.template)
         read = [self._taken(message) for message in read_messages(messages)]
         variables = {**params.template_variables, **self._switched(params)}
         continues = goes_on(read, params)
@@ -217,15 +223,9 @@ class ChatReader:
     def _switched(self, params: ChatParams) -> dict[str, Any]:
         """Return the template's variables of reasoning."""
         variables: dict[str, Any] = {}
-        known = self.template.variables
         if params.reasoning != "auto":
-            switches = [name for name in _SWITCHES if name in known]
-            if not switches and self.markers is None:
-                self._refuse_unknown("reasoning", f"--reasoning {params.reasoning}")
-            variables.update(dict.fromkeys(switches, params.reasoning == "on"))
+            variables.update(dict.fromkeys(_switches_of(self.template), params.reasoning == "on"))
         if params.reasoning_effort is not None:
-            if _EFFORT not in known:
-                self._refuse_unknown("levels of reasoning", f"--reasoning-effort {params.reasoning_effort}")
             variables[_EFFORT] = params.reasoning_effort
         return variables
 
@@ -233,12 +233,10 @@ class ChatReader:
         """Return what a request needs so that its reasoning can be told and bounded."""
         markers = self.markers
         budget = params.reasoning_budget
-        if params.reasoning == "off" and not any(name in self.template.variables for name in _SWITCHES):
+        if params.reasoning == "off" and not _switches_of(self.template):
             # A template without a switch; the model is made to say that it is done.
             budget = 0
         if markers is None:
-            if budget != UNLIMITED:
-                self._refuse_unknown("reasoning", f"--reasoning-budget {budget}")
             return {}
         message = params.reasoning_budget_message
         return {
@@ -246,8 +244,64 @@ class ChatReader:
             "reasoning_budget": budget_of(markers, self._vocabulary, budget, begun=begun, message=message),
         }
 
-    def _refuse_unknown(self, what: str, option: str) -> None:
-        raise InputError(f"the chat template of {self.template.origin} knows nothing of {what}: leave out {option}")
+    def _refuse_unfollowed(self, params: ChatParams) -> None:
+        flags = {field.name: field.option.flags[0] for field in fields_of(ChatParams) if field.option.flags}
+        for name, what in unfollowed(with_level_as_switch(params, self.template), self.template).items():
+            asked = _EFFORT if params.reasoning_effort == _NO_EFFORT and name == "reasoning" else name
+            raise InputError(
+                f"the chat template of {self.template.origin} knows nothing of {what}: leave out {flags[asked]} "
+                f"{getattr(params, asked)}"
+            )
+
+
+def with_level_as_switch(params: ChatParams, template: ChatTemplate) -> ChatParams:
+    """Return options in which the level ``"none"`` switches reasoning off, which few templates know as a level."""
+    if params.reasoning_effort != _NO_EFFORT:
+        return params
+    has_markers = find_markers(template.source) is not None
+    has_level = _EFFORT in template.variables and not _switches_of(template)
+    if has_level and not has_markers:
+        # Nothing else is known of it.
+        return params
+    has_level = has_level and any(f"{quote}{_NO_EFFORT}{quote}" in template.source for quote in "'\"")
+    return replace(params, reasoning="off", reasoning_effort=_NO_EFFORT if has_level else None)
+
+
+def unfollowed(params: ChatParams, template: ChatTemplate) -> dict[str, str]:
+    """Return the options of reasoning that a template knows nothing of: by name, what it knows nothing of."""
+    found = {}
+    if params.reasoning != "auto" and not reasons(template):
+        found["reasoning"] = "reasoning"
+    if params.reasoning_effort is not None and _EFFORT not in template.variables:
+        found["reasoning_effort"] = "levels of reasoning"
+    if params.reasoning_budget != UNLIMITED and find_markers(template.source) is None:
+        found["reasoning_budget"] = "reasoning"
+    return found
+
+
+def reasons(template: ChatTemplate) -> bool:
+    """Return whether a template's model is known to reason."""
+    return find_markers(template.source) is not None or bool(_switches_of(template))
+
+
+def refuses_level(params: ChatParams, template: ChatTemplate) -> bool:
+    """Return whether a template refuses every conversation with a level of reasoning, and takes one without it."""
+    level = params.reasoning_effort
+    if level is None or _EFFORT not in template.variables:
+        return False
+
+    def is_taken(variables: Mapping[str, Any]) -> bool:
+        try:
+            template.render(_HELLO, **variables)
+        except InputError:
+            return False
+        return True
+
+    return not is_taken({_EFFORT: level}) and is_taken({})
+
+
+def _switches_of(template: ChatTemplate) -> list[str]:
+    return [name for name in _SWITCHES if name in template.variables]
 
 
 def _loses_system(messages: Sequence[Message], render: Callable[[Sequence[Message]], MarkedText]) -> bool:

@@ -52,6 +52,7 @@ class PreparedPrompt:
         reasoning_format: where an answer has its reasoning.
         call_format: how the answer has calls of tools; ``None`` where nobody looks for any.
         tools: that may be called.
+        warnings: what the client ought to know of how the prompt was made.
     """
 
     token_ids: Sequence[int]
@@ -61,6 +62,7 @@ class PreparedPrompt:
     reasoning_format: ReasoningFormat = "none"
     call_format: ToolCallFormat | None = None
     tools: Sequence[Mapping[str, Any]] = ()
+    warnings: tuple[str, ...] = ()
 
 
 Part: TypeAlias = tuple[PartKind, str] | CallStarted | ArgumentsDelta

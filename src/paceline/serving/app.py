@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
@@ -34,6 +34,7 @@ from paceline.serving.bodies import (
     TokenizeBody,
 )
 from paceline.serving.body_reading import body_of, documented, parameter_error
+from paceline.serving.chats import further_settings
 from paceline.serving.errors import (
     NotFoundError,
     NotOfferedError,
@@ -167,7 +168,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         prompt = await while_there(request, prepared_chat(body, asked, asked.options.get("max_tokens")))
         if asked.stream and prompt.reasoning_format == "deepseek-legacy":
             raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
-        asked = replace(asked, reasoning_format=prompt.reasoning_format)
+        asked = replace(asked, reasoning_format=prompt.reasoning_format, warnings=(*asked.warnings, *prompt.warnings))
         return await server.answer(request, asked, [prompt])
 
     @router.post(
@@ -265,16 +266,19 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
     )  # fmt: skip
     async def apply_template(body: Annotated[TemplateBody, Depends(body_of(TemplateBody))]) -> Response:
         # A client may send what it would ask the model.
-        warned = _warned(body, server, also=ChatBody.model_fields)
         prompt = await prepare_chat(server.host, body, max_tokens=0, tools=body.tools)
+        warned = _warned(body, server, also=ChatBody.model_fields, further=prompt.warnings)
         return _json(to_json({"prompt": prompt.text, **warned}))
 
 
-def _warned(body: BaseModel, server: Server, *, also: Container[str] = ("model",)) -> dict[str, list[str]]:
+def _warned(
+    body: BaseModel, server: Server, *, also: Container[str] = ("model",), further: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """Return what to tell of fields that a route does not know; ``also`` are known and have no effect."""
     extra = {name: value for name, value in (body.model_extra or {}).items() if name not in also}
-    unknown = check_known(extra, strict=server.options.strict_fields)
-    return {"warnings": list(warnings_of(unknown))} if unknown else {}
+    extra |= further_settings(dict(body))
+    warnings = [*warnings_of(check_known(extra, strict=server.options.strict_fields)), *further]
+    return {"warnings": warnings} if warnings else {}
 
 
 def _json(body: bytes) -> Response:

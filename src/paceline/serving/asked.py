@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from paceline.api import GenerateOptions
-from paceline.chat.params import ChatParams
 from paceline.core.constraint import Constraint
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
@@ -16,6 +15,7 @@ from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams,
 from paceline.options import REQUEST_PARTS
 from paceline.serving.biases import read_biases
 from paceline.serving.bodies import ChatBody, CompletionBody, Speculative, whole_of
+from paceline.serving.chats import further_settings
 from paceline.serving.constraints import Named, read_constraint
 from paceline.serving.fields import FieldError, check_known
 from paceline.serving.settings import ServerOptions
@@ -27,8 +27,6 @@ Api: TypeAlias = Literal["native", "completions", "chat"]
 DEFAULT_TOP_LOGPROBS: Final = 20
 """Likely tokens listed beside each in a chat that asks for log-probabilities without saying how many, as llama-server
 does."""
-
-_MOST_VARIABLES: Final = 1000
 
 _MOST_STEPS: Final = 64
 
@@ -191,6 +189,7 @@ def read_asked(
     stream_options = given.get("stream_options")
     if stream_options is not None:
         extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
+    extra |= further_settings(given)
     unknown = check_known(extra, strict=settings.strict_fields)
     tools, named = read_tools(given) if api == "chat" else None, read_constraint(given)
     ping_s = given.get("sse_ping_interval", 30)
@@ -255,60 +254,6 @@ def at_fault(asked: Asked, error: InputError, check: Callable[[GenerateOptions],
         except InputError:
             return FieldError(asked.names.get(name, name), str(error))
     return error
-
-
-def chat_params_of(body: ChatBody | Any, defaults: ChatParams) -> ChatParams:
-    """Return how a conversation is written.
-
-    Args:
-        body: a request with the fields of conversations.
-        defaults: of a request that says nothing else.
-
-    Raises:
-        FieldError: a field cannot be used.
-    """
-    given: dict[str, Any] = {}
-    names: dict[str, str] = {}
-    variables = dict(getattr(body, "chat_template_kwargs", None) or {})
-    if len(variables) > _MOST_VARIABLES:
-        raise FieldError(
-            "chat_template_kwargs",
-            f"chat_template_kwargs has {len(variables)} variables: at most {_MOST_VARIABLES} are taken",
-        )
-    switch = variables.pop("enable_thinking", None)
-    if switch is not None:
-        if not isinstance(switch, bool):
-            raise FieldError("chat_template_kwargs", f"enable_thinking is {shown(switch)}: give true or false")
-        given["reasoning"] = "on" if switch else "off"
-        names["reasoning"] = "chat_template_kwargs"
-    if variables:
-        names["template_variables"] = "chat_template_kwargs"
-        given["template_variables"] = {**defaults.template_variables, **variables}
-    for name, option in (
-        ("reasoning_effort", "reasoning_effort"),
-        ("reasoning_format", "reasoning_format"),
-        ("reasoning_budget_tokens", "reasoning_budget"),
-        ("thinking_budget_tokens", "reasoning_budget"),
-        ("add_generation_prompt", "add_generation_prompt"),
-        ("continue_final_message", "continue_final_message"),
-    ):
-        value = getattr(body, name, None)
-        if value is not None:
-            given[option], names[option] = value, name
-    try:
-        return replace(defaults, **given)
-    except InputError as error:
-        raise FieldError(_first_at_fault(given, names, defaults), str(error)) from error
-
-
-def _first_at_fault(given: Mapping[str, Any], names: Mapping[str, str], defaults: ChatParams) -> str:
-    """Return the name of the first field that cannot be used by itself; else that of the last, which fits no other."""
-    for option, value in given.items():
-        try:
-            replace(defaults, **{option: value})
-        except InputError:
-            return names[option]
-    return names[list(given)[-1]]
 
 
 def _options_of(given: Mapping[str, Any], defaults: GenerateOptions) -> tuple[GenerateOptions, dict[str, str]]:
@@ -379,7 +324,9 @@ def _length_of(given: Mapping[str, Any]) -> tuple[bool, int | None]:
 def _stops_of(given: str | Sequence[str], most: int) -> tuple[str, ...]:
     stops = tuple(text for text in ([given] if isinstance(given, str) else given) if text)
     if len(stops) > most:
-        raise FieldError("stop", f"{len(stops)} stop texts: at most {most} are taken (--max-stop)")
+        raise FieldError(
+            "stop", f"{len(stops)} stop texts: send at most {most}, or start the server with a larger --max-stop"
+        )
     return stops
 
 
@@ -421,7 +368,9 @@ def _num_choices(given: Mapping[str, Any], most: int) -> int:
     name = "n_cmpl" if "n_cmpl" in given else "n"
     count = given.get(name, 1)
     if not 1 <= count <= most:
-        raise FieldError(name, f"{name} is {count}: give a number from 1 to {most} (--max-n)")
+        raise FieldError(
+            name, f"{name} is {count}: give a number from 1 to {most}, or start the server with a larger --max-n"
+        )
     return int(count)
 
 

@@ -167,25 +167,39 @@ class CompletionBody(_Generated):  # type: ignore[misc, valid-type]
     logprobs: Whole | bool | None = Field(None, description="How many likely tokens to list beside each.")
 
 
-class ChatBody(_Generated):  # type: ignore[misc, valid-type]
-    """A conversation to answer."""
+class _Conversation(_Body):
+    """How a conversation is written: what a chat and its template have in common."""
 
     messages: Objects = Field(
         ..., description="What was said so far.", examples=[[{"role": "user", "content": "Hello"}]]
     )
     tools: Objects | None = Field(None, description="Functions that the model may call.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
+    enable_thinking: bool | None = Field(None, description="Whether to reason; as in chat_template_kwargs.")
+    reasoning_effort: str | None = Field(
+        None, description="How much to reason, in a word that the template knows; none switches reasoning off."
+    )
+    reasoning: dict[str, Any] | bool | None = Field(
+        None, description="Settings of reasoning as OpenRouter has them: enabled, effort and max_tokens."
+    )
+    thinking: dict[str, Any] | bool | None = Field(
+        None, description="Settings of reasoning as Anthropic has them: type and budget_tokens."
+    )
+    reasoning_budget_tokens: Whole | None = Field(None, description="Most tokens of reasoning; -1 for any number.")
+    thinking_budget_tokens: Whole | None = Field(None, description="As reasoning_budget_tokens.")
+    add_generation_prompt: bool | None = Field(None, description="Whether the prompt opens the answer.")
+    continue_final_message: bool | None = Field(None, description="Whether the answer goes on with the last message.")
+
+
+class ChatBody(_Generated, _Conversation):  # type: ignore[misc, valid-type]
+    """A conversation to answer."""
+
     tool_choice: Any = Field(None, description="none, auto, required, or the function that has to be called.")
     parallel_tool_calls: bool | None = Field(None, description="Whether there may be several calls.")
     logprobs: bool | Whole | None = Field(None, description="Whether to say how likely each token was.")
     top_logprobs: Whole | None = Field(None, description="How many likely tokens to list beside each.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
-    reasoning_effort: str | None = Field(None, description="How much to reason, in a word that the template knows.")
     reasoning_format: str | None = Field(None, description="Where reasoning comes back.")
-    reasoning_budget_tokens: Whole | None = Field(None, description="Most tokens of reasoning; -1 for any number.")
-    thinking_budget_tokens: Whole | None = Field(None, description="As reasoning_budget_tokens.")
     reasoning_control: bool | None = Field(None, description="Taken: reasoning can always be ended from outside.")
-    add_generation_prompt: bool | None = Field(None, description="Whether the prompt opens the answer.")
-    continue_final_message: bool | None = Field(None, description="Whether the answer goes on with the last message.")
 
 
 class TokenizeBody(_Body):
@@ -205,15 +219,8 @@ class DetokenizeBody(_Body):
     )
 
 
-class TemplateBody(_Body):
+class TemplateBody(_Conversation):
     """A conversation to write as the model's template has it."""
-
-    messages: Objects = Field(..., description="What was said so far.")
-    tools: Objects | None = Field(None, description="Functions that the template may describe.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
-    reasoning_effort: str | None = Field(None, description="How much to reason.")
-    add_generation_prompt: bool | None = Field(None, description="Whether the prompt opens the answer.")
-    continue_final_message: bool | None = Field(None, description="Whether the answer goes on with the last message.")
 
 
 class ControlBody(_Body):

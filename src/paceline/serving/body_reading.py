@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -17,6 +18,9 @@ from paceline.serving.security import BodyError, read_json
 _Body = TypeVar("_Body", bound=BaseModel)
 
 _MOST_FIELDS: Final = 1000
+
+_OF_A_CLASS: Final = re.compile(r"a valid dictionary( or instance of \w+)?")
+"""What pydantic calls a JSON object."""
 
 _SMALL_BYTES: Final = 1 << 16
 """Bodies that are read at once. Longer ones would hold up all other requests, and are read in a thread."""
@@ -74,5 +78,5 @@ def _field_error(error: ValidationError) -> FieldError:
     param = f"{name}.{inner}" if inner else name
     if first["type"] == "missing":
         return FieldError(param, f"'{param}' is required")
-    said = first["msg"][0].lower() + first["msg"][1:]
+    said = _OF_A_CLASS.sub("an object", first["msg"][0].lower() + first["msg"][1:])
     return FieldError(param, f"{param} is {shown(first['input'])}: {said.replace('input should', 'it should')}")

@@ -16,7 +16,7 @@ from paceline.core.errors import (
     QueueFullError,
 )
 from paceline.serving.error_bodies import error_body
-from paceline.serving.fields import FieldError
+from paceline.serving.fields import FieldError, in_fields
 from paceline.serving.hosting import NotReadyError
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,10 @@ def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
         # Its message names a file of this machine.
         _log.error("a request ended by an error of the model's file: %s", error)
         message = "the model's chat template cannot be used; the server's log says why"
-    body = error_body(status, message, kind, error.param if isinstance(error, FieldError) else None)
+    param = error.param if isinstance(error, FieldError) else None
+    if isinstance(error, InputError):
+        message = in_fields(message, param)
+    body = error_body(status, message, kind, param)
     if isinstance(error, ContextLengthError) and error.num_tokens is not None:
         body["error"] |= {"n_prompt_tokens": error.num_tokens, "n_ctx": error.context_length}
     return status, body

@@ -13,12 +13,18 @@ Four kinds, told apart so that no field is parsed and then ignored without a wor
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from paceline.chat.params import ChatParams
 from paceline.core.errors import InputError
+from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
+from paceline.core.params import SpeculationParams
+from paceline.options import REQUEST_PARTS
 
 
 class FieldError(InputError):
@@ -94,6 +100,7 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "functions": Neutral(_empty, "send tools"),
     "function_call": Neutral(_is("none", "auto"), "send tool_choice"),
     "web_search_options": Neutral(_empty, "this server looks nothing up"),
+    "reasoning.exclude": Neutral(_is(False), "read the content of the answer alone"),
     # of llama-server
     "lora": Neutral(_empty, "load a merged model"),
     "n_indent": Neutral(_is(0), "leave it out"),
@@ -119,6 +126,8 @@ HARMLESS: Final[frozenset[str]] = frozenset(
         *("n_keep", "n_discard"),
         # of parsers of answers
         *("parse_tool_calls", "preserved_tokens", "prediction", "stream_options.include_obfuscation"),
+        # of summaries of reasoning, which is sent as it is
+        *("reasoning.summary", "reasoning.generate_summary", "thinking.display"),
     }
 )
 """Fields that change nothing of an answer."""
@@ -150,3 +159,50 @@ def check_known(extra: Mapping[str, Any], *, strict: bool) -> list[str]:
         else:
             unknown.append(name)
     return unknown
+
+
+_OTHER_NAMES: Final[Mapping[str, str | None]] = {
+    "order": "samplers",
+    "speculate": "speculative.off",
+    "reasoning": "enable_thinking",
+    "reasoning_budget": "reasoning_budget_tokens",
+    "template_variables": "chat_template_kwargs",
+    # of the server, not of a request
+    **dict.fromkeys(("template", "template_file", "reasoning_budget_message", "forget")),
+}
+"""Fields of a request by the options of the table that they set, where the names differ."""
+
+_FLAG: Final = re.compile(r"(?<![\w'\"-])--?[a-z][a-z-]*(?![\w-])|speculate=False(, --no-speculation)?")
+
+
+def in_fields(message: str, param: str | None) -> str:
+    """Return the message of an error with the fields of a request in the place of the command line's flags.
+
+    Flags of the server itself, such as ``--max-n``, stay: they say the way out to whoever starts it.
+
+    Args:
+        message: of an error.
+        param: the field that is at fault, under the name that the request has for it.
+    """
+
+    def field_of(match: re.Match[str]) -> str:
+        names = _fields_by_flag().get(match.group().partition(",")[0])
+        if names is None:
+            return match.group()
+        alike = match.group().lstrip("-").replace("-", "_")
+        return next((name for name in (param, alike) if name in names), names[0])
+
+    return _FLAG.sub(field_of, message)
+
+
+@functools.cache
+def _fields_by_flag() -> Mapping[str, tuple[str, ...]]:
+    """Return the names that a request has for what a flag of the command line, or Python's name, sets."""
+    found: dict[str, tuple[str, ...]] = {"speculate=False": ("speculative.off",)}
+    for part in (*REQUEST_PARTS, ChatParams):
+        for field in fields_of(part):
+            names = (_OTHER_NAMES[field.name],) if field.name in _OTHER_NAMES else field.json_names
+            if part is SpeculationParams and field.name not in _OTHER_NAMES:
+                names = tuple(f"speculative.{name}" for name in names)
+            found |= {flag: tuple(filter(None, names)) for flag in field.option.flags if any(names)}
+    return found

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.chat.call_reading import with_marks_kept
 from paceline.chat.params import ChatParams
+from paceline.chat.prompts import ChatPrompt
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.response_parser import load_template
 from paceline.constraints import JsonSchema
@@ -18,11 +19,12 @@ from paceline.constraints.unsupported_keywords import named_places
 from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.serving.answering import PreparedPrompt
-from paceline.serving.asked import Asked, chat_params_of
+from paceline.serving.asked import Asked
 from paceline.serving.bodies import ChatBody, TemplateBody
+from paceline.serving.chats import chat_params_of, followed
 from paceline.serving.constraints import Named
 from paceline.serving.fields import FieldError
-from paceline.serving.hosting import ModelHost
+from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.in_turn import in_turn
 from paceline.serving.prompts import encode, read_prompts
 from paceline.serving.token_texts import check_ids, text_of
@@ -86,27 +88,29 @@ async def prepare_chat(
         ContextLengthError: it leaves no room for an answer.
     """
     served = host.served
-    params = chat_params_of(body, served.chat)
+    params, _ = chat_params_of(body, served.chat)
     if served.template is None:
         raise CapabilityError(
             f"{served.id} has no chat template, as models have none that only continue texts: use /v1/completions, or "
             "start the server with --chat-template-file"
         )
-    told = told_tools(tools)
-    variables = {**_usual_variables(served.template, params, told), **params.template_variables}
-    params = replace(params, template_variables=variables)
     try:
-        chat = await served.model.achat_prompt(body.messages, tools=told, chat=params, max_tokens=max_tokens)
+        chat, warnings = await _written(served, body, tools, max_tokens)
     except ContextLengthError as error:
         if error.num_tokens is None:
             raise
         raise too_long(error.num_tokens, served.context_length) from None
     except InputError as error:
-        if type(error) is InputError:
-            raise FieldError("messages", str(error)) from None
-        raise
+        if type(error) is not InputError:
+            raise
+        raise FieldError(await _at_fault(served, body, tools, max_tokens), str(error)) from None
     prompt = PreparedPrompt(
-        chat.token_ids, chat.text, options=chat.options, chat=chat, reasoning_format=params.reasoning_format
+        chat.token_ids,
+        chat.text,
+        options=chat.options,
+        chat=chat,
+        reasoning_format=params.reasoning_format,
+        warnings=warnings,
     )
     call_format = call_format_of(asked, served.call_format)
     if call_format is None or asked is None:
@@ -115,6 +119,43 @@ async def prepare_chat(
     await asyncio.to_thread(load_template, call_format.template, call_format.name)
     options = with_marks_kept(chat.options, call_format, served.model.target.vocabulary)
     return replace(prompt, options=options, call_format=call_format, tools=asked.tools)
+
+
+async def _written(
+    served: ServedModel,
+    body: ChatBody | TemplateBody,
+    tools: Sequence[Mapping[str, Any]] | None,
+    max_tokens: int | None,
+) -> tuple[ChatPrompt, tuple[str, ...]]:
+    """Return what a conversation comes to, and what the client ought to know of how it was written."""
+    template = served.template
+    assert template is not None
+    asked, names = chat_params_of(body, served.chat)
+    params, warnings = followed(asked, names, template)
+    told = told_tools(tools)
+    variables = {**_usual_variables(template, params, told), **params.template_variables}
+    params = replace(params, template_variables=variables)
+    chat = await served.model.achat_prompt(body.messages, tools=told, chat=params, max_tokens=max_tokens)
+    return chat, warnings
+
+
+async def _at_fault(
+    served: ServedModel,
+    body: ChatBody | TemplateBody,
+    tools: Sequence[Mapping[str, Any]] | None,
+    max_tokens: int | None,
+) -> str:
+    """Return the name of the field without which a refused conversation can be used; else that of the messages."""
+    for name in ("continue_final_message", "add_generation_prompt", "chat_template_kwargs", "tools"):
+        if getattr(body, name) is None:
+            continue
+        others = body.model_copy(update={name: None})
+        try:
+            await _written(served, others, None if name == "tools" else tools, max_tokens)
+        except InputError:
+            continue
+        return name
+    return "messages"
 
 
 def _usual_variables(

@@ -32,7 +32,11 @@ def read_prompts(prompt: Any, *, num_choices: int, most: int) -> list[list[TextO
     items = prompt if several else [prompt]
     if len(items) * num_choices > most:
         each = f" with {num_choices} answers each" if num_choices > 1 else ""
-        raise FieldError("prompt", f"{len(items)} prompts{each}: at most {most} answers are written at once (--max-n)")
+        raise FieldError(
+            "prompt",
+            f"{len(items)} prompts{each}: at most {most} answers are written at once; send fewer, or start the server "
+            "with a larger --max-n",
+        )
     return [_one(item) for item in items]
 
 
