@@ -87,7 +87,7 @@ def test_properties_are_the_defaults_of_requests(server: Hosted) -> None:
 
 
 def test_properties_cannot_be_changed(server: Hosted) -> None:
-    assert server.refusal("/props", {"n": 1}, 501)["type"] == "not_supported_error"
+    assert "cannot be changed" in server.refusal("/props", {"n": 1}, 405)["message"]
 
 
 def test_places_tell_what_is_under_way() -> None:
@@ -135,12 +135,17 @@ def test_all_places_taken_is_status_503_where_that_is_asked() -> None:
         gate.open()
 
 
-def test_what_is_not_offered_is_status_501() -> None:
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/infill", "/v1/responses", "/v1/messages", "/slots/0"])
+def test_routes_of_others_are_not_found_in_words(server: Hosted, path: str) -> None:
+    # OpenAI's clients would try status 501 again, twice.
+    error = server.refusal(path, {}, 404)
+    assert error["type"] == "not_found_error"
+    assert "this server does not support" in error["message"]
+    assert server.get(path).status_code == 404
+
+
+def test_what_is_not_offered_without_a_flag_is_status_501() -> None:
     with hosted(scripted, ServerOptions(slots=False, ui=False)) as running:
-        for path in ("/v1/embeddings", "/rerank", "/infill", "/v1/responses", "/v1/messages", "/slots/0"):
-            error = running.web.post(running.url + path, json={}).json()["error"]
-            assert (error["code"], error["type"]) == (501, "not_supported_error")
-            assert running.get(path).status_code == 501
         for path, flag in (("/slots", "--slots"), ("/metrics", "--metrics")):
             response = running.get(path)
             assert response.status_code == 501
@@ -217,19 +222,46 @@ def test_aliases_answer_like_the_routes_themselves(server: Hosted) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/no/such"), ("GET", "/completion"), ("PUT", "/props"), ("GET", "/v1/files")]
+    ("method", "path"), [("GET", "/no/such"), ("POST", "/v1/audio/speech"), ("HEAD", "/no"), ("GET", "/v1/files")]
 )
 def test_what_nobody_offers_is_not_found(server: Hosted, method: str, path: str) -> None:
     response = server.web.request(method, server.url + path)
     assert response.status_code == 404
-    assert response.json() == {
-        "error": {"code": 404, "message": "File Not Found", "type": "not_found_error", "param": None}
-    }
+    if method != "HEAD":
+        message = f"File Not Found: there is no {path!r} here, and /openapi.json lists what there is"
+        assert response.json() == {"error": {"code": 404, "message": message, "type": "not_found_error", "param": None}}
 
 
-def test_health_can_be_asked_without_a_body(server: Hosted) -> None:
-    for path in ("/health", "/v1/health"):
-        assert server.web.head(server.url + path).status_code == 200
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/completion", "POST"),
+        ("HEAD", "/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/chat/completions", "POST"),
+        ("PUT", "/props", "GET, HEAD, POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("POST", "/v1/models/scripted", "GET, HEAD"),
+        ("POST", "/", "GET, HEAD"),
+    ],
+)
+def test_another_method_is_told_by_which_to_ask(server: Hosted, method: str, path: str, allowed: str) -> None:
+    response = server.web.request(method, server.url + path)
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    if method != "HEAD":
+        error = response.json()["error"]
+        assert (error["code"], error["type"]) == (405, "invalid_request_error")
+        assert error["message"] == f"{path!r} does not take {method!r}: send {allowed.replace(', ', ' or ')}"
+
+
+def test_every_route_that_answers_get_answers_head(server: Hosted) -> None:
+    paths = [path for path, methods in ROUTES.items() if "get" in methods and "{" not in path]
+    for path in (*paths, "/models", "/v1/health", "/openapi.json", "/v1/models/scripted", "/", "/page/app.js"):
+        asked = server.get(path)
+        response = server.web.head(server.url + path)
+        assert (response.status_code, response.content) == (200, b""), path
+        assert response.headers["content-type"] == asked.headers["content-type"]
+        if path not in ("/metrics", "/slots"):
+            assert response.headers["content-length"] == str(len(asked.content)), path
 
 
 def test_a_prefix_is_a_path() -> None:

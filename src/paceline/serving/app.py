@@ -20,9 +20,11 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp
+from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.core.errors import PacelineError
+from paceline.core.numbers import shown
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.asked import Api, Asked, read_asked, warnings_of
 from paceline.serving.bodies import (
@@ -39,6 +41,7 @@ from paceline.serving.errors import (
     NotFoundError,
     NotOfferedError,
     RefusedError,
+    WrongMethodError,
     kind_of,
     response_of,
 )
@@ -85,17 +88,31 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
     app.include_router(router)
     for kind in (PacelineError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answered(server))
-    return secured(app, security, server.refused)
+    return secured(_HeadAsGet(app), security, server.refused)
+
+
+_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class _HeadAsGet:
+    """Has every route that answers GET answer HEAD too; the server below leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
 
 
 def _answered(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:
     """Return what answers requests that ended by an error, and counts them."""
 
     async def answered(request: Request, error: Exception) -> Response:
-        del request
         if isinstance(error, HTTPException):
-            # Of Starlette's own there are a path and a method that nobody offers, which llama-server does not part.
-            error = NotFoundError("File Not Found")
+            # Of Starlette's own there are a path and a method that nobody offers.
+            error = _not_there(request)
         elif isinstance(error, RequestValidationError):
             error = parameter_error(error)
         response = response_of(error)
@@ -105,10 +122,24 @@ def _answered(server: Server) -> Callable[[Request, Exception], Awaitable[Respon
     return answered
 
 
+def _not_there(request: Request) -> PacelineError:
+    """Return the error of a path or a method that nobody offers."""
+    path, method = request.scope["path"], request.scope["method"]
+    offered = [
+        name
+        for name in _METHODS
+        if any(route.matches({**request.scope, "method": name})[0] is Match.FULL for route in request.app.routes)
+    ]
+    if not offered:
+        # In llama-server's words first, which its clients may know.
+        return NotFoundError(f"File Not Found: there is no {shown(path)} here, and /openapi.json lists what there is")
+    allowed = ["GET", "HEAD", *offered[1:]] if "GET" in offered else offered
+    return WrongMethodError(f"{shown(path)} does not take {shown(method)}: send {' or '.join(allowed)}", allowed)
+
+
 def _add_health(router: APIRouter, server: Server) -> None:
     @router.get("/health", summary="Whether the model is there")
-    @router.head("/health", include_in_schema=False)
-    @router.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
+    @router.get("/v1/health", include_in_schema=False)
     async def health() -> dict[str, str]:
         _ = server.host.served
         return {"status": "ok"}
@@ -221,7 +252,7 @@ def _add_not_offered(router: APIRouter) -> None:
 
 def _refusing(what: str) -> Callable[[], Awaitable[None]]:
     async def refuse() -> None:
-        raise NotOfferedError(f"this server does not support {what}")
+        raise NotFoundError(f"this server does not support {what}")
 
     return refuse
 
@@ -314,7 +345,9 @@ def _add_facts(router: APIRouter, server: Server) -> None:
 
     @router.post("/props", include_in_schema=False)
     async def set_props() -> None:
-        raise NotOfferedError("this server's properties cannot be changed while it runs: start it with other flags")
+        raise WrongMethodError(
+            "this server's properties cannot be changed while it runs: start it with other flags", ("GET", "HEAD")
+        )
 
     @router.get("/slots", summary="What is under way")
     async def slots(fail_on_no_slot: int = 0) -> list[dict[str, Any]]:

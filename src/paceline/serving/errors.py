@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 from starlette.responses import JSONResponse, Response
@@ -26,11 +27,23 @@ RETRY_S: Final = 1
 
 
 class NotOfferedError(PacelineError):
-    """A route that this server does not offer, or not without a flag."""
+    """A route that this server does not offer without a flag; llama-server's status, which says so to whoever polls."""
 
 
 class NotFoundError(PacelineError):
-    """A route that nobody offers."""
+    """A route that this server does not have. Its status is one that clients do not try again."""
+
+
+class WrongMethodError(PacelineError):
+    """A route that is there, and is asked by another method.
+
+    Attributes:
+        allowed: methods that it takes.
+    """
+
+    def __init__(self, message: str, allowed: Sequence[str]) -> None:
+        self.allowed = allowed
+        super().__init__(message)
 
 
 class RefusedError(PacelineError):
@@ -51,6 +64,7 @@ _KINDS: Final[tuple[tuple[type[PacelineError], int, str], ...]] = (
     (ClosedError, 503, "unavailable_error"),
     (QueueFullError, 429, "rate_limit_error"),
     (NotFoundError, 404, "not_found_error"),
+    (WrongMethodError, 405, "invalid_request_error"),
     (NotOfferedError, 501, "not_supported_error"),
     (ContextLengthError, 400, "exceed_context_size_error"),
     (InputError, 400, "invalid_request_error"),
@@ -85,7 +99,9 @@ def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
 def response_of(error: BaseException) -> Response:
     """Return the answer to a request that ended by an error before anything of its answer was sent."""
     status, body = error_of(error)
-    headers = {"Retry-After": str(RETRY_S)} if status in (429, 503) else None
+    headers = {"Retry-After": str(RETRY_S)} if status in (429, 503) else {}
+    if isinstance(error, WrongMethodError):
+        headers["Allow"] = ", ".join(error.allowed)
     return JSONResponse(body, status, headers)
 
 
