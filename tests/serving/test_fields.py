@@ -513,6 +513,14 @@ def test_speculation_that_is_off_is_told_as_plain(server: Hosted) -> None:
     assert "draft" in server.refusal("/completion", {**BASE, "speculative.type": "ngram-map"})["message"]
 
 
+def test_a_number_of_log_probabilities_that_is_0_needs_none_of_them(server: Hosted) -> None:
+    body = {**CHAT, "logprobs": False, "top_logprobs": 0}
+    assert server.answer("/v1/chat/completions", body)["choices"][0].get("logprobs") is None
+    entries = server.answer("/v1/chat/completions", {**body, "logprobs": True})["choices"][0]["logprobs"]["content"]
+    assert entries
+    assert all(entry["logprob"] <= 0 and entry["top_logprobs"] == [] for entry in entries)
+
+
 def test_log_probabilities_of_llama_server_stand_beside_a_logprobs_of_0(server: Hosted) -> None:
     told = server.answer("/completion", {**BASE, "logprobs": 0, "n_probs": 2})["completion_probabilities"]
     assert {len(one["top_logprobs"]) for one in told} == {2}

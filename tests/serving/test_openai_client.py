@@ -83,8 +83,9 @@ def test_a_completion_with_its_prompt_before_it(server: Hosted, client: openai.O
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == f"abc{text}"
 
 
-def test_log_probabilities_of_a_completion_spell_its_text(server: Hosted, client: openai.OpenAI) -> None:
-    options: dict[str, Any] = {"model": NAME, "prompt": "abc", "max_tokens": 2 * LONG, "seed": 3, "logprobs": 2}
+@pytest.mark.parametrize("top", [0, 1, 2])
+def test_log_probabilities_of_a_completion_spell_its_text(server: Hosted, client: openai.OpenAI, top: int) -> None:
+    options: dict[str, Any] = {"model": NAME, "prompt": "abc", "max_tokens": 2 * LONG, "seed": 3, "logprobs": top}
     choice = client.completions.create(**options).choices[0]
     found = choice.logprobs
     assert found is not None
@@ -100,10 +101,15 @@ def test_log_probabilities_of_a_completion_spell_its_text(server: Hosted, client
     assert len(whole) > 9
     assert all(choice.text[offset] == token for offset, token in whole.items())
     assert all(-100 < value <= 0 for value in found.token_logprobs)
-    assert {len(top) for top in found.top_logprobs} == {2}
+    # The sampled token is always listed, so that there may be one more than was asked for.
+    assert {len(listed) for listed in found.top_logprobs} == ({top, top + 1} if top else {1})
+    for token, value, listed in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
+        assert listed[token] == value
+        assert all(other >= value for name, other in listed.items() if len(listed) > top)
     parts = [chunk.choices[0].logprobs for chunk in streamed(server, **options)]
     assert [token for part in parts if part for token in part.tokens or []] == found.tokens
     assert [offset for part in parts if part for offset in part.text_offset or []] == found.text_offset
+    assert [listed for part in parts if part for listed in part.top_logprobs or []] == found.top_logprobs
 
 
 def bytes_of(token: str) -> bytes:

@@ -378,7 +378,7 @@ def _num_logprobs(given: Mapping[str, Any], api: Api) -> int | None:
     """Return how many likely tokens to list beside each; ``None`` for no log-probabilities."""
     asked = given.get("logprobs")
     if api == "chat":
-        if "top_logprobs" in given and not asked:
+        if given.get("top_logprobs") and not asked:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs to be true")
         if asked:
             return int(given.get("top_logprobs", DEFAULT_TOP_LOGPROBS if asked is True else asked))

@@ -370,13 +370,20 @@ class CompletionShape(_OpenAiBase):
         return {
             "tokens": [_named(piece) for piece in spelled],
             "token_logprobs": [max(each.logprob, _LOWEST) for each in logprobs],
-            "top_logprobs": [
-                {_named(piece_of(token_id, self.vocabulary)): max(logprob, _LOWEST) for token_id, logprob in each.top}
-                for each in logprobs
-            ],
+            "top_logprobs": [self._top(each, piece) for each, piece in zip(logprobs, spelled, strict=True)],
             "text_offset": [self._offsets[choice.number].next(piece) for piece in spelled],
             "content": self.probabilities(logprobs),
         }
+
+    def _top(self, logprob: TokenLogprob, spelled: bytes) -> dict[str, float]:
+        """Return the likeliest tokens by text, and as in OpenAI's API the sampled one under the text that it has."""
+        found: dict[str, float] = {}
+        for token_id, value in logprob.top:
+            if token_id != logprob.token_id:
+                # Of tokens with one text the likelier counts.
+                found.setdefault(_named(piece_of(token_id, self.vocabulary)), max(value, _LOWEST))
+        found[_named(spelled)] = max(logprob.logprob, _LOWEST)
+        return found
 
 
 class _Offsets:
