@@ -48,6 +48,11 @@ CALLED: Final = [("weather", {"city": "Rome", "days": 3}), ("now", {})]
 NAMED: Final = {"type": "function", "function": {"name": "weather"}}
 
 
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    """Return a choice among some of the tools, as OpenAI's API has it."""
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def saying(text: str) -> LogitFunction:
     """Return a model that says a text, and then that it is done."""
     said = text.encode()
@@ -150,6 +155,28 @@ def test_a_model_that_has_to_call_calls(writing: Hosted, fields: dict[str, Any])
 
 
 @pytest.mark.parametrize("way", [whole, streamed])
+def test_some_of_the_tools_may_be_allowed(calling: Hosted, writing: Hosted, way: Any) -> None:
+    by_name = {"type": "function", "function": {"name": "weather"}}
+    flat = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
+    for choice in (allowed("auto", by_name), flat):
+        # What is not allowed is not called, whatever the model would say.
+        calls = way(calling, body(temperature=0.0, tool_choice=choice))[1]
+        assert (calls[0], {name for name, _ in calls}) == (CALLED[0], {"weather"})
+    assert way(calling, body(temperature=0.0, tool_choice=allowed("auto", WEATHER, NOW)))[1] == CALLED
+    for seed in range(4):
+        asked = body(temperature=1.2, seed=seed, parallel_tool_calls=False, tool_choice=allowed("required", by_name))
+        content, calls, reason = way(writing, asked)
+        assert (content, [name for name, _ in calls], reason) == (None, ["weather"], "tool_calls")
+    # The model is told of no others.
+    assert (
+        calling.answer(CHAT, body(tool_choice=allowed("auto", NOW), verbose=True, max_tokens=1))["__verbose"][
+            "prompt"
+        ].count("weather")
+        == 0
+    )
+
+
+@pytest.mark.parametrize("way", [whole, streamed])
 def test_an_answer_with_a_schema_is_calls_or_keeps_to_it(writing: Hosted, way: Any) -> None:
     schema = {"type": "object", "properties": {"answer": {"enum": [1, 2]}}, "required": ["answer"]}
     kind = {"type": "json_schema", "json_schema": {"name": "a", "schema": {**schema, "additionalProperties": False}}}
@@ -189,6 +216,18 @@ def test_a_strict_function_is_called_by_its_schema() -> None:
         ({"tool_choice": "often"}, "tool_choice", "tool_choice is 'often'"),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "there are no tools"),
         ({"tool_choice": {"function": {"name": "f"}}}, "tool_choice", "names 'f', and the tools are weather, now"),
+        (
+            {"tool_choice": {"type": "custom", "custom": {"name": "shell", "description": "d" * 200}}},
+            "tool_choice",
+            "tool_choice is of type 'custom': give none, auto, required, a function with its name, or allowed_tools",
+        ),
+        ({"tool_choice": {"type": "hosted"}, "tools": []}, "tool_choice", "tool_choice is of type 'hosted': give none"),
+        ({"tool_choice": allowed("sometimes", NOW)}, "tool_choice", "mode 'sometimes': give auto or required"),
+        ({"tool_choice": allowed("auto")}, "tool_choice", "needs tools"),
+        ({"tool_choice": allowed("auto", {"type": "mcp", "server_label": "a"})}, "tool_choice", "needs tools"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": 5}}, "tool_choice", "mode None"),
+        ({"tool_choice": allowed("auto", ILL)}, "tool_choice", "names 'f', and the tools are weather, now"),
+        ({"tool_choice": allowed("auto", NOW), "tools": []}, "tool_choice", "there are no tools"),
         ({"grammar": 'root ::= "a"'}, "grammar", "grammar beside tools would need a schema"),
         ({"json_schema": {"type": "hiccup"}}, "json_schema", "hiccup"),
         ({"tool_choice": "required", "tools": [ILL]}, "tool_choice", "hiccup"),

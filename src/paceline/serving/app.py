@@ -169,7 +169,8 @@ def _add_generation(router: APIRouter, server: Server) -> None:
 
     async def prepared_chat(body: ChatBody, asked: Asked, max_tokens: int | None) -> PreparedPrompt:
         # The template tells of the tools even where none may be called, as a history of calls is read with them.
-        return await prepare_chat(server.host, body, max_tokens=max_tokens, tools=body.tools, asked=asked.tools)
+        told = body.tools if asked.tools is None else asked.tools.tools
+        return await prepare_chat(server.host, body, max_tokens=max_tokens, tools=told, asked=asked.tools)
 
     async def complete(request: Request, body: CompletionBody, api: Api) -> Response:
         asked = await asked_of(body, api)

@@ -25,16 +25,18 @@ class AskedTools:
     """Tools of a request.
 
     Attributes:
-        tools: that the model is told of, in the form of OpenAI's API.
+        tools: that the model is told of and may call, in the form of OpenAI's API.
         only: name of the one that has to be called; empty for any.
         required: whether one has to be called.
         parallel: whether there may be several calls.
+        restricted: whether they are some of those that were sent. A history may tell the model of the others.
     """
 
     tools: Sequence[Mapping[str, Any]]
     only: str = ""
     required: bool = False
     parallel: bool = True
+    restricted: bool = False
 
     @property
     def is_strict(self) -> bool:
@@ -52,17 +54,21 @@ def read_tools(given: Mapping[str, Any]) -> AskedTools | None:
         FieldError: a field cannot be used.
     """
     tools = given.get("tools") or []
-    choice = given.get("tool_choice", "auto")
     _check_all(tools)
+    choice, allowed = _allowed_by(given.get("tool_choice", "auto"))
     only = _named_by(choice)
     names = [tool["function"]["name"] for tool in tools]
-    if choice == "none" or (choice == "auto" and not tools):
+    if choice == "none" or (choice == "auto" and not tools and allowed is None):
         return None
     if not tools:
-        raise FieldError("tool_choice", f"tool_choice is {shown(choice)}, and there are no tools: send some in tools")
-    if only and only not in names:
-        raise FieldError("tool_choice", f"tool_choice names {shown(only)}, and the tools are {', '.join(names)}")
-    return AskedTools(tools, only, choice != "auto", given.get("parallel_tool_calls", True))
+        raise FieldError("tool_choice", f"tool_choice is {_said(choice)}, and there are no tools: send some in tools")
+    for name in allowed or ([only] if only else []):
+        if name not in names:
+            raise FieldError("tool_choice", f"tool_choice names {shown(name)}, and the tools are {', '.join(names)}")
+    if allowed is not None:
+        tools = [tool for tool in tools if tool["function"]["name"] in allowed]
+    parallel = given.get("parallel_tool_calls", True)
+    return AskedTools(tools, only, choice != "auto", parallel, restricted=allowed is not None)
 
 
 def told_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -120,7 +126,10 @@ def calls_to_keep_to(
     Raises:
         FieldError: it cannot be had.
     """
-    if call_format is None or not (asked.is_strict or content is not None):
+    if call_format is None:
+        return content
+    restricts = asked.restricted and call_format.written is not None
+    if not (asked.is_strict or restricts or content is not None):
         return content
     schema = _schema_of(content, call_format, required=asked.required)
     field = "tool_choice" if asked.required else "tools"
@@ -178,6 +187,33 @@ def _check(tool: Any, place: str) -> None:
         )
 
 
+def _allowed_by(choice: Any) -> tuple[Any, list[str] | None]:
+    """Return a choice without its list of tools, and the names in that; ``None`` where any tool may be called."""
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return choice, None
+    # The Responses API has mode and tools beside the type.
+    inner = choice.get("allowed_tools", choice)
+    mode, tools = (inner.get(name) if isinstance(inner, dict) else None for name in ("mode", "tools"))
+    if mode not in ("auto", "required"):
+        raise FieldError("tool_choice", f"tool_choice.allowed_tools has mode {shown(mode)}: give auto or required")
+    functions = [_function_in(tool) for tool in tools] if isinstance(tools, list) else []
+    names = [function["name"] for function in functions if function is not None]
+    if not names or len(names) < len(functions):
+        raise FieldError("tool_choice", "tool_choice.allowed_tools needs tools: a list of functions with their names")
+    return mode, names
+
+
+def _function_in(tool: Any) -> Mapping[str, Any] | None:
+    """Return what names a function; ``None`` where nothing does."""
+    function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
+    return function if isinstance(function, dict) and isinstance(function.get("name"), str) else None
+
+
+def _said(choice: Any) -> str:
+    """Return a choice as a message shows it: of an object its type."""
+    return f"of type {shown(choice.get('type', 'function'))}" if isinstance(choice, dict) else shown(choice)
+
+
 def _named_by(choice: Any) -> str:
     """Return the name of the function that has to be called; empty where none is named."""
     if choice in ("none", "auto", "required"):
@@ -185,6 +221,7 @@ def _named_by(choice: Any) -> str:
     function = choice.get("function") if isinstance(choice, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise FieldError(
-            "tool_choice", f"tool_choice is {shown(choice)}: give none, auto, required, or a function with its name"
+            "tool_choice",
+            f"tool_choice is {_said(choice)}: give none, auto, required, a function with its name, or allowed_tools",
         )
     return str(function["name"])
