@@ -131,6 +131,21 @@ class Socket:
     def send(self, *lines: str, body: bytes = b"") -> None:
         self._socket.sendall("".join(f"{line}\r\n" for line in lines).encode() + body)
 
+    def send_pieces(self, data: bytes, size: int) -> None:
+        """Send bytes in pieces of a size, each in a packet of its own; the server may have stopped to listen."""
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, len(data), size):
+            self._socket.sendall(data[start : start + size])
+
+    def skip_body(self) -> None:
+        """Read over the headers and the body of an answer whose first line was read."""
+        length = 0
+        while line := self.line():
+            name, _, value = line.partition(":")
+            length = int(value) if name.lower() == "content-length" else length
+        while length:
+            length -= len(self._socket.recv(length))
+
     def rest(self) -> str:
         """Return all that is answered until the server closes the connection."""
         parts = iter(lambda: self._socket.recv(1 << 16), b"")

@@ -24,7 +24,7 @@ from paceline.serving.security.access_log import AccessLog
 from paceline.serving.security.answer_headers import AnswerHeaders
 from paceline.serving.security.body_reader import BodyReader
 from paceline.serving.security.cors import Cors
-from paceline.serving.security.deadlines import protocol_with_deadlines
+from paceline.serving.security.deadlines import protocol_with_limits
 from paceline.serving.security.host_check import HostCheck
 from paceline.serving.security.key_check import KeyCheck
 from paceline.serving.security.origin_check import OriginCheck
@@ -57,8 +57,9 @@ def secured(app: ASGIApp, settings: SecuritySettings, refused: Refused | None = 
 def socket_options(settings: SecuritySettings) -> dict[str, Any]:
     """Return what :class:`uvicorn.Config` has to be given beside the application and the address."""
     options: dict[str, Any] = {
-        "http": protocol_with_deadlines(settings.header_timeout_s, settings.read_timeout_s),
+        "http": protocol_with_limits(settings.max_header_bytes, settings.header_timeout_s, settings.read_timeout_s),
         "ws": "none",
+        # Of headers the protocol tells first; this is for what else may be incomplete, as trailers.
         "h11_max_incomplete_event_size": settings.max_header_bytes,
         # uvicorn refuses the connection that makes up this number.
         "limit_concurrency": settings.max_connections + 1,

@@ -1,12 +1,17 @@
-"""uvicorn's HTTP/1.1 protocol, mended where clients break off, send nonsense late, or never finish what they send."""
+"""uvicorn's HTTP/1.1 protocol, mended where clients break off, send nonsense or too much, or never finish."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import json
+import re
+from typing import ClassVar, Final
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from paceline.serving.error_bodies import error_body
+from paceline.serving.security.refusals import LINGER_S
 
 _MOST_REFUSED: Final = 64
 """Connections beyond the most that are told so; further ones are dropped, or files would run out."""
@@ -14,9 +19,22 @@ _MOST_REFUSED: Final = 64
 _MOST_AHEAD: Final = 1 << 16
 """Bytes of later requests that are taken while one is answered."""
 
+_HEAD_END: Final = re.compile(rb"\n\r?\n")
+"""What ends the headers of a request, as h11 has it."""
+
 
 class CarefulProtocol(H11Protocol):
-    """Notices clients that leave, answers nonsense at most once, and ends without waiting for halves of requests."""
+    """Notices clients that leave, answers nonsense at most once, and ends without waiting for halves of requests.
+
+    h11 bounds what is incomplete: headers that arrive in one piece may be of any size, and in small pieces how large
+    they may be depends on the pieces. So the headers are measured here.
+    """
+
+    max_header_bytes: ClassVar[int]
+    """Bytes of a request's first line and headers, the empty line at their end included."""
+
+    _is_refused = False
+    """Whether the connection's last answer is given, and the rest of what the client sends is dropped."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Begin with a connection, unless there are too many even to say so."""
@@ -26,27 +44,65 @@ class CarefulProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a client."""
+        if self._is_refused:
+            return
         super().data_received(data)
         if self._is_answering and self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < _MOST_AHEAD:
             # uvicorn reads nothing more once a further request is there, and would not see that the client leaves.
             self.flow.resume_reading()
 
+    def handle_events(self) -> None:
+        """Go on with what came, unless its headers are too large."""
+        if self.conn.their_state is h11.IDLE:
+            head = self.conn.trailing_data[0]
+            end = _HEAD_END.search(head)
+            if (len(head) if end is None else end.end()) > self.max_header_bytes:
+                self._refuse(
+                    431,
+                    f"the first line and the headers of the request have more than {self.max_header_bytes} bytes: send "
+                    "fewer, and texts in the body",
+                )
+                return
+        super().handle_events()
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, unless an answer has begun, which cannot be taken back."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
-            super().send_400_response(msg)
+            self._refuse(400, msg)
             return
         if cycle.response_started:
             self.transport.close()
         else:
-            super().send_400_response(msg)
+            self._refuse(400, msg)
         # Whatever answers the request now has nobody to answer: h11 would refuse a second answer.
         cycle.disconnected = True
         cycle.message_event.set()
 
+    def _refuse(self, status: int, message: str) -> None:
+        """Give the connection its last answer, and drop what the client still sends.
+
+        A connection that closes on unread bytes is reset, and the client may then lose the answer that says why.
+        """
+        body = json.dumps(error_body(status, message, "invalid_request_error")).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        for event in (
+            h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status]),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event))
+        self._is_refused = True
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
     def shutdown(self) -> None:
         """Take no more requests; what is answered now may be answered, and a request that is not there yet is not."""
+        if self._is_refused:
+            self.transport.close()
+            return
         super().shutdown()
         if self._is_answering and self.cycle is not None and self.cycle.more_body:
             self.transport.close()

@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with two time limits that uvicorn itself does not have: for headers, and for readers.
 
-The one on h11 is used because h11 limits the size of headers (``h11_max_incomplete_event_size``). uvicorn's other
-one, on httptools, takes headers of any size.
+It is the one on h11, whatever else is installed: uvicorn's other one, on httptools, does not tell of headers before
+they are all there.
 """
 
 from __future__ import annotations
@@ -73,12 +73,19 @@ class DeadlineProtocol(CarefulProtocol):
             self._reading_due = None
 
 
-def protocol_with_deadlines(header_timeout_s: float, read_timeout_s: float) -> type[DeadlineProtocol]:
+def protocol_with_limits(
+    max_header_bytes: int, header_timeout_s: float, read_timeout_s: float
+) -> type[DeadlineProtocol]:
     """Return the protocol class for :class:`uvicorn.Config`'s ``http``.
 
     Args:
+        max_header_bytes: bytes of a request's first line and headers.
         header_timeout_s: seconds until all headers of a request have to be there.
         read_timeout_s: seconds until a client has to read what the connection's buffer holds.
     """
-    limits = {"header_timeout_s": header_timeout_s, "read_timeout_s": read_timeout_s}
+    limits = {
+        "max_header_bytes": max_header_bytes,
+        "header_timeout_s": header_timeout_s,
+        "read_timeout_s": read_timeout_s,
+    }
     return type("DeadlineProtocol", (DeadlineProtocol,), limits)

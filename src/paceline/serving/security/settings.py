@@ -37,8 +37,7 @@ class SecuritySettings:
         tls: the files of TLS; ``None`` for plain HTTP.
         max_body_bytes: bytes of a request's body.
         body_timeout_s: seconds from the end of a request's headers until its body is there.
-        max_header_bytes: bytes of a request's first line and headers after which no more of them is waited for. What
-            arrives in one piece may be larger, as h11 counts.
+        max_header_bytes: bytes of a request's first line and headers, however they arrive.
         header_timeout_s: seconds until all headers of a request are there.
         read_timeout_s: seconds until a client has to read what waits for it; it counts as one that left afterwards.
         max_connections: connections at a time; requests on further ones get status 503.
