@@ -1,7 +1,7 @@
 """Requests of our own, asked as pairs beside those of llama.cpp's tests: each route, with the fields clients send.
 
 Left out is what paceline answers differently on purpose: samplers out of their range, bodies that are not JSON,
-``suffix`` and ``best_of``.
+``suffix`` and ``best_of``, and other methods of a route.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def _state() -> list[dict[str, Any]]:
         post("/detokenize", tokens=[1780, 314, 260]),
         post("/detokenize"),
         post("/nowhere", prompt=PROMPT),
-        get("/completion"),
     ]
 
 

@@ -277,3 +277,55 @@ def test_a_message_that_is_continued_keeps_its_spaces(stream: bool) -> None:
     with hosted(lambda: scripted(THINKING, target=logits)) as server:
         body = {**BODY, "messages": [*BODY["messages"], {"role": "assistant", "content": "It is"}]}
         assert message_of(server, body, stream=stream)["content"] == " 4"
+
+
+BEGINNINGS: Final[dict[str, dict[str, str]]] = {
+    "content": {"content": "It is"},
+    "reasoning": {"reasoning_content": "Hm."},
+    "both": {"reasoning_content": "Hm.", "content": "It is"},
+    "all of it": {"content": ANSWER},
+}
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+@pytest.mark.parametrize("reasoning_format", ["deepseek", "none"])
+def test_a_beginning_is_not_repeated_unless_it_is_asked_for(kind: str, reasoning_format: str) -> None:
+    begun = BEGINNINGS[kind]
+
+    def logits(tokens: Sequence[int]) -> Float64Array:
+        text = bytes(token for token in tokens if token < 256).decode()
+        if kind == "reasoning" and NO_THINK not in tokens:
+            said = ord("h") if text.endswith(".") else NO_THINK
+        else:
+            rest = next(ANSWER[length:] for length in range(len(ANSWER), -1, -1) if text.endswith(ANSWER[:length]))
+            said = ord(rest[0]) if rest else END
+        row: Float64Array = 50.0 * np.eye(SIZE)[said]
+        return row
+
+    rest = ANSWER.removeprefix(begun.get("content", ""))
+    expected = {"content": rest} if kind != "reasoning" else {"reasoning_content": "h", "content": ANSWER}
+    echoed = {name: begun.get(name, "") + expected.get(name, "") for name in {**begun, **expected}}
+    if reasoning_format == "none":
+        before = f"<think>{begun['reasoning_content']}" if "reasoning_content" in begun else ""
+        before += f"</think>{begun['content']}" if kind == "both" else begun.get("content", "")
+        expected = {"content": rest if kind != "reasoning" else f"h</think>{ANSWER}"}
+        echoed = {"content": before + expected["content"]}
+    with hosted(lambda: scripted(THINKING, target=logits)) as server:
+        messages = [*BODY["messages"], {"role": "assistant", **begun}]
+        body = {**BODY, "messages": messages, "reasoning_format": reasoning_format}
+        for fields in ({}, {"n": 2}, {"continue_final_message": True}):
+            for echo in (None, False, True):
+                asked = {**body, **fields, "echo": echo}
+                answer = server.answer(CHAT, asked)
+                for choice in answer["choices"]:
+                    told = choice["message"]
+                    assert {name: text for name, text in told.items() if name != "role"} == (
+                        echoed if echo else expected
+                    )
+                assert "warnings" not in answer
+                if "n" not in fields:
+                    streamed = message_of(server, asked, stream=True)
+                    assert {**dict.fromkeys(expected, ""), **streamed} == (echoed if echo else expected)
+        # A conversation that is answered has no beginning to repeat.
+        told = server.answer(CHAT, {**BODY, "max_tokens": 3, "echo": True})["warnings"]
+        assert told == ["echo changed nothing: no message is continued"]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from paceline.chat.marked import MarkedText, ending_of_template
 from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
-from paceline.chat.reasoning import ReasoningMarkers, opens_reasoning
+from paceline.chat.reasoning import PartKind, ReasoningMarkers, opens_reasoning
 from paceline.core.errors import InputError
 from paceline.core.numbers import shown
 
@@ -96,6 +96,24 @@ def with_beginning(
         parts.append(MarkedText.of_template(markers.closing))
         is_open = False
     return MarkedText.joined([*parts, content]), is_open
+
+
+def beginning_of(
+    message: Message, markers: ReasoningMarkers | None, *, reasoning_apart: bool
+) -> list[tuple[PartKind, str]]:
+    """Return the beginning that a continued message had, as parts of the answer that goes on with it.
+
+    Args:
+        message: as it was given.
+        markers: of the model; ``None`` where it knows of no reasoning.
+        reasoning_apart: whether an answer has its reasoning apart, or within its content, with markers.
+    """
+    content, reasoning = _text_of(message.get("content", "")), message.get("reasoning_content", "")
+    if reasoning and not reasoning_apart and markers is not None:
+        content = f"{markers.start}{reasoning}{markers.closing + content if content else ''}"
+        reasoning = ""
+    parts: list[tuple[PartKind, str]] = [("reasoning", reasoning), ("content", content)]
+    return [part for part in parts if part[1]]
 
 
 def _text_of(content: str | list[dict[str, str]]) -> str:

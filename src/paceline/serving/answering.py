@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from paceline.api import GenerateOptions
 from paceline.async_streams import AsyncStream
+from paceline.chat.continuing import beginning_of
 from paceline.chat.prompts import ChatPrompt
 from paceline.chat.reasoning import PartKind, ReasoningFormat, ReasoningSplitter
 from paceline.chat.tool_calls.base import AnswerDelta, ArgumentsDelta, CallStarted, ContentDelta, ToolCallFormat
@@ -163,6 +164,7 @@ class Choice:
         logprobs: of the tokens said so far.
         has_new_line: whether a line ended.
         num_reasoning: tokens of reasoning so far.
+        echoed: the beginning of the message that is continued, where it is asked to stand before the rest.
         content: said so far beside calls, where tools may be called.
         calls: of tools, as OpenAI's API has them.
         timed_out: whether it was ended because it took too long.
@@ -200,6 +202,10 @@ class Choice:
             None if chat is None else ReasoningSplitter(markers, begun=chat.begun, continued=chat.continued)
         )
         self._parser = None if prompt.call_format is None else ToolCallParser(prompt.call_format, prompt.tools)
+        self.echoed: Sequence[tuple[PartKind, str]] = ()
+        if asked.echo and not asked.reads_only and chat is not None and chat.continued:
+            self.echoed = beginning_of(chat.messages[-1], chat.markers, reasoning_apart=markers is not None)
+        self._unsent_echo: Sequence[Part] = self.echoed
         self._opening: list[Part] = []
         keeps_markers = prompt.reasoning_format == "none" and chat is not None and chat.begun and not chat.continued
         if keeps_markers and chat is not None and chat.markers is not None:
@@ -298,11 +304,12 @@ class Choice:
         if not parts and not (last and self._unsent_ids):
             return []
         self.has_new_line = self.has_new_line or any("\n" in segment.text for segment in segments)
+        echo, self._unsent_echo = self._unsent_echo, ()
         token_ids, self._unsent_ids = self._unsent_ids, []
         logprobs, self._unsent_logprobs = self._unsent_logprobs, []
         self.logprobs += logprobs
         sources, self._unsent_sources = self._unsent_sources, []
-        return [Said(self, parts, token_ids, logprobs, len(self.token_ids), sources)]
+        return [Said(self, [*echo, *parts], token_ids, logprobs, len(self.token_ids), sources)]
 
     def _with_calls(self, parts: Sequence[Part], parser: ToolCallParser, *, last: bool) -> list[Part]:
         """Return parts with the calls in their content read out."""

@@ -200,6 +200,8 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         prompt = await while_there(request, prepared_chat(body, asked, asked.options.get("max_tokens")))
         if asked.stream and prompt.reasoning_format == "deepseek-legacy":
             raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
+        if asked.echo and not (prompt.chat and prompt.chat.continued):
+            asked = replace(asked, warnings=(*asked.warnings, "echo changed nothing: no message is continued"))
         asked = replace(asked, reasoning_format=prompt.reasoning_format, warnings=(*asked.warnings, *prompt.warnings))
         return await server.answer(request, asked, [prompt])
 

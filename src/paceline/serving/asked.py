@@ -66,7 +66,7 @@ _DOTTED: Final[Mapping[str, str]] = {
 """llama-server's own names for how a request is sped up."""
 
 _ROUTES_OF: Final[Mapping[str, tuple[Api, ...]]] = {
-    "echo": ("completions",),
+    "echo": ("completions", "chat"),
     "return_tokens": ("native",),
     "response_fields": ("native",),
     "stream_options": ("completions", "chat"),
@@ -89,7 +89,7 @@ class Asked:
         include_usage: whether a stream ends with counts of tokens.
         num_logprobs: likely tokens listed beside each; ``None`` for no log-probabilities.
         post_sampling: whether these are of what is sampled from, not of the model's own distribution.
-        echo: whether the prompt stands before the answer.
+        echo: whether the prompt stands before the answer; of a chat the beginning of the message that is continued.
         return_tokens: whether token ids are sent.
         return_progress: whether a stream says how far the prompt is read.
         return_rounds: whether a stream says what each round drafted, and where each token came from.

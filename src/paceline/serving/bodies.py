@@ -194,6 +194,7 @@ class _Conversation(_Body):
 class ChatBody(_Generated, _Conversation):  # type: ignore[misc, valid-type]
     """A conversation to answer."""
 
+    echo: bool | None = Field(None, description="Put the beginning of a message that is continued before the rest.")
     tool_choice: Any = Field(None, description="none, auto, required, or the function that has to be called.")
     parallel_tool_calls: bool | None = Field(None, description="Whether there may be several calls.")
     logprobs: bool | Whole | None = Field(None, description="Whether to say how likely each token was.")

@@ -411,6 +411,10 @@ def _named(piece: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
+_FIELDS: Final = {"content": "content", "reasoning": "reasoning_content"}
+"""Fields of a message by the kind of a part."""
+
+
 def _delta_of(part: Part) -> dict[str, Any]:
     """Return a part of an answer as a chunk of a stream has it."""
     if isinstance(part, CallStarted):
@@ -419,7 +423,7 @@ def _delta_of(part: Part) -> dict[str, Any]:
     if isinstance(part, ArgumentsDelta):
         return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
     kind, text = part
-    return {"content" if kind == "content" else "reasoning_content": text}
+    return {_FIELDS[kind]: text}
 
 
 class ChatShape(_OpenAiBase):
@@ -449,6 +453,9 @@ class ChatShape(_OpenAiBase):
             message["content"] = choice.content or (None if choice.calls else "")
             if choice.calls:
                 message["tool_calls"] = choice.calls
+        for kind, text in choice.echoed:
+            name = _FIELDS[kind]
+            message[name] = text + (message.get(name) or "")
         found: dict[str, Any] = {
             "index": choice.number,
             "message": message,
