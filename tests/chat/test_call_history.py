@@ -11,6 +11,7 @@ from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
 from paceline.chat.reader import ChatReader
 from paceline.chat.template import ChatTemplate
+from paceline.core.errors import InputError
 from tests.chat.conversing import ControlledBytes
 
 CALLS = "{% for call in message.tool_calls %}[{{ call.function.name }}: ARGUMENTS]{% endfor %}"
@@ -70,11 +71,45 @@ def test_calls_are_written_whichever_way_they_are_given(each: str, written: str,
 
 
 def test_what_is_no_object_stays_as_it_is() -> None:
-    for arguments in ('{"city": "Ro', "[1]", "", None):
+    for arguments in ('{"city": "Ro', "[1]"):
         message = calling(arguments)
         assert with_calls(message, CallForm(objects=True)) == message
     odd = {"role": "assistant", "tool_calls": [3, {"function": 4}], "content": "a"}
     assert with_calls(odd, CallForm(True, None)) == odd
+
+
+@pytest.mark.parametrize("arguments", ["", " ", None])
+def test_no_arguments_are_an_empty_object(arguments: object) -> None:
+    assert with_calls(calling(arguments), CallForm(objects=True)) == calling({})
+    assert with_calls(calling(arguments), CallForm()) == calling("{}")
+
+
+def test_no_calls_are_none() -> None:
+    assert with_calls({"role": "assistant", "content": "a", "tool_calls": []}, CallForm()) == {
+        "role": "assistant",
+        "content": "a",
+    }
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Ro', "[1]", 3])
+def test_arguments_that_the_template_cannot_write_are_told_as_such(arguments: object) -> None:
+    def text_of(each: str) -> str:
+        reader = ChatReader(template_of(each), ControlledBytes(), 4096)
+        user: Message = {"role": "user", "content": "Hello"}
+        messages: list[Message] = [user, calling(arguments), user]
+        return reader.prompt(messages, tools=None, params=ChatParams(forget=False), max_tokens=0).text
+
+    with pytest.raises(InputError, match=r"^message 2 has a call of 'f' with the arguments .*: give a JSON object$"):
+        text_of(EACH.replace("ARGUMENTS", TAGS))
+    assert str(arguments) in text_of(EACH.replace("ARGUMENTS", TEXT))
+
+
+@pytest.mark.parametrize("fields", [{}, {"content": None}, {"content": None, "tool_calls": []}])
+def test_an_assistant_that_says_nothing_has_an_empty_text(fields: dict[str, object]) -> None:
+    reader = ChatReader(template_of("[{{ 'said ' + message.content }}]"), ControlledBytes(), 4096)
+    messages: list[Message] = [{"role": "assistant", **fields}, {"role": "user", "content": "a"}]
+    prompt = reader.prompt(messages, tools=None, params=ChatParams(forget=False), max_tokens=0)
+    assert prompt.text == "[said ][said a]"
 
 
 def test_a_content_is_kept() -> None:

@@ -87,3 +87,28 @@ CONVERSATIONS: Final[list[tuple[str, list[dict[str, Any]], list[dict[str, Any]] 
     # Templates in use walk all messages for each of them.
     ("long", [user("word " * 20), assistant("answer " * 20)] * 100 + [user("Bye")], None),
 ]
+
+
+def calling(arguments: Any, **fields: Any) -> list[dict[str, Any]]:
+    """Return a conversation whose history has a call, its result, and what the user says to it."""
+    function = {"name": "get_weather", **({} if arguments is ... else {"arguments": arguments})}
+    call = {"id": "abcdef123", "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": "abcdef123", "content": "4 pm sharp"}
+    return [user("Hm?"), {"role": "assistant", "tool_calls": [call], **fields}, result, user("Thanks")]
+
+
+def silent(**fields: Any) -> list[dict[str, Any]]:
+    """Return a conversation in which an assistant says nothing."""
+    return [user("Hm?"), {"role": "assistant", **fields}, user("Thanks")]
+
+
+# Name, a history as clients send it, and another that says the same.
+HISTORIES: Final[list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]]] = [
+    ("null content beside a call", calling('{"city": "Rome"}', content=None), calling({"city": "Rome"})),
+    ("empty arguments", calling("", content=None), calling("{}")),
+    ("null arguments", calling(None), calling("{}")),
+    ("no arguments", calling(...), calling({})),
+    ("null content", silent(content=None), silent(content="")),
+    ("no content", silent(), silent(content="")),
+    ("no calls", silent(content=None, tool_calls=[]), silent(content="")),
+]

@@ -20,7 +20,7 @@ from paceline.serving.chats import chat_params_of, followed
 from paceline.serving.preparing import _usual_variables
 from tests.chat.conversing import ControlledBytes
 from tests.conftest import SUMMARY_LINES
-from tests.real.conversations import CONVERSATIONS
+from tests.real.conversations import CONVERSATIONS, HISTORIES, TOOLS, assistant, user
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -33,6 +33,51 @@ VARIABLES: list[dict[str, Any]] = [
     {"add_generation_prompt": False},
     {"functions": "[]", "datetime": "today"},
 ]
+
+
+# These have no place for calls or results, or need variables that a server gives.
+NO_CALLS = 10
+
+
+def readers_of(models: Path) -> list[ChatReader]:
+    files = sorted((models / "templates").glob("*.jinja"))
+    templates = [
+        ChatTemplate(file.read_text(encoding="utf-8"), origin=file.name, special_tokens=SPECIAL) for file in files
+    ]
+    assert len(templates) >= 70
+    return [ChatReader(template, ControlledBytes(), 1 << 16) for template in templates]
+
+
+def prompt_of(reader: ChatReader, messages: list[dict[str, Any]]) -> str | None:
+    try:
+        return reader.prompt(messages, tools=TOOLS, params=ChatParams(forget=False), max_tokens=0).text
+    except InputError as error:
+        refusal = str(error)
+    assert "Marked" not in refusal
+    return None
+
+
+@pytest.mark.parametrize(("name", "sent", "same"), HISTORIES, ids=[name for name, _, _ in HISTORIES])
+def test_histories_as_clients_send_them_are_read(
+    models: Path, name: str, sent: list[dict[str, Any]], same: list[dict[str, Any]]
+) -> None:
+    num_read = 0
+    for reader in readers_of(models):
+        text = prompt_of(reader, sent)
+        assert text == prompt_of(reader, same), reader.template.origin
+        assert text is None or '"arguments": }' not in text
+        num_read += text is not None and ("arguments" not in name or "4 pm sharp" in text)
+    assert num_read >= 70 - NO_CALLS
+
+
+def test_no_question_is_left_out_for_its_role(models: Path) -> None:
+    num_read = 0
+    for reader in readers_of(models):
+        for before in ([], [user("Hi"), assistant("Hello")]):
+            text = prompt_of(reader, [*before, {"role": "robot", "content": "What time?"}])
+            assert text is None or "What time?" in text, reader.template.origin
+            num_read += text is not None
+    assert 0 < num_read < 140
 
 
 def test_templates_render_as_transformers_renders_them(models: Path, pytestconfig: pytest.Config) -> None:

@@ -8,13 +8,15 @@ call by a content that is ``None``. Which of these a template does is seen from 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline.chat.messages import Message
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError, ModelFileError
+from paceline.core.numbers import shown
 
 _FUNCTION: Final = "probed_function"
 _ARGUMENT: Final = "probed_argument"
@@ -54,7 +56,9 @@ def find_call_form(template: ChatTemplate) -> CallForm:
 def with_calls(message: Message, form: CallForm) -> dict[str, Any]:
     """Return a message with its calls, if it has any, in the form that a template reads."""
     calls = message.get("tool_calls")
-    if not isinstance(calls, list) or not calls:
+    if calls == []:
+        return {name: value for name, value in message.items() if name != "tool_calls"}
+    if not isinstance(calls, list):
         return {**message}
     found = {**message, "tool_calls": [_with_arguments(call, objects=form.objects) for call in calls]}
     if found.get("content") is None and form.content != _ABSENT:
@@ -62,11 +66,34 @@ def with_calls(message: Message, form: CallForm) -> dict[str, Any]:
     return found
 
 
+def check_arguments(messages: Sequence[Message]) -> None:
+    """Refuse calls whose arguments are no object, of which most templates make nothing or an error of their own.
+
+    Raises:
+        InputError: there is one.
+    """
+    for number, message in enumerate(messages, start=1):
+        for call in message.get("tool_calls") or ():
+            function = call.get("function", call)
+            arguments = function.get("arguments")
+            if isinstance(arguments, str):
+                with suppress(ValueError):
+                    arguments = json.loads(arguments)
+            if not isinstance(arguments, dict):
+                raise InputError(
+                    f"message {number} has a call of {shown(function['name'])} with the arguments {shown(arguments)}, "
+                    "which the chat template cannot write: give a JSON object"
+                )
+
+
 def _with_arguments(call: Any, *, objects: bool) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
     arguments = function.get("arguments")
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        # Of a function without parameters models and clients write nothing, which no template expects.
+        arguments = {} if objects else "{}"
     if objects and isinstance(arguments, str):
         try:
             read = json.loads(arguments)

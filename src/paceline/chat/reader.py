@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from paceline.chat.call_history import CallForm, find_call_form, with_calls
+from paceline.chat.call_history import CallForm, check_arguments, find_call_form, with_calls
 from paceline.chat.call_reading import CallReading, with_marks_kept
 from paceline.chat.continuing import goes_on, with_beginning
 from paceline.chat.fitting import num_leading, oldest_left_out
@@ -35,6 +35,8 @@ _NO_EFFORT: Final = "none"
 """OpenAI's level for no reasoning at all."""
 
 _HELLO: Final[Sequence[Message]] = ({"role": "user", "content": "Hello"},)
+
+_ANYTHING: Final = "probed content"
 
 _ROOM_FOR_ANSWERS: Final = 4
 """A conversation leaves this part of the context to its answer, if that may be so long."""
@@ -99,7 +101,11 @@ class ChatReader:
 
         def write_out(conversation: Sequence[Message]) -> MarkedText:
             some = self._no_tools if tools is None else tools
-            return self.template.render(conversation, tools=some, add_generation_prompt=is_open, **variables)
+            try:
+                return self.template.render(conversation, tools=some, add_generation_prompt=is_open, **variables)
+            except InputError:
+                check_arguments(conversation)
+                raise
 
         merges = _loses_system(read[:-1] if continues else read, write_out)
 
@@ -178,7 +184,10 @@ class ChatReader:
         """Return a message in roles that the template knows, with calls in the form that it reads."""
         if message["role"] == "developer" and "developer" not in self.template.source:
             return {**message, "role": "system"}
-        return with_calls(message, self._call_form) if "tool_calls" in message else message
+        if "tool_calls" in message:
+            message = with_calls(message, self._call_form)
+        # Nothing said and no call made: some templates put texts beside a content that has to be one.
+        return message if "content" in message or "tool_calls" in message else {**message, "content": ""}
 
     @functools.cached_property
     def _call_form(self) -> CallForm:
@@ -212,8 +221,11 @@ class ChatReader:
     def _leaves_out(
         self, messages: Sequence[Message], numbers: Sequence[int], render: Callable[[Sequence[Message]], MarkedText]
     ) -> bool:
-        """Return whether the template writes the same with and without some of the messages."""
-        others = [message for number, message in enumerate(messages) if number not in numbers]
+        """Return whether the template writes the same whatever is said in some of the messages."""
+        others = [
+            {**message, "content": _ANYTHING} if number in numbers else message
+            for number, message in enumerate(messages)
+        ]
         try:
             return render(others) == render(messages)
         except InputError:
