@@ -27,6 +27,7 @@ from tests.engines.streamed import mostly_streamed
 
 kind, target, draft, loads = sys.argv[1:]
 gc.disable()  # what waits for the collector is held, too
+closed = []
 for _ in range(int(loads)):
     with mostly_streamed() if kind == "streamed" else contextlib.nullcontext():
         options = paceline.ModelOptions(Path(target), context_length=256, memory=1 if kind == "streamed" else None)
@@ -36,7 +37,7 @@ for _ in range(int(loads)):
     answer = model.generate("def f(x):", max_tokens=8, temperature=0.0)
     assert answer.stats.num_drafted or not draft, answer.stats
     model.close()
-    del model
+    closed.append(model)
     print(json.dumps({
         "files": len(os.listdir("/proc/self/fd")),
         "python threads": threading.active_count(),

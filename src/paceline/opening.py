@@ -92,7 +92,13 @@ def open_pair(
     try:
         draft = None if draft is None else _made(draft, target, report)
         if memory_bytes is not None:
-            return _open_within(memory_bytes, target, draft, kept_bytes, force=force, report=report)
+            within = target
+            if is_default and draft is not None and may_go_without:
+                # Of this much and no other: before the file is left to the system, the draft goes.
+                within = dataclasses.replace(target, memory=memory_bytes)
+            pair = _open_within(memory_bytes, within, draft, kept_bytes, force=force, report=report)
+            options = dataclasses.replace(pair.target_options, memory=target.memory)
+            return dataclasses.replace(pair, target_options=options)
     except InputError as error:
         if draft is None or not (is_default and may_go_without):
             raise

@@ -103,7 +103,8 @@ def test_what_is_not_streamed_after_all_is_said_and_nothing_else_is_promised(
     assert outcome.status == 0, outcome.err
     assert outcome.out == plain.out
     assert "every pass" not in outcome.err
-    assert outcome.err.count("warning: ") == 1
+    assert outcome.err.count("warning: ") == 2
+    assert "warning: no draft of the target's own: " in outcome.err
     assert re.search(
         r"warning: layers are not streamed, and the file is left to the system: [\d.]+[MG] of memory \(--memory\) are "
         r"too little for target-f32\.gguf: ",

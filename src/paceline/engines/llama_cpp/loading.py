@@ -263,6 +263,8 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
     native.log.verbose |= config.verbose
     native.initialize()
     memory_bytes = memory_limit(config)
+    if memory_bytes is not None:
+        give_back_freed()
     held_bytes, reserved_bytes = held_memory()
     stream = room = None
     if memory_bytes is not None:
