@@ -104,7 +104,7 @@ def beginning_of(
     """Return the beginning that a continued message had, as parts of the answer that goes on with it.
 
     Args:
-        message: as it was given.
+        message: the conversation's last, in the form of OpenAI's API.
         markers: of the model; ``None`` where it knows of no reasoning.
         reasoning_apart: whether an answer has its reasoning apart, or within its content, with markers.
     """
