@@ -55,7 +55,7 @@ FILE: Final[Call] = (
     {
         "path": "a/b<tool.txt",
         "text": 'x = {"a": [1, 2}\nif a < b and </ c: <| [TOOL <tool_cal "quoted" \\ 日本',
-        "options": {"tags": ["<", "}", "]"], "deep": {"empty": {}, "n": None}},
+        "options": {"tags": ["<", "}", "]"], "under": {"empty": {}, "n": None}},
         "ratio": 0.5,
         "is_draft": True,
     },

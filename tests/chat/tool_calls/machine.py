@@ -7,9 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from paceline.chat.tool_calls.formats import FORMATS
+from paceline.constraints import Calls, ConstraintCompiler
+from paceline.engines.scripted import ScriptedVocabulary
 
 # The marks that are control tokens in the vocabularies of models.
 MARKS = sorted(
@@ -83,25 +86,42 @@ def is_answer(grammar: str, token_ids: Sequence[int]) -> bool:
     return allowed and matcher.consume_tokens(list(token_ids)) and matcher.is_accepting()
 
 
+class _Marked(ScriptedVocabulary):
+    """All bytes, what ends an answer, and the marks as control tokens."""
+
+    def __init__(self) -> None:
+        super().__init__([*(bytes([one]) for one in range(256)), b"<end>", *(one.encode() for one in MARKS)], [END])
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        return frozenset({*self.end_ids, *CONTROL_IDS.values()})
+
+
+_COMPILER = ConstraintCompiler(_Marked())
+
+
 def written_at_random(grammar: str, rng: random.Random, most: int) -> list[int] | None:
-    """Return tokens that a grammar allows, drawn one after the other; ``None`` if there is no end within ``most``."""
-    matcher = matcher_of(grammar)
+    """Return tokens that a grammar allows, drawn one after the other; ``None`` if there is no end within ``most``.
+
+    The grammar is compiled within the limits that answers have.
+    """
+    state = _COMPILER.compile(Calls(grammar))
     # What closes strings, objects and marks; drawn more often, so that answers end.
     closing = {*b'"}])>/<,', *CONTROL_IDS.values()}
     ends = [tokens_of(end, has_marks=has_marks) for end in _ENDS for has_marks in (True, False)]
     written: list[int] = []
     while len(written) < most:
         end = rng.choice(ends)
-        if rng.random() < 0.2 and matcher.validate_tokens(end) == len(end):
-            assert matcher.consume_tokens(end)
+        if rng.random() < 0.2 and state.allows(end) == len(end):
+            for token_id in end:
+                state.advance(token_id)
             written += end
-        mask = matcher.compute_bitmask()
-        allowed = [token_id for token_id in range(_TOKENIZER.vocab_size) if mask[token_id // 8] >> (token_id % 8) & 1]
+        allowed = [int(token_id) for token_id in np.flatnonzero(state.mask())]
         if END in allowed and (len(allowed) == 1 or rng.random() < 0.3):
             return written
         allowed = [token_id for token_id in allowed if token_id != END]
         preferred = [token_id for token_id in allowed if token_id in closing]
         drawn = rng.choice(preferred if preferred and rng.random() < 0.5 else allowed)
-        assert matcher.consume_token(drawn)
+        state.advance(drawn)
         written.append(drawn)
     return None

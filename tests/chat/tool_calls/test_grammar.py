@@ -287,8 +287,13 @@ def test_an_answer_is_calls_or_what_keeps_to_a_schema(family: str, has_marks: bo
         assert not allows(grammar, text, has_marks=has_marks), text
 
 
-@pytest.mark.parametrize("family", ["hermes", "kimi"])
-@pytest.mark.parametrize("name", ["{id}", "of{index}", "<tool_call>", "a.b/c"])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(("hermes", name) for name in ("{id}", "of{index}", "<tool_call>", "a.b/c")),
+        *(("kimi", name) for name in ("{id}", "of{index}", "a.b/c")),
+    ],
+)
 def test_a_name_is_a_text_whatever_it_spells(family: str, name: str) -> None:
     tools = [{"type": "function", "function": {"name": name, "parameters": {}}}]
     for required in (True, False):
@@ -314,3 +319,178 @@ def test_what_is_no_schema_is_an_error_with_its_place(family: str, schema: dict[
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     with pytest.raises(ConstraintError, match=r"the parameters of function f: #/[a-zA-Z/0-9]+: .+ is no .+: give one"):
         calls_grammar(BY_NAME[family], tools, required=True, parallel=True)
+
+
+# As pydantic writes nested models and enumerations: all of it stands behind references.
+REFERRED = tool(
+    "f",
+    {
+        "unit": {"$ref": "#/$defs/Unit"},
+        "n": {"$ref": "#/$defs/N"},
+        "maybe": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]},
+        "described": {"allOf": [{"$ref": "#/$defs/Unit"}], "description": "How it is said."},
+        "level": {"$ref": "#/$defs/Level"},
+        "place": {"$ref": "#/$defs/Place"},
+        "same": {"$ref": "#/properties/n"},
+    },
+    ["unit", "n", "maybe", "described", "level", "place", "same"],
+)
+REFERRED["function"]["parameters"]["$defs"] = {
+    "Unit": {"enum": ["celsius", "fahrenheit"], "title": "Unit", "type": "string"},
+    "N": {"$ref": "#/$defs/Small"},
+    "Small": {"type": "integer", "minimum": 0, "maximum": 9},
+    "Level": {"enum": [1, 2]},
+    "Place": {
+        "type": "object",
+        "properties": {
+            "name": {"$ref": "#/$defs/Unit"},
+            "height": {"$ref": "#/$defs/N"},
+            "within": {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]},
+        },
+        "required": ["name", "height", "within"],
+        "additionalProperties": False,
+    },
+}
+
+
+def drawn(family: str, asked: Sequence[dict[str, Any]], *, has_marks: bool, number: int) -> list[Call]:
+    """Return calls that are drawn from the grammar of tools, each read back, in answers of one."""
+    grammar = calls_grammar(
+        BY_NAME[family], asked, required=True, parallel=False, control_ids=CONTROL_IDS if has_marks else {}
+    )
+    rng = random.Random(f"{family} {has_marks}")
+    found = []
+    for _ in range(number):
+        token_ids = written_at_random(grammar, rng, 1500)
+        if token_ids is None:
+            continue
+        parser = parser_of(family, asked)
+        text = text_of(token_ids)
+        message = added([*parser.push(text), *parser.finish()])
+        assert len(message.called) == 1, text
+        found += message.called
+    assert len(found) > number // 2
+    return found
+
+
+def _is_place(value: Any) -> bool:
+    return (
+        value.keys() == {"name", "height", "within"}
+        and value["name"] in ("celsius", "fahrenheit")
+        and value["height"] in range(10)
+        and (value["within"] is None or _is_place(value["within"]))
+    )
+
+
+@MARKS
+@EACH
+def test_what_stands_behind_references_is_written_and_read_as_what_it_is(family: str, has_marks: bool) -> None:
+    for _, arguments in drawn(family, [REFERRED], has_marks=has_marks, number=by_tier(40, quick=6)):
+        assert arguments["unit"] in ("celsius", "fahrenheit")
+        assert arguments["described"] in ("celsius", "fahrenheit")
+        assert type(arguments["n"]) is type(arguments["same"]) is int
+        assert {arguments["n"], arguments["same"]} <= set(range(10))
+        assert arguments["maybe"] is None or arguments["maybe"] in range(10)
+        assert arguments["level"] in (1, 2)
+        assert _is_place(arguments["place"])
+
+
+@MARKS
+@EACH
+def test_a_schema_that_is_all_reference_names_its_parameters(family: str, has_marks: bool) -> None:
+    asked = tool("f", {})
+    asked["function"]["parameters"] = {"$ref": "#/definitions/Asked", "definitions": {"Asked": TOOLS[0]["function"]}}
+    asked["function"]["parameters"]["definitions"]["Asked"] = TOOLS[0]["function"]["parameters"]
+    for _, arguments in drawn(family, [asked], has_marks=has_marks, number=4):
+        assert isinstance(arguments["city"], str)
+
+
+@MARKS
+@EACH
+def test_listed_texts_come_back_as_they_are_listed(family: str, has_marks: bool) -> None:
+    asked = tool(
+        "f", {"a": {"enum": ["ab", " c", "d\n"]}, "b": {"const": "x"}, "c": {"enum": ["1", 1, None]}}, ["a", "b"]
+    )
+    for _, arguments in drawn(family, [asked], has_marks=has_marks, number=by_tier(60, quick=10)):
+        assert arguments["a"] in ("ab", " c", "d\n")
+        assert arguments["b"] == "x"
+        assert arguments.get("c") in ("1", 1, None)
+
+
+@MARKS
+@EACH
+def test_bounds_lengths_and_patterns_are_kept_to_at_any_depth(family: str, has_marks: bool) -> None:
+    day = {"type": "integer", "minimum": 0, "maximum": 9}
+    code = {"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}
+    short = {"type": "string", "minLength": 1, "maxLength": 4}
+    several = {"type": "array", "items": day, "minItems": 1, "maxItems": 2}
+    inner = tool("inner", {"day": day, "code": code}, ["day", "code"])["function"]["parameters"]
+    inner["additionalProperties"] = False
+    properties = {"day": day, "code": code, "short": short, "several": several, "inner": inner}
+    asked = tool("f", properties, list(properties))
+    asked["function"]["strict"] = True
+    for _, arguments in drawn(family, [asked], has_marks=has_marks, number=by_tier(60, quick=10)):
+        for value in (arguments, arguments["inner"]):
+            assert value["day"] in range(10)
+            assert re.fullmatch("[A-Z]{2}-[0-9]+", value["code"])
+        assert arguments["inner"].keys() == {"day", "code"}
+        assert 1 <= len(arguments["short"]) <= 4
+        assert 1 <= len(arguments["several"]) <= 2
+        assert set(arguments["several"]) <= set(range(10))
+
+
+@MARKS
+@EACH
+@pytest.mark.parametrize("name", ["library-id", "$filter", "@type", "x.y", "été"])
+def test_names_that_are_no_words_are_read_back(family: str, name: str, has_marks: bool) -> None:
+    asked = tool(
+        "f",
+        {
+            name: {"type": "integer"},
+            "deep": {"type": "object", "properties": {name: {"const": "a"}}, "additionalProperties": False},
+        },
+        [name, "deep"],
+    )
+    for _, arguments in drawn(family, [asked], has_marks=has_marks, number=3):
+        assert type(arguments[name]) is int
+        assert set(arguments["deep"]) <= {name}
+
+
+@pytest.mark.parametrize(
+    ("family", "function", "parameter", "told"),
+    [
+        ("gemma", "a b", "x", "function 'a b'"),
+        ("deepseek", "a b", "x", "function 'a b'"),
+        ("qwen-xml", "f", "a>b", "parameter 'a>b' of function f"),
+        ("minimax", "f", 'a"b', "parameter 'a\"b' of function f"),
+        ("glm", "f", "a<b", "parameter 'a<b' of function f"),
+        ("lfm", "f", "a=b", "parameter 'a=b' of function f"),
+    ],
+)
+def test_a_name_that_could_not_be_read_back_is_refused(family: str, function: str, parameter: str, told: str) -> None:
+    with pytest.raises(ConstraintError, match="cannot be read where") as raised:
+        calls_grammar(BY_NAME[family], [tool(function, {parameter: {}})], required=True, parallel=True)
+    assert f"the name of {told}" in str(raised.value)
+
+
+@pytest.mark.parametrize("family", ["gemma", "lfm", "qwen-xml", "hermes"])
+def test_a_schema_that_goes_round_in_circles_is_an_error_or_a_grammar(family: str) -> None:
+    doubled = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)}
+    circles: list[dict[str, Any]] = [
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "properties": {"x": {"$ref": "#/$defs/a"}}},
+        {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "properties": {"x": {"$ref": "#/$defs/a"}}},
+        {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "properties": {"x": {"$ref": "#/$defs/a"}}},
+        {"$defs": {**doubled, "d30": {}}, "properties": {"x": {"$ref": "#/$defs/d0"}}},
+        {"$ref": "#"},
+        {"$ref": "#/nowhere"},
+    ]
+    for schema in circles:
+        asked = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        try:
+            grammar = calls_grammar(BY_NAME[family], asked, required=True, parallel=False)
+        except ConstraintError as error:
+            assert "the parameters of function f" in str(error)  # noqa: PT017
+        else:
+            assert grammar
+        parser = parser_of(family, asked)
+        assert added([*parser.push(written(family, [("f", {})])), *parser.finish()]).called == [("f", {})]

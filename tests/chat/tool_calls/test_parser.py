@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,17 +22,21 @@ from tests.chat.tool_calls.answers import (
     TOOLS,
     WEATHER,
     Answer,
+    Call,
     Message,
     added,
     of_dsml,
+    of_gemma,
     of_glm,
     of_hermes,
     of_invoke,
+    of_lfm,
     of_llama,
     of_qwen_xml,
     of_seed,
     parser_of,
     read,
+    tool,
 )
 from tests.tiers import by_tier
 from tests.timing import assert_grows_with_length_alone
@@ -251,6 +255,159 @@ def test_arguments_may_be_a_text_or_missing() -> None:
     ]
     assert whole("hermes", '<tool_call>{"name": "f"}</tool_call>').called == [("f", {})]
     assert whole("hermes", '<tool_call>[{"name": "f"}, {"name": "g"}]</tool_call>').called == [("f", {}), ("g", {})]
+
+
+BEHIND = tool(
+    "f",
+    {
+        "unit": {"$ref": "#/$defs/Unit"},
+        "n": {"$ref": "#/$defs/N"},
+        "maybe": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]},
+        "text": {"anyOf": [{"$ref": "#/$defs/Text"}, {"type": "null"}]},
+        "inner": {"allOf": [{"$ref": "#/$defs/Inner"}]},
+    },
+)
+BEHIND["function"]["parameters"]["$defs"] = {
+    "Unit": {"enum": ["celsius", "fahrenheit"], "type": "string"},
+    "N": {"type": "integer"},
+    "Text": {"type": "string"},
+    "Inner": {"type": "object", "properties": {"f": {"$ref": "#/$defs/Inner"}}},
+}
+OF_TEXTS: dict[str, Callable[[Call], str]] = {
+    "qwen-xml": of_qwen_xml,
+    "seed": of_seed,
+    "glm": of_glm,
+    "minimax": of_invoke,
+    "deepseek-3.2": of_dsml,
+    "deepseek-4": of_dsml,
+}
+
+
+@pytest.mark.parametrize("family", OF_TEXTS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"unit": "celsius", "n": 1, "maybe": None, "text": None, "inner": {"f": {}}},
+        {"unit": "fahrenheit", "n": -3, "maybe": 5, "text": "nulls", "inner": {}},
+    ],
+)
+def test_values_are_of_the_types_behind_references(family: str, arguments: dict[str, Any]) -> None:
+    call = ("f", arguments)
+    assert whole(family, OF_TEXTS[family](call), [BEHIND]).called == [call]
+
+
+def test_a_value_is_what_the_model_says_it_is() -> None:
+    """DeepSeek's tags tell texts from all else."""
+    asked = [tool("f", {"a": {"type": ["string", "null", "integer"]}, "b": {}})]
+    for call in (("f", {"a": "null"}), ("f", {"a": None}), ("f", {"a": "5"}), ("f", {"a": 5}), ("f", {"b": [1]})):
+        assert whole("deepseek-4", of_dsml(call), asked).called == [call]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "integer"}, "3.0", 3),
+        ({"type": "number"}, "3.5", 3.5),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "0", False),
+        ({"type": "integer"}, "many", "many"),
+        ({"type": ["string", "integer"]}, "3", 3),
+        ({"type": ["string", "integer"]}, "three", "three"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 5}]}, "3", "3"),
+        ({"enum": ["1", 2]}, "1", "1"),
+        ({"enum": ["1", 2]}, "2", 2),
+        ({"type": "integer", "nullable": True}, "null", None),
+        ({"type": ["array", "null"]}, '["a"]', ["a"]),
+        ({"type": "string"}, "null", "null"),
+        ({}, "3", "3"),
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen-xml", "glm", "minimax"])
+def test_a_text_is_what_its_schema_says(family: str, schema: dict[str, Any], text: str, value: Any) -> None:
+    asked = [tool("f", {"a": schema})]
+    assert whole(family, OF_TEXTS[family](("f", {"a": text})), asked).called == [("f", {"a": value})]
+
+
+def test_a_text_in_quotes_is_a_text() -> None:
+    asked = [
+        tool("f", {"a": {"type": ["string", "integer"]}, "b": {"type": ["string", "null"]}, "n": {"type": "integer"}})
+    ]
+    call = ("f", {"a": "5", "b": "null"})
+    for family, text in (
+        ("hermes", of_hermes(call)),
+        ("gemma", of_gemma(call)),
+        ("lfm", f"<|tool_call_start|>[{of_lfm(call)}]<|tool_call_end|>"),
+    ):
+        assert whole(family, text, asked).called == [call]
+    # What is no text by its schema is what the text spells.
+    assert whole("hermes", of_hermes(("f", {"n": "5"})), asked).called == [("f", {"n": 5})]
+
+
+CITY = tool("w", {"city": {"type": "string"}, "days": {"type": "integer"}}, ["city"])
+NOW = tool("now", {})
+
+
+@pytest.mark.parametrize("name", ["arguments", "parameters", "args", "input"])
+def test_arguments_are_read_by_the_names_that_models_use(name: str) -> None:
+    asked = [CITY, NOW]
+    text = f'{{"name": "w", "{name}": {{"city": "Rome"}}}}'
+    called = [("w", {"city": "Rome"})]
+    assert whole("hermes", f"<tool_call>{text}</tool_call>", asked).called == called
+    assert whole("hermes", f'<tool_call>{{"type": "function", "function": {text}}}</tool_call>', asked).called == called
+    assert whole("llama", text, asked).called == called
+    assert whole("mistral-list", f"[TOOL_CALLS][{text}]", asked).called == called
+    assert whole("hermes", f'<tool_call>{{"name": "now", "{name}": ""}}</tool_call>', asked).called == [("now", {})]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "w"}',
+        '{"name": "w", "arguments": {}}',
+        '{"name": "w", "arguments": ""}',
+        '{"name": "w", "arguments": null}',
+        '{"name": "w", "arguments": {"days": 3}}',
+        '{"name": "w", "city": "Rome"}',
+        '{"name": "now", "zone": "CET"}',
+        '{"name": "now", "with": {"zone": "CET"}}',
+    ],
+)
+def test_half_a_call_is_content(text: str) -> None:
+    text = f"<tool_call>{text}"
+    assert whole("hermes", text, [CITY, NOW]) == Message(text, None, [])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_without_what_it_needs_is_content(family: str) -> None:
+    text = _with_argument(family, "a").replace("get_time", "f")
+    assert whole(family, text, [tool("f", {"text": {}}, ["text"])]).called == [("f", {"text": "a"})]
+    assert whole(family, text, [tool("f", {"text": {}, "more": {}}, ["text", "more"])]) == Message(text, None, [])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_half_of_a_call_that_had_to_be_is_left_out_behind_a_whole_one(family: str) -> None:
+    if family == "gpt-oss":
+        cut_off = "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"
+    else:
+        cut_off = _with_argument(family, "b" * 40).partition("bbb")[0]
+    text = _with_argument(family, "a").replace("get_time", "f") + "\n"
+    asked = [tool("f", {"text": {}}, ["text"])]
+
+    def read_required(answer: str) -> Message:
+        parser = ToolCallParser(BY_NAME[family], asked, required=True)
+        return added([*(delta for character in answer for delta in parser.push(character)), *parser.finish()])
+
+    message = read_required(text + cut_off)
+    assert (message.content, message.called) == ("", [("f", {"text": "a"})])
+    # Where there is no call nothing is lost.
+    assert read_required(cut_off) == Message(cut_off, None, [])
+
+
+def test_one_call_alone_is_read_where_there_may_be_one() -> None:
+    parser = ToolCallParser(BY_NAME["hermes"], TOOLS, several=False)
+    text = f"See:\n{of_hermes(TIME)}\n{of_hermes(WEATHER)}"
+    message = added([*parser.push(text), *parser.finish()])
+    assert (message.content, message.called) == ("See:", [TIME])
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])

@@ -1,53 +1,41 @@
 r"""Grammars of arguments, in each of the ways that families write them.
 
 Where a family writes no JSON, a schema is followed as far as its ways reach: the names of properties, in the schema's
-order, which of them are required, their types and enumerations. Lengths, patterns and what is within objects and
-arrays is then left to the model.
+order, which of them are required, their types, enumerations, bounds, lengths and patterns. Keywords that llguidance
+keeps to and that are not followed there are ``patternProperties``, and what ``minProperties`` counts.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from paceline.chat.tool_calls.base import ArgumentStyle
-from paceline.chat.tool_calls.lark import LarkRules, as_schema, as_string
+from paceline.chat.tool_calls.lark import LarkRules, as_schema, as_string, without_text
+from paceline.chat.tool_calls.literals import GEMMA_QUOTE, LiteralRules, gemma_key
+from paceline.chat.tool_calls.schemas import Parameter, ParameterSchema, Schema, choices, own_types
+from paceline.chat.tool_calls.text_patterns import ANY_SCHEMA_TEXT, text_pattern
+from paceline.constraints.schema_parts import in_its_places, said
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 
-_GEMMA_QUOTE: Final = '<|"|>'
-# The library that reads Gemma's strings refuses these two.
-_GEMMA_TEXT: Final = r"/[^\x01\x02]*/"
-# What stands before a value, of its name and whether it is a text, and what stands behind.
-_TAGS: Final[Mapping[ArgumentStyle, tuple[tuple[str, ...], str]]] = {
+TAGS: Final[Mapping[ArgumentStyle, tuple[tuple[str, ...], str]]] = {
     "parameters": (("<parameter={}>",), "</parameter>"),
     "named": (('<parameter name="{}">',), "</parameter>"),
     "typed": (('<｜DSML｜parameter name="{}" string="{}">',), "</｜DSML｜parameter>"),
     "key-values": (("<arg_key>{}</arg_key>", "<arg_value>"), "</arg_value>"),
 }
+"""What stands before a value, of its name and whether it is a text, and what stands behind."""
+
 _LINE: Final = r"/\n?/"
-# Spaces between a value and what separates it from the next.
-_GAP: Final = "/[ ]?/"
-
-_PYTHON_STRING: Final = (
-    r"/\"([^\"\\\n\r\x00-\x1f]|\\[\\'\"\/bfnrt]|\\u([0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))*\""
-    r"|'([^'\\\n\r\x00-\x1f]|\\[\\'\"\/bfnrt]|\\u([0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))*'/"
-)
-_INTEGER: Final = "/-?(0|[1-9][0-9]{0,14})/"
-_NUMBER: Final = r"/-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/"
-
+# Some models write Python's words.
+_BOOLEAN: Final = '("true" | "false" | "True" | "False")'
 
 # Where properties may be named besides ``properties``.
 _ELSEWHERE: Final = frozenset(
     {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "patternProperties", "dependentSchemas", "dependencies"}
 )
-
-
-class _Property(NamedTuple):
-    name: str
-    schema: Mapping[str, Any]
-    required: bool
 
 
 class ArgumentRules:
@@ -59,10 +47,9 @@ class ArgumentRules:
 
     def __init__(self, rules: LarkRules) -> None:
         self._rules = rules
-        self._strict = True
 
-    def add(self, name: str, style: ArgumentStyle, schema: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Add the rule of a tool's arguments.
+    def add(self, name: str, style: ArgumentStyle, schema: Schema, *, strict: bool = True) -> Sequence[str]:
+        """Add the rule of a tool's arguments, and return the names of those that stand in no JSON.
 
         Args:
             name: of the rule.
@@ -73,131 +60,153 @@ class ArgumentRules:
         Raises:
             ConstraintError: it is no schema.
         """
-        _check(schema, "#")
-        self._strict = strict
+        _check(schema)
         if style == "json":
             self._rules.add(name, as_schema({"type": "object", **_closed(schema), **schema}, strict=strict))
-            return
-        properties = _properties(schema)
-        if style in _TAGS:
-            self._add_tagged(name, properties, *_TAGS[style])
-        elif style == "gemma":
-            # As the family's templates sort them.
-            properties = sorted(properties, key=lambda one: one.name.lower())
-            self._add_list(f"{name}_list", properties, "{}:", ",", self._gemma_value)
-            self._rules.add(name, f'"{{" {name}_list "}}"')
-        else:
-            self._add_list(name, properties, "{}=", ", ", self._python_value)
+            return ()
+        known = ParameterSchema(schema)
+        variants = known.variants() or [{}]
+        names: dict[str, None] = {}
+        rules = [name] if len(variants) == 1 else [f"{name}_o{number}" for number in range(len(variants))]
+        for rule, variant in zip(rules, variants, strict=True):
+            parameters = known.parameters(variant)
+            names.update((one.name, None) for one in parameters)
+            if style in TAGS:
+                self._add_tagged(rule, style, known, parameters, strict=strict)
+                continue
+            literals = LiteralRules(
+                self._rules, "gemma" if style == "gemma" else "python", known, f"{rule}_l", strict=strict
+            )
+            ordered = literals.ordered(parameters)
+            if style == "gemma":
+                literals.add_list(f"{rule}_list", ordered, literals.key, '","')
+                self._rules.add(rule, f'"{{" {rule}_list "}}"')
+            else:
+                literals.add_list(rule, ordered, lambda one: as_string(f"{one}="), '", "')
+        if len(rules) > 1:
+            self._rules.add(name, " | ".join(rules))
+        return list(names)
 
-    def _add_tagged(self, name: str, properties: Sequence[_Property], before: Sequence[str], after: str) -> None:
+    def _add_tagged(
+        self, name: str, style: ArgumentStyle, known: ParameterSchema, parameters: Sequence[Parameter], *, strict: bool
+    ) -> None:
         """Add arguments that each stand between tags, with line breaks where a model puts them."""
+        before, after = TAGS[style]
         parts: list[str] = []
-        for one in properties:
+        for one in parameters:
             part = f"{name}_{len(parts)}"
-            is_text = json.dumps(_is_raw(one.schema))
-            start = f" {_LINE} ".join(self._rules.marks(text.format(one.name, is_text)) for text in before)
-            self._rules.add(part, f"{start} {self._raw_value(part, one.schema, after)} {_LINE}")
+            values = _TaggedValue(self._rules, part, known, after, has_lines=style == "parameters", strict=strict)
+            found = []
+            for is_text, value in values.of(one.schema, apart=style == "typed"):
+                tags = [self._rules.marks(text.format(one.name, json.dumps(is_text))) for text in before]
+                found.append(f"{f' {_LINE} '.join(tags)} {value}")
+            self._rules.add(part, f"{found[0] if len(found) == 1 else '(' + ' | '.join(found) + ')'} {_LINE}")
             parts.append(part if one.required else f"{part}?")
         self._rules.add(name, f"{_LINE} {' '.join(parts)}")
 
-    def _raw_value(self, name: str, schema: Mapping[str, Any], after: str) -> str:
-        """Return the expression of a value that is written as it is if it is a text, with what follows it."""
-        behind = f"{_LINE} {self._rules.marks(after)}"
-        if values := _choices(schema):
-            texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
-            return f"{_LINE} ({' | '.join(map(as_string, texts))}) {behind}"
-        if _may_be_text(schema):
-            self._rules.add_until(f"{name}_value", after)
-            return f"{name}_value"
-        # Some models write Python's words.
-        value = (
-            '("true" | "false" | "True" | "False")'
-            if _types(schema) == ["boolean"]
-            else as_schema(schema, strict=self._strict)
-        )
-        return f"{_LINE} {value} {behind}"
 
-    def _add_list(
-        self,
-        name: str,
-        properties: Sequence[_Property],
-        before: str,
-        comma: str,
-        value: Callable[[Mapping[str, Any]], str],
+def arguments_written(style: ArgumentStyle, arguments: Mapping[str, str]) -> str:
+    """Return arguments that are texts as a model writes them."""
+    if style in TAGS:
+        before, after = TAGS[style]
+        tags = {name: "".join(text.format(name, "true") for text in before) for name in arguments}
+        return "".join(f"{tags[name]}{value}{after}" for name, value in arguments.items())
+    if style == "gemma":
+        pairs = (f"{gemma_key(name)}:{GEMMA_QUOTE}{value}{GEMMA_QUOTE}" for name, value in arguments.items())
+        return f"{{{','.join(pairs)}}}"
+    if style == "python":
+        return ", ".join(f"{name}={as_string(value)}" for name, value in arguments.items())
+    return json.dumps(arguments)
+
+
+class _TaggedValue:
+    """Adds the rules of a value between tags, with what ends it: texts stand as they are, all else as JSON.
+
+    Args:
+        rules: of the grammar.
+        name: what the names of the rules begin with.
+        known: the schema of the function's parameters.
+        after: what ends it.
+        has_lines: whether a line break before a value, and one behind it, are no part of it.
+        strict: refuse what nothing can keep a value to, instead of leaving that out.
+    """
+
+    def __init__(
+        self, rules: LarkRules, name: str, known: ParameterSchema, after: str, *, has_lines: bool, strict: bool
     ) -> None:
-        """Add arguments with commas between: ``name_0`` has nothing before it, ``name_0c`` has."""
-        for number, one in enumerate(properties):
-            argument, first, behind = f"{name}_v{number}", f"{name}_{number}", f"{name}_{number + 1}"
-            self._rules.add(argument, f"{self._rules.marks(before.format(one.name))} {value(one.schema)}")
-            alone = "" if one.required else f" | {behind}"
-            self._rules.add(first, f"{argument} {behind}c{alone}")
-            follows = f"{as_string(comma)} {argument}"
-            self._rules.add(f"{first}c", f"{follows} {behind}c" if one.required else f"({follows})? {behind}c")
-        last = f"{name}_{len(properties)}"
-        self._rules.add(last, "")
-        self._rules.add(f"{last}c", "")
-        self._rules.add(name, f"{name}_0")
+        self._rules = rules
+        self._name = name
+        self._known = known
+        self._after = after
+        self._has_lines = has_lines
+        self._strict = strict
 
-    def _gemma_value(self, schema: Mapping[str, Any]) -> str:
-        quote = self._rules.marks(_GEMMA_QUOTE)
+    def of(self, schema: Any, *, apart: bool) -> list[tuple[bool, str]]:
+        """Return expressions of values that a schema allows, each with whether they are texts.
 
-        def text(value: str) -> str:
-            return f"{quote} {as_string(value)} {quote}" if value else f"{quote} {quote}"
+        Args:
+            schema: of the parameter.
+            apart: whether the tag tells texts from all else. If it does not, they are one expression.
+        """
+        branches = self._known.branches(schema)
+        texts = [branch for branch in branches if _may_be_text(branch)]
+        others = [branch for branch in branches if _may_be_other(branch, apart=apart)]
+        written = []
+        if texts:
+            written.append((True, self._text(texts)))
+        if others and not (texts and not apart and self._is_any(texts)):
+            whole = [schema] if len(others) == len(branches) and not texts else [_without_text(one) for one in others]
+            written.append((False, self._json(whole[0] if len(whole) == 1 else {"anyOf": whole})))
+        if apart or len(written) < 2:
+            return written or [(False, self._json(schema))]
+        return [(True, f"({' | '.join(value for _, value in written)})")]
 
-        if "gemma_value" not in self._rules:
-            self._rules.add_until("gemma_rest", _GEMMA_QUOTE, _GEMMA_TEXT)
-            self._rules.add("gemma_string", f"{quote} gemma_rest")
-            self._rules.add("gemma_pair", '/[a-zA-Z_][a-zA-Z0-9_]*/ ":" gemma_value')
-            self._rules.add("gemma_object", '"{" (gemma_pair ("," gemma_pair)*)? "}"')
-            self._rules.add("gemma_array", '"[" (gemma_value ("," gemma_value)*)? "]"')
-            self._rules.add(
-                "gemma_value", f'gemma_string | {_NUMBER} | "true" | "false" | "null" | gemma_object | gemma_array'
-            )
-        kinds = {
-            "string": "gemma_string",
-            "integer": _INTEGER,
-            "number": _NUMBER,
-            "boolean": '("true" | "false")',
-            "null": '"null"',
-            "object": "gemma_object",
-            "array": "gemma_array",
-        }
-        return _value(schema, kinds, "gemma_value", text, json.dumps)
+    def _is_any(self, texts: Sequence[Schema]) -> bool:
+        return any(not choices(one) and self._pattern(one) == ANY_SCHEMA_TEXT for one in texts)
 
-    def _python_value(self, schema: Mapping[str, Any]) -> str:
-        if "python_value" not in self._rules:
-            self._rules.add("PYTHON_STRING", _PYTHON_STRING)
-            self._rules.add("python_pair", f'PYTHON_STRING ":" {_GAP} python_value')
-            self._rules.add("python_object", f'"{{" (python_pair ("," {_GAP} python_pair)*)? "}}"')
-            self._rules.add("python_array", f'"[" (python_value ("," {_GAP} python_value)*)? "]"')
-            self._rules.add(
-                "python_value",
-                f'PYTHON_STRING | {_NUMBER} | "True" | "False" | "None" | python_object | python_array',
-            )
-        kinds = {
-            "string": "PYTHON_STRING",
-            "integer": _INTEGER,
-            "number": _NUMBER,
-            "boolean": '("True" | "False")',
-            "null": '"None"',
-            "object": "python_object",
-            "array": "python_array",
-        }
-        return _value(schema, kinds, "python_value", lambda value: as_string(as_string(value)), repr)
+    def _pattern(self, branch: Schema) -> str:
+        return text_pattern(branch, strict=self._strict)
+
+    def _text(self, branches: Sequence[Schema]) -> str:
+        if self._is_any(branches):
+            self._rules.add_until(f"{self._name}_value", self._after)
+            return f"{self._name}_value"
+        found = []
+        for number, branch in enumerate(branches):
+            if values := [value for value in choices(branch) if isinstance(value, str)]:
+                found.append(self._between_lines(f"({' | '.join(map(as_string, values))})"))
+                continue
+            name = f"{self._name}_t{number}"
+            pattern = self._pattern(branch)
+            if not self._has_lines:
+                self._rules.add_until(name, self._after, pattern)
+                found.append(name)
+                continue
+            self._rules.add_until(f"{name}_lines", f"\n{self._after}", f"{pattern} & {without_text(self._after)}")
+            self._rules.add_until(name, self._after, rf"{pattern} & ~/\n(.|\n)*/")
+            found += [rf'"\n" {name}_lines', name]
+        return f"({' | '.join(found)})"
+
+    def _json(self, schema: Any) -> str:
+        is_boolean = all(own_types(one) == ["boolean"] and not choices(one) for one in self._known.branches(schema))
+        value = _BOOLEAN if is_boolean else as_schema(self._known.alone(schema), strict=self._strict)
+        return f"{_LINE} {value} {_LINE} {self._rules.marks(self._after)}"
+
+    def _between_lines(self, value: str) -> str:
+        """Return the expression of a text alone, or in a line of its own where that is no part of it."""
+        end = self._rules.marks(self._after)
+        return rf'("\n" {value} "\n" | {value}) {end}' if self._has_lines else f"{value} {end}"
 
 
-def _check(schema: Mapping[str, Any], place: str) -> None:
+def _check(schema: Schema) -> None:
     """Refuse what is no schema, as far as schemas are read here; llguidance looks at the rest."""
-    for keyword, (fits, what) in _FORMS.items():
-        value = schema.get(keyword)
-        if value is not None and not fits(value):
-            raise ConstraintError(f"{place}/{keyword}: {shown(value)} is no {what}: give one, or leave the keyword out")
-    parts = [(f"properties/{name}", part) for name, part in (schema.get("properties") or {}).items()]
-    for union in ("anyOf", "oneOf"):
-        parts += [(f"{union}/{number}", part) for number, part in enumerate(schema.get(union) or ())]
-    for name, part in parts:
-        if isinstance(part, Mapping):
-            _check(part, f"{place}/{name}")
+    for path, part in in_its_places(schema):
+        for keyword, (fits, what) in _FORMS.items():
+            value = part.get(keyword)
+            if value is not None and not fits(value):
+                raise ConstraintError(
+                    f"{said((*path, keyword))}: {shown(value)} is no {what}: give one, or leave the keyword out"
+                )
 
 
 def _is_texts(value: Any) -> bool:
@@ -211,10 +220,11 @@ _FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "enum": (lambda value: isinstance(value, list), "list of values"),
     "anyOf": (lambda value: isinstance(value, list), "list of schemas"),
     "oneOf": (lambda value: isinstance(value, list), "list of schemas"),
+    "allOf": (lambda value: isinstance(value, list), "list of schemas"),
 }
 
 
-def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _closed(schema: Schema) -> dict[str, Any]:
     """Return what keeps a model from arguments that a function does not name, if its schema names them all.
 
     A schema alone allows any others, which weak models invent and programs do not expect.
@@ -224,63 +234,33 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"additionalProperties": False} if all_named else {}
 
 
-def _properties(schema: Mapping[str, Any]) -> list[_Property]:
-    """Return a schema's properties, each with the definitions that it may refer to."""
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    required = schema.get("required") or ()
-    properties = schema.get("properties") or {}
-    return [
-        _Property(name, {**shared, **(one if isinstance(one, Mapping) else {})}, name in required)
-        for name, one in properties.items()
-    ]
-
-
-def _types(schema: Mapping[str, Any]) -> list[str] | None:
-    """Return the types that a schema allows; ``None`` for any."""
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        return [declared]
-    if isinstance(declared, list) and declared:
-        return [str(one) for one in declared]
-    for union in ("anyOf", "oneOf"):
-        choices = [_types(one) if isinstance(one, Mapping) else None for one in schema.get(union) or ()]
-        if choices:
-            found = [one for one in choices if one is not None]
-            return [kind for one in found for kind in one] if len(found) == len(choices) else None
-    return None
-
-
-def _choices(schema: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the values that a schema lists; none where it lists none."""
-    if "const" in schema:
-        return [schema["const"]]
-    return schema.get("enum") or ()
-
-
-def _may_be_text(schema: Mapping[str, Any]) -> bool:
+def _may_be_text(branch: Schema) -> bool:
     """Return whether a value may be a text, which then needs no quotes."""
-    types = _types(schema)
-    # What a reference stands for is not looked up: llguidance does that.
-    return "string" in types if types is not None else "$ref" not in schema
+    if values := choices(branch):
+        return any(isinstance(value, str) for value in values)
+    types = own_types(branch)
+    # A reference that leads nowhere is refused by llguidance.
+    return "string" in types if types is not None else not _is_structured(branch) and "$ref" not in branch
 
 
-def _is_raw(schema: Mapping[str, Any]) -> bool:
-    """Return whether all values are texts, or may be."""
-    values = _choices(schema)
-    return all(isinstance(value, str) for value in values) if values else _may_be_text(schema)
+def _may_be_other(branch: Schema, *, apart: bool) -> bool:
+    """Return whether a value may be something else than a text."""
+    if values := choices(branch):
+        return any(not isinstance(value, str) for value in values)
+    types = own_types(branch)
+    return types != ["string"] if types is not None else apart or _is_structured(branch) or "$ref" in branch
 
 
-def _value(
-    schema: Mapping[str, Any],
-    kinds: Mapping[str, str],
-    any_kind: str,
-    text: Callable[[str], str],
-    scalar: Callable[[Any], str],
-) -> str:
-    """Return the expression of a value in a way of writing that has an expression for each type."""
-    if values := _choices(schema):
-        return f"({' | '.join(text(one) if isinstance(one, str) else as_string(scalar(one)) for one in values)})"
-    types = _types(schema)
-    if types is None or any(one not in kinds for one in types):
-        return any_kind
-    return f"({' | '.join(kinds[one] for one in dict.fromkeys(types))})"
+def _is_structured(branch: Schema) -> bool:
+    """Return whether a schema that says no type is plainly meant for an object or array."""
+    return any(key in branch for key in ("properties", "items", "prefixItems"))
+
+
+def _without_text(branch: Schema) -> Schema:
+    """Return a schema of the values that are no texts."""
+    if values := choices(branch):
+        return {"enum": [value for value in values if not isinstance(value, str)]}
+    types = own_types(branch)
+    if types is None:
+        return branch if _is_structured(branch) else {"type": ["number", "boolean", "null", "object", "array"]}
+    return {**branch, "type": [one for one in types if one != "string"]}

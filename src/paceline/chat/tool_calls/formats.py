@@ -94,6 +94,8 @@ def _xml(name: str, tag: str, signs: tuple[tuple[str, ...], ...]) -> ToolCallFor
 
 def _invoke(name: str, section: str, prefix: str, style: ArgumentStyle, signs: tuple[str, ...]) -> ToolCallFormat:
     """Return the format of invocations in a section, whose tags have a prefix."""
+    # What says whether a value is a text is read with the name.
+    says_text = r'(?:" string="(?:true|false))?' if style == "typed" else ""
     template = _template(
         _CAPTURED,
         open_pattern=rf'(?:<{section}>\s{{0,9}})?<{prefix}invoke name="(?P<name>[^"\n]{{1,128}})">',
@@ -101,7 +103,7 @@ def _invoke(name: str, section: str, prefix: str, style: ArgumentStyle, signs: t
         content="xml-inline",
         content_args={
             "tag_pattern": (
-                rf'<{prefix}parameter name="(?P<key>[^"\n]+)"[^>\n]*>(?P<value>.*?)'
+                rf'<{prefix}parameter name="(?P<key>[^"\n]+{says_text})"[^>\n]*>(?P<value>.*?)'
                 rf"(?:</{prefix}parameter>(?=\s*(?:<{prefix}parameter |\Z))|\Z)"
             ),
         },
@@ -317,7 +319,7 @@ FORMATS: Final[tuple[ToolCallFormat, ...]] = (
     ToolCallFormat(
         "llama",
         _json(
-            {"name": "{content.name}", "arguments": "{content.parameters}"},
+            _WHOLE,
             open_pattern=r'(?:\A|<\|python_tag\|>)\s{0,99}(?=\{\s{0,99}"(?:type|name|parameters)")',
         ),
         (('{"name": function name, "parameters":', "<|start_header_id|>"),),

@@ -18,17 +18,20 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from paceline.chat.tool_calls.arguments import ArgumentRules
-from paceline.chat.tool_calls.base import ToolCallFormat, WrittenCalls
+from paceline.chat.tool_calls.arguments import ArgumentRules, arguments_written
+from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ToolCallFormat, WrittenCalls
 from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string
+from paceline.chat.tool_calls.parser import ToolCallParser
 from paceline.constraints import Calls, JsonObject, JsonSchema
 from paceline.core.errors import ConstraintError
+from paceline.core.numbers import shown
 
 _PLACEHOLDERS: Final = {"{index}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9]{9}/"}
 _PLACED: Final = re.compile(r"(\{index\}|\{id\})")
 # Lines that models put before calls and behind them.
 _GAP: Final = r"/[ \n]{0,2}/"
 _NO_BARE_CALL: Final = r'/(.|\n)*/ & ~/[ \t\r\n]*\{[ \t\r\n]*"(name|type|parameters)"(.|\n)*/'
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_IDS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -69,9 +72,10 @@ def calls_grammar(
         # Nobody promises that the arguments of a function that is not strict keep to all of its schema.
         strict = bool(function.get("strict"))
         try:
-            arguments.add(f"args_{number}", written.style, function.get("parameters") or {}, strict=strict)
+            names = arguments.add(f"args_{number}", written.style, function.get("parameters") or {}, strict=strict)
         except ConstraintError as error:
             raise ConstraintError(f"the parameters of function {function['name']}: {error}") from None
+        _check_names(call_format, written, function["name"], names)
     _add_calls(rules, "call", written, tools)
     several = parallel and written.between is not None
     again = f"({rules.marks(written.between or '')} call)*" if several else ""
@@ -114,10 +118,53 @@ def calls_source(
     return Calls(text, (*meanings, *([("content", content.name)] if content is not None else [])))
 
 
+def call_written(written: WrittenCalls, name: str, arguments: Mapping[str, str]) -> str:
+    """Return a call as a family writes it, of a function whose arguments are texts."""
+
+    def filled(text: str) -> str:
+        return text.replace("{index}", "0").replace("{id}", "aaaaaaaaa")
+
+    given = arguments_written(written.style, arguments)
+    head = f"{written.opening}{filled(written.before)}{name}{filled(written.middle)}"
+    return f"{head}{given}{filled(written.after)}{written.closing}"
+
+
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     function = tool.get("function", tool)
     assert isinstance(function, Mapping)
     return function
+
+
+def _check_names(call_format: ToolCallFormat, written: WrittenCalls, name: str, parameters: Sequence[str]) -> None:
+    """Refuse a name that would be no name any more where a call with it is read.
+
+    Args:
+        call_format: in which it would be read.
+        written: how it would be written.
+        name: of the function.
+        parameters: names that stand in no JSON.
+
+    Raises:
+        ConstraintError: there is one.
+    """
+    # Of others every family's way of writing is known to keep them.
+    odd = [one for one in parameters if not _PLAIN_NAME.fullmatch(one)]
+    if _PLAIN_NAME.fullmatch(name) and not odd:
+        return
+    named = {"type": "function", "function": {"name": name}}
+    for one in (None, *odd):
+        arguments = {} if one is None else {one: "a"}
+        text = call_written(written, name, arguments)
+        parser = ToolCallParser(call_format, [named])
+        found = [*parser.push(text), *parser.finish()]
+        names = [delta.name for delta in found if isinstance(delta, CallStarted)]
+        given = [json.loads(delta.text) for delta in found if isinstance(delta, ArgumentsDelta)]
+        if names != [name] or given != [arguments]:
+            what = f"function {shown(name)}" if one is None else f"parameter {shown(one)} of function {name}"
+            raise ConstraintError(
+                f"the name of {what} cannot be read where {call_format.name} writes calls: give it a name of letters, "
+                "digits, _ and -"
+            )
 
 
 def _add_calls(

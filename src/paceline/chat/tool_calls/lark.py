@@ -45,10 +45,16 @@ class LarkRules:
             before: the pattern of what may stand before.
         """
         first, *others = self._pieces(text)
+        without = f"{before} & {without_text(first)}"
         if self._spelled is not None and first in self._ids:
             # Whoever reads the text sees no difference between the token and its letters.
-            self.add(f"{name.upper()}_TEXT", f"{before} & ~/(.|\\n)*{_escaped(first)}(.|\\n)*/")
+            self.add(f"{name.upper()}_TEXT", without)
             self.add(name, f"{name.upper()}_TEXT {self.marks(text)}")
+        elif before != ANY_TEXT:
+            # A text that is too short could go on behind what ends it.
+            self.add(f"{name.upper()}_TEXT", without)
+            self.add(f"{name}_text[lazy]", f"{name.upper()}_TEXT {self.marks(first)}")
+            self.add(name, f"{name}_text {self.marks(''.join(others))}")
         else:
             self.add(f"{name}_text[lazy]", f"{before} {self.marks(first)}")
             self.add(name, f"{name}_text {self.marks(''.join(others))}")
@@ -66,6 +72,11 @@ class LarkRules:
     def _pieces(self, text: str) -> list[str]:
         pieces = [text] if self._spelled is None else self._spelled.split(text)
         return [piece for piece in pieces if piece]
+
+
+def without_text(text: str) -> str:
+    """Return the expression of a terminal of any text in which a text does not stand."""
+    return f"~/(.|\\n)*{_escaped(text)}(.|\\n)*/"
 
 
 def _escaped(text: str) -> str:

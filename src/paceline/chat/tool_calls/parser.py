@@ -31,9 +31,18 @@ from paceline.chat.tool_calls.base import (
     ToolCallFormat,
 )
 from paceline.chat.tool_calls.response_parser import load_template, new_reader
-from paceline.chat.tool_calls.values import JsonValue, with_escaped_lines
+from paceline.chat.tool_calls.schemas import ParameterSchema
+from paceline.chat.tool_calls.values import JsonValue, named, value_of, with_quoted_keys, with_readable_calls
+from paceline.core.errors import ConstraintError
 
 _FIELD: Final = "tool_calls"
+# Names under which models put the arguments of a call, and what else may stand beside its name.
+_ARGUMENTS: Final = ("arguments", "parameters", "args", "input")
+_BESIDE: Final = frozenset({"name", "id", "type", "index", *_ARGUMENTS})
+# Content in which every value is a text.
+_OF_TEXTS: Final = ("xml-inline", "kv-lines")
+# What parts the name of an argument from whether it is a text, where a model says so.
+_SAYS_TEXT: Final = '" string="'
 # What reading a broken call may raise.
 _FAULTS: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 # Content of these kinds says by itself whether it was cut off.
@@ -55,6 +64,9 @@ class ToolCallParser:
         call_format: of the model.
         tools: of the request, in the form of OpenAI's API. Arguments that were written as text are made what the
             tool's schema says.
+        required: whether the answer has to be calls. Then what is no call, such as the half of one behind the last, is
+            content only where there is no call.
+        several: whether there may be several calls. If not, those behind the first are left out.
         new_id: returns an id for a call that has none.
 
     Raises:
@@ -67,11 +79,15 @@ class ToolCallParser:
         call_format: ToolCallFormat,
         tools: Sequence[Mapping[str, Any]],
         *,
+        required: bool = False,
+        several: bool = True,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self._format = call_format
-        self._tools = [dict(tool) for tool in tools]
-        self._names = {tool.get("function", tool).get("name") for tool in self._tools}
+        self._functions = {
+            function.get("name"): function for tool in tools for function in [tool.get("function", tool)]
+        }
+        self._schemas: dict[str, ParameterSchema | None] = {}
         self._new_id = new_id or (lambda: random_id(call_format.id_length))
         self._template = load_template(call_format.template, call_format.name)
         self._first = re.compile(f"[{re.escape(call_format.firsts)}]") if call_format.firsts else None
@@ -86,6 +102,8 @@ class ToolCallParser:
         self._run: list[str] = []
         self._held: list[str] = []
         self._region: Any = None
+        # Names in a call that a number stands for.
+        self._replaced: list[str] = []
         # Whether the reader is in a region of its template that is neither calls nor what is left over.
         self._is_elsewhere = False
         self._value: JsonValue | None = None
@@ -97,6 +115,10 @@ class ToolCallParser:
         # What was said since the last of the deltas.
         self._said: list[str] = []
         self._deltas: list[AnswerDelta] = []
+        self._is_required = required
+        self._is_one = not several
+        # Of an answer that has to be calls: what is content if there are none.
+        self._left: list[str] = []
 
     @property
     def num_calls(self) -> int:
@@ -136,6 +158,9 @@ class ToolCallParser:
         else:
             self._emit("".join(self._spaces))
         self._spaces = []
+        if not self._num_calls:
+            self._said += self._left
+        self._left = []
         return self._taken()
 
     def _taken(self) -> list[AnswerDelta]:
@@ -145,7 +170,7 @@ class ToolCallParser:
 
     def _step(self, character: str) -> None:
         if self._is_outside and self._is_stale:
-            self._reader = new_reader(self._template, self._tools, at_beginning=self._at_beginning)
+            self._reader = new_reader(self._template, at_beginning=self._at_beginning)
             self._reads_bare, self._num_fed = self._at_beginning, 0
         self._pending.append(character)
         if self._value is None:
@@ -166,8 +191,11 @@ class ToolCallParser:
 
     def _take_held(self) -> str:
         held, self._held = "".join(self._held), []
-        in_python = self._region is not None and self._region.content == "python-call-list"
-        return with_escaped_lines(held) if in_python else held
+        if self._region is None:
+            return held
+        if self._region.content == "python-call-list":
+            return with_readable_calls(held, self._replaced)
+        return with_quoted_keys(held) if self._region.content_args.get("string_delims") else held
 
     @property
     def _is_outside(self) -> bool:
@@ -263,19 +291,23 @@ class ToolCallParser:
 
     def _close(self, value: Any, behind: list[str]) -> None:
         written = "".join(self._pending[: len(self._pending) - len(behind)])
+        are_texts = self._region is not None and self._region.content in _OF_TEXTS
         self._region = self._value = None
         self._pending = behind
         if not behind:
             self._reader = None
         try:
-            calls = [] if value is None else self._calls(value)
+            calls = [] if value is None else self._calls(value, are_texts=are_texts)
         except _FAULTS:
             calls = []
+        self._replaced = []
         if not calls:
             self._say(written)
             return
         self._join_said()
         for call_id, name, arguments in calls:
+            if self._is_one and self._num_calls:
+                break
             self._deltas.append(CallStarted(self._num_calls, call_id or self._new_id(), name))
             self._deltas.append(ArgumentsDelta(self._num_calls, arguments))
             self._num_calls += 1
@@ -283,25 +315,74 @@ class ToolCallParser:
         self._tail = ""
         self._after_call = self._at_beginning = True
 
-    def _calls(self, value: Any) -> list[tuple[str, str, str]]:
+    def _calls(self, value: Any, *, are_texts: bool) -> list[tuple[str, str, str]]:
         """Return ids, names and arguments of the calls that a region came to; an id may be empty."""
         if isinstance(value, list):
-            return [call for item in value for call in self._calls(item)]
+            return [call for item in value for call in self._calls(item, are_texts=are_texts)]
         function = value["function"]
         if isinstance(function, list):
-            return self._calls([{"function": item} for item in function])
-        name, arguments = function.get("name"), function.get("arguments")
+            return self._calls([{"function": item} for item in function], are_texts=are_texts)
+        if isinstance(function.get("function"), dict):
+            return self._calls({"id": function.get("id"), **function}, are_texts=are_texts)
+        name, arguments = function.get("name"), self._arguments(function)
         if not name and isinstance(arguments, list):
-            return self._calls([{"function": item} for item in arguments])
+            return self._calls([{"function": item} for item in arguments], are_texts=are_texts)
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-        arguments = {} if arguments is None else arguments
+            arguments = json.loads(arguments) if arguments.strip() else {}
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             raise ValueError("no call")
-        if self._format.bare and name not in self._names:
+        if self._format.bare and name not in self._functions:
             raise ValueError("no call of a tool")
+        arguments = self._read(name, named(arguments, self._replaced), are_texts=are_texts)
         call_id = value.get("id") or function.get("id")
         return [(call_id if isinstance(call_id, str) else "", name, _as_json(arguments))]
+
+    def _arguments(self, function: Mapping[str, Any]) -> Any:
+        """Return the arguments of a call, by whichever name it has them.
+
+        Raises:
+            ValueError: it has something else beside its name.
+        """
+        given = next((function[name] for name in _ARGUMENTS if function.get(name) is not None), None)
+        if given is None and (self._format.bare and not any(name in function for name in _ARGUMENTS)):
+            raise ValueError("no call")
+        if given is None and not function.keys() <= _BESIDE:
+            raise ValueError("half a call")
+        return {} if given is None else given
+
+    def _read(self, name: str, arguments: dict[str, Any], *, are_texts: bool) -> dict[str, Any]:
+        """Return the arguments of a function as its schema has them.
+
+        Args:
+            name: of the function.
+            arguments: as they were written.
+            are_texts: whether each was written as a text, whatever it is.
+
+        Raises:
+            ValueError: one is missing that a call needs.
+        """
+        known = self._schema_of(name)
+        variants = [] if known is None else [known.parameters(variant) for variant in known.variants()]
+        found = {}
+        for key, value in arguments.items():
+            key, _, said = key.partition(_SAYS_TEXT) if are_texts else (key, "", "")
+            is_text = None if not are_texts or not said else said == "true"
+            schemas = [one.schema for variant in variants for one in variant if one.name == key]
+            found[key] = _value(value, known, schemas, are_texts=are_texts, is_text=is_text)
+        needed = [{one.name for one in variant if one.required} for variant in variants]
+        if needed and not any(names <= found.keys() for names in needed):
+            raise ValueError("half a call")
+        return found
+
+    def _schema_of(self, name: str) -> ParameterSchema | None:
+        """Return the schema of a function's parameters; ``None`` where it has none that could be used."""
+        if name not in self._schemas:
+            schema = self._functions.get(name, {}).get("parameters")
+            try:
+                self._schemas[name] = ParameterSchema(schema) if isinstance(schema, Mapping) and schema else None
+            except ConstraintError:
+                self._schemas[name] = None
+        return self._schemas[name]
 
     def _say(self, text: str) -> None:
         """Say content, but for the tail of a call."""
@@ -336,12 +417,25 @@ class ToolCallParser:
 
     def _emit(self, text: str) -> None:
         if text:
-            self._said.append(text)
+            (self._left if self._is_required else self._said).append(text)
 
     def _join_said(self) -> None:
         if self._said:
             self._deltas.append(ContentDelta("".join(self._said)))
             self._said = []
+
+
+def _value(value: Any, known: ParameterSchema | None, schemas: list[Any], *, are_texts: bool, is_text: Any) -> Any:
+    """Return the value of an argument, of which its function's variants may say different things."""
+    schema: Any = schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
+    known = known or ParameterSchema({})
+    if isinstance(value, list) and are_texts:
+        # The library collects those of one name, where a template says so.
+        return [value_of(one, known, schema, is_text=is_text) if isinstance(one, str) else one for one in value]
+    types = known.types(schema)
+    if isinstance(value, str) and (are_texts or (types is not None and "string" not in types)):
+        return value_of(value, known, schema, is_text=is_text)
+    return value
 
 
 def _as_json(value: Mapping[str, Any]) -> str:

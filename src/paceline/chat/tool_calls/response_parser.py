@@ -41,14 +41,13 @@ def load_template(template: Mapping[str, Any], name: str) -> Any:
         raise ModelFileError(f"the response template of {name} is none: {reason}; leave it out, or mend it") from None
 
 
-def new_reader(template: Any, tools: list[Any], *, at_beginning: bool) -> Any:
+def new_reader(template: Any, *, at_beginning: bool) -> Any:
     """Return a reader of an answer.
 
     Args:
         template: as :func:`load_template` returns it.
-        tools: of the request, in the form of OpenAI's API.
         at_beginning: whether a call may begin without a marker.
     """
     # A character before the text says that the text is not at the beginning.
     reader, _ = _library()
-    return reader(template, prefix="" if at_beginning else "\0", tools=tools)
+    return reader(template, prefix="" if at_beginning else "\0")

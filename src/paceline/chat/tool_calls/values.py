@@ -1,13 +1,35 @@
-"""Finding the end of a JSON value while it arrives."""
+"""The values of calls: where one in JSON ends, how libraries can read others, and what a text stands for."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Final
+
+from paceline.chat.tool_calls.schemas import ParameterSchema, Schema, choices, has_type, own_types
 
 _OPENING: Final = "{["
 _CLOSING: Final = "}]"
-_PYTHON_STRING: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+NAME_MARK: Final = "paceline_parameter_"
+
+_PYTHON_PART: Final = re.compile(
+    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?P<before>[(,]\s*)(?P<name>[^\s=,()\[\]{}'":]+)\s*=""", re.DOTALL
+)
+_PYTHON_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:[-.][A-Za-z0-9_]+)*")
+_GEMMA_PART: Final = re.compile(
+    r"""<\|"\|>.*?<\|"\|>|"(?:[^"\\]|\\.)*"|(?P<before>(?:\A|(?<=[{,]))\s*)(?P<key>[^\s{}\[\],:"<>]+)\s*:""", re.DOTALL
+)
+_WORDS: Final = {"True": True, "False": False, "None": None}
+_COMPARED: Final[Mapping[str, Callable[[Fraction, Fraction], bool]]] = {
+    "minimum": lambda value, bound: value >= bound,
+    "maximum": lambda value, bound: value <= bound,
+    "exclusiveMinimum": lambda value, bound: value > bound,
+    "exclusiveMaximum": lambda value, bound: value < bound,
+    "multipleOf": lambda value, bound: not bound or value % bound == 0,
+}
 
 
 class JsonValue:
@@ -65,10 +87,125 @@ class JsonValue:
         return character if character.isalnum() or character == " " or character > "~" else f"\\u{ord(character):04x}"
 
 
-def with_escaped_lines(text: str) -> str:
-    """Return calls in Python's notation in which no string has a line break: some models do not escape them."""
+def with_readable_calls(text: str, names: list[str]) -> str:
+    """Return calls in Python's notation as the library reads it.
 
-    def escaped(found: re.Match[str]) -> str:
-        return found[0].replace("\n", "\\n").replace("\r", "\\r")
+    Some models do not escape line breaks in strings, and a parameter may have a name that is none in Python: a number
+    with :data:`NAME_MARK` before it stands for that.
 
-    return _PYTHON_STRING.sub(escaped, text)
+    Args:
+        text: of the calls.
+        names: of parameters that numbers stand for; those that are found are added.
+    """
+
+    def readable(found: re.Match[str]) -> str:
+        if (name := found["name"]) is None:
+            return found[0].replace("\n", "\\n").replace("\r", "\\r")
+        if _PYTHON_NAME.fullmatch(name):
+            return found[0]
+        names.append(name)
+        return f"{found['before']}{NAME_MARK}{len(names) - 1}="
+
+    return _PYTHON_PART.sub(readable, text)
+
+
+def named(arguments: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return arguments with the names that :func:`with_readable_calls` replaced."""
+
+    def name(key: str) -> str:
+        number = key.removeprefix(NAME_MARK)
+        is_marked = number != key and number.isdecimal() and int(number) < len(names)
+        return names[int(number)] if is_marked else key
+
+    return {name(key): value for key, value in arguments.items()} if names else arguments
+
+
+def with_quoted_keys(text: str) -> str:
+    """Return values in Gemma's notation in which a key that is no word of letters has JSON's quotes."""
+
+    def quoted(found: re.Match[str]) -> str:
+        key = found["key"]
+        return found[0] if key is None else f"{found['before']}{json.dumps(key)}:"
+
+    return _GEMMA_PART.sub(quoted, text)
+
+
+def value_of(text: str, known: ParameterSchema, schema: Any, *, is_text: bool | None = None) -> Any:
+    """Return what a text stands for that a model wrote as the value of a parameter.
+
+    Where a schema allows texts and more, it is what it spells if that is allowed: 5 is a number, and five a text.
+
+    Args:
+        text: as it was written.
+        known: the schema of the function's parameters.
+        schema: of the parameter.
+        is_text: whether the model said that it is one; ``None`` where nothing says so.
+
+    Returns:
+        The value; the text where it spells nothing that the schema allows.
+    """
+    branches = known.branches(schema)
+    texts = [value for branch in branches for value in choices(branch) if isinstance(value, str)]
+    for one in (text, text.strip()):
+        if is_text is not False and one in texts:
+            return one
+    types = known.types(schema)
+    if is_text or (is_text is None and types is None):
+        return text
+    spelled = _spelled(text.strip())
+    kept = [one for one in spelled if types is None or any(_keeps_to(one, branch) for branch in branches)]
+    if not kept and types is not None and "string" not in types:
+        # It is no text, whatever else the schema says.
+        kept = [one for one in spelled if has_type(one, types)]
+    if not kept:
+        return text
+    is_whole = isinstance(kept[0], float) and types is not None and "number" not in types
+    return int(kept[0]) if is_whole else kept[0]
+
+
+def _spelled(text: str) -> list[Any]:
+    """Return what a text may spell, besides itself."""
+    found = []
+    try:
+        found.append(json.loads(text, parse_constant=_refused))
+    except (ValueError, RecursionError):
+        if text in _WORDS:
+            found.append(_WORDS[text])
+        else:
+            found += _numbers(text)
+    if text in ("0", "1"):
+        found.append(text == "1")
+    return [one for one in found if not (isinstance(one, float) and not math.isfinite(one))]
+
+
+def _numbers(text: str) -> list[Any]:
+    for kind in (int, float):
+        try:
+            return [kind(text)]
+        except ValueError:
+            continue
+    return []
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+def _keeps_to(value: Any, branch: Schema) -> bool:
+    """Return whether a value that is no text is one that a schema without references allows, as far as it says so."""
+    types = own_types(branch)
+    if value is None and branch.get("nullable"):
+        return True
+    if types is None or isinstance(value, str) or not has_type(value, types):
+        return False
+    if listed := choices(branch):
+        return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in listed)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    bounds = {key: Fraction(str(branch[key])) for key in _COMPARED if _is_number(branch.get(key))}
+    number = Fraction(str(value))
+    return all(_COMPARED[key](number, bound) for key, bound in bounds.items())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
