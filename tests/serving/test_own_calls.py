@@ -45,3 +45,12 @@ def test_a_model_that_must_call_writes_plain_objects_as_nothing_says_how_its_own
     with hosted(lambda: replace(scripted(target=writing_model()), template=written)) as server:
         content, calls, reason = whole(server, body(tool_choice={"type": "function", "function": {"name": "now"}}))
         assert (content, [name for name, _ in calls], reason) == (None, ["now"], "tool_calls")
+
+
+def test_one_call_alone_is_read_where_calls_may_not_be_parallel() -> None:
+    written = ChatTemplate(CHATML, origin="a/model", response_template={"start_anchor": "a", "fields": FIELDS})
+    said = f"{SAID}{SAID.partition('. ')[2]}"
+    with hosted(lambda: replace(scripted(target=saying(said)), template=written)) as server:
+        for way in (whole, streamed):
+            assert way(server, body()) == ("Let me see.", [("now", {})] * 2, "tool_calls")
+            assert way(server, body(parallel_tool_calls=False)) == ("Let me see.", [("now", {})], "tool_calls")

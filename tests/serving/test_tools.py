@@ -143,10 +143,8 @@ def test_a_model_that_has_to_call_calls(writing: Hosted, fields: dict[str, Any])
     for seed in range(4):
         asked = body(**fields, seed=seed, temperature=1.2)
         content, calls, reason = whole(writing, asked)
-        assert calls
-        if fields != {"tool_choice": "required"}:
-            # A model that says anything at random goes on calling for as long as it may.
-            assert (content, len(calls), reason) == (None, 1, "tool_calls")
+        # A model that says anything at random would go on calling for as long as it may.
+        assert (content, len(calls), reason) == (None, 1, "tool_calls")
         for name, arguments in calls:
             assert name == "now" or (arguments["city"] in ("Paris", "Rome") and 0 <= arguments["days"] <= 9)
         if fields["tool_choice"] == NAMED:
@@ -177,6 +175,31 @@ def test_some_of_the_tools_may_be_allowed(calling: Hosted, writing: Hosted, way:
 
 
 @pytest.mark.parametrize("way", [whole, streamed])
+def test_a_call_that_is_cut_off_is_left_out_behind_one_that_had_to_be_made(calling: Hosted, way: Any) -> None:
+    # The model goes on calling for as long as it may.
+    asked = body(tool_choice="required", parallel_tool_calls=True, temperature=0.0)
+    num_calls = set()
+    for most in range(30, 300, 9):
+        content, calls, reason = way(calling, {**asked, "max_tokens": most})
+        assert {name for name, _ in calls} <= {"now"}
+        assert reason == "length"
+        # What has no call before it is not lost.
+        assert content is None if calls else content.lstrip().startswith("<tool_call>")
+        num_calls.add(len(calls))
+    assert {0, 1, 2} <= num_calls
+
+
+@pytest.mark.parametrize("speculative", [{}, {"off": True}])
+@pytest.mark.parametrize("way", [whole, streamed])
+def test_one_call_alone_is_made_where_calls_may_not_be_parallel(
+    calling: Hosted, way: Any, speculative: dict[str, Any]
+) -> None:
+    asked = body(temperature=0.0, parallel_tool_calls=False, speculative=speculative)
+    content, calls, reason = way(calling, asked)
+    assert (content, calls, reason) == ("Let me see.", CALLED[:1], "tool_calls")
+
+
+@pytest.mark.parametrize("way", [whole, streamed])
 def test_an_answer_with_a_schema_is_calls_or_keeps_to_it(writing: Hosted, way: Any) -> None:
     schema = {"type": "object", "properties": {"answer": {"enum": [1, 2]}}, "required": ["answer"]}
     kind = {"type": "json_schema", "json_schema": {"name": "a", "schema": {**schema, "additionalProperties": False}}}
@@ -204,6 +227,42 @@ def test_a_strict_function_is_called_by_its_schema() -> None:
         # A day too many: the model is kept from writing its second digit.
         assert whole(server, asked)[1][0] == ("weather", {"city": "Rome", "days": 1})
         assert whole(server, body(temperature=0.0))[1][0] == ("weather", {"city": "Rome", "days": 12})
+
+
+TAGGED: Final = TEMPLATE.replace(
+    '<tool_call>\n{"name": name, "arguments": arguments}\n</tool_call>',
+    "<tool_call>\n<function=name>\n<parameter=name>\nvalue\n</parameter>\n</function>\n</tool_call>",
+)
+
+
+@pytest.mark.parametrize("way", [whole, streamed])
+def test_types_are_looked_up_behind_references(way: Any) -> None:
+    parameters = {
+        "$defs": {"Unit": {"enum": ["celsius", "kelvin"], "type": "string"}, "N": {"type": "integer", "maximum": 9}},
+        "properties": {
+            "unit": {"$ref": "#/$defs/Unit"},
+            "n": {"$ref": "#/$defs/N"},
+            "maybe": {"anyOf": [{"$ref": "#/$defs/Unit"}, {"type": "null"}]},
+        },
+        "required": ["unit", "n", "maybe"],
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    given = "".join(
+        f"<parameter={name}>\n{value}\n</parameter>\n"
+        for name, value in (("unit", "kelvin"), ("n", 3), ("maybe", "null"))
+    )
+    said = f"<tool_call>\n<function=f>\n{given}</function>\n</tool_call>"
+    expected = (None, [("f", {"unit": "kelvin", "n": 3, "maybe": None})], "tool_calls")
+    with hosted(lambda: scripted(TAGGED, target=saying(said))) as server:
+        for choice in ("auto", "required"):
+            assert way(server, body(temperature=0.0, tools=tools, tool_choice=choice)) == expected
+        error = server.refusal(CHAT, body(tool_choice="required", tools=[_with_name("a>b")]))
+        assert error["param"] == "tool_choice"
+        assert "the name of parameter 'a>b' of function f cannot be read" in error["message"]
+
+
+def _with_name(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"properties": {name: {}}}}}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -32,6 +32,7 @@ from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
 from paceline.serving.asked import Asked
 from paceline.serving.hosting import ServedModel
+from paceline.serving.tools import AskedTools
 
 StopType: TypeAlias = Literal["none", "eos", "word", "limit"]
 """Why an answer ended, in llama-server's words."""
@@ -52,7 +53,7 @@ class PreparedPrompt:
         chat: what a conversation came to; ``None`` of a completion.
         reasoning_format: where an answer has its reasoning.
         call_format: how the answer has calls of tools; ``None`` where nobody looks for any.
-        tools: that may be called.
+        tools: that may be called; ``None`` where nobody looks for calls.
         warnings: what the client ought to know of how the prompt was made.
     """
 
@@ -62,7 +63,7 @@ class PreparedPrompt:
     chat: ChatPrompt | None = None
     reasoning_format: ReasoningFormat = "none"
     call_format: ToolCallFormat | None = None
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: AskedTools | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -201,7 +202,12 @@ class Choice:
         self._splitter = (
             None if chat is None else ReasoningSplitter(markers, begun=chat.begun, continued=chat.continued)
         )
-        self._parser = None if prompt.call_format is None else ToolCallParser(prompt.call_format, prompt.tools)
+        self._parser = None
+        if prompt.call_format is not None and prompt.tools is not None:
+            tools = prompt.tools
+            self._parser = ToolCallParser(
+                prompt.call_format, tools.tools, required=tools.required, several=tools.several
+            )
         self.echoed: Sequence[tuple[PartKind, str]] = ()
         if asked.echo and not asked.reads_only and chat is not None and chat.continued:
             self.echoed = beginning_of(chat.messages[-1], chat.markers, reasoning_apart=markers is not None)

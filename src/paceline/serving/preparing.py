@@ -118,7 +118,7 @@ async def prepare_chat(
     # The library that reads calls takes a second to import.
     await asyncio.to_thread(load_template, call_format.template, call_format.name)
     options = with_marks_kept(chat.options, call_format, served.model.target.vocabulary)
-    return replace(prompt, options=options, call_format=call_format, tools=asked.tools)
+    return replace(prompt, options=options, call_format=call_format, tools=asked)
 
 
 async def _written(

@@ -28,7 +28,8 @@ class AskedTools:
         tools: that the model is told of and may call, in the form of OpenAI's API.
         only: name of the one that has to be called; empty for any.
         required: whether one has to be called.
-        parallel: whether there may be several calls.
+        parallel: whether there may be several calls. One that has to be is made once, unless several were asked for: a
+            model that has to go on says the same again.
         restricted: whether they are some of those that were sent. A history may tell the model of the others.
     """
 
@@ -37,6 +38,11 @@ class AskedTools:
     required: bool = False
     parallel: bool = True
     restricted: bool = False
+
+    @property
+    def several(self) -> bool:
+        """Whether an answer may have several calls."""
+        return self.parallel and not self.only
 
     @property
     def is_strict(self) -> bool:
@@ -67,8 +73,9 @@ def read_tools(given: Mapping[str, Any]) -> AskedTools | None:
             raise FieldError("tool_choice", f"tool_choice names {shown(name)}, and the tools are {', '.join(names)}")
     if allowed is not None:
         tools = [tool for tool in tools if tool["function"]["name"] in allowed]
-    parallel = given.get("parallel_tool_calls", True)
-    return AskedTools(tools, only, choice != "auto", parallel, restricted=allowed is not None)
+    is_auto = choice == "auto"
+    parallel = given.get("parallel_tool_calls", is_auto)
+    return AskedTools(tools, only, not is_auto, parallel, restricted=allowed is not None)
 
 
 def told_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -128,8 +135,9 @@ def calls_to_keep_to(
     """
     if call_format is None:
         return content
-    restricts = asked.restricted and call_format.written is not None
-    if not (asked.is_strict or restricts or content is not None):
+    # Of a format that is described for reading alone, the reader sees to it that there is one.
+    needs_grammar = (asked.restricted or not asked.several) and call_format.written is not None
+    if not (asked.is_strict or needs_grammar or content is not None):
         return content
     schema = _schema_of(content, call_format, required=asked.required)
     field = "tool_choice" if asked.required else "tools"
@@ -139,7 +147,7 @@ def calls_to_keep_to(
             call_format,
             tools,
             required=asked.required,
-            parallel=asked.parallel and not asked.only,
+            parallel=asked.several,
             control_ids=control_marks(call_format, vocabulary),
             content=schema,
         )
