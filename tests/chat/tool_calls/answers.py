@@ -324,10 +324,10 @@ class Message:
         return [(name, json.loads(arguments)) for _, name, arguments in self.calls]
 
 
-def parser_of(family: str, tools: Sequence[dict[str, Any]] = TOOLS) -> ToolCallParser:
+def parser_of(family: str, tools: Sequence[dict[str, Any]] = TOOLS, *, required: bool = False) -> ToolCallParser:
     """Return a parser whose ids are numbered."""
     numbers = itertools.count()
-    return ToolCallParser(BY_NAME[family], tools, new_id=lambda: f"made_{next(numbers)}")
+    return ToolCallParser(BY_NAME[family], tools, required=required, new_id=lambda: f"made_{next(numbers)}")
 
 
 def added(deltas: Sequence[AnswerDelta]) -> Message:

@@ -373,6 +373,17 @@ def drawn(family: str, asked: Sequence[dict[str, Any]], *, has_marks: bool, numb
     return found
 
 
+def is_referred(arguments: dict[str, Any]) -> bool:
+    """Return whether arguments are of the types that :data:`REFERRED` has."""
+    return (
+        {arguments["unit"], arguments["described"]} <= {"celsius", "fahrenheit"}
+        and all(type(arguments[name]) is int and arguments[name] in range(10) for name in ("n", "same"))
+        and (arguments["maybe"] is None or arguments["maybe"] in range(10))
+        and arguments["level"] in (1, 2)
+        and _is_place(arguments["place"])
+    )
+
+
 def _is_place(value: Any) -> bool:
     return (
         value.keys() == {"name", "height", "within"}
@@ -386,13 +397,7 @@ def _is_place(value: Any) -> bool:
 @EACH
 def test_what_stands_behind_references_is_written_and_read_as_what_it_is(family: str, has_marks: bool) -> None:
     for _, arguments in drawn(family, [REFERRED], has_marks=has_marks, number=by_tier(40, quick=6)):
-        assert arguments["unit"] in ("celsius", "fahrenheit")
-        assert arguments["described"] in ("celsius", "fahrenheit")
-        assert type(arguments["n"]) is type(arguments["same"]) is int
-        assert {arguments["n"], arguments["same"]} <= set(range(10))
-        assert arguments["maybe"] is None or arguments["maybe"] in range(10)
-        assert arguments["level"] in (1, 2)
-        assert _is_place(arguments["place"])
+        assert is_referred(arguments), arguments
 
 
 @MARKS
