@@ -16,7 +16,9 @@ from paceline.chat.tool_calls.lark import LarkRules, as_schema, as_string, witho
 from paceline.chat.tool_calls.literals import GEMMA_QUOTE, LiteralRules, gemma_key
 from paceline.chat.tool_calls.schemas import Parameter, ParameterSchema, Schema, choices, own_types
 from paceline.chat.tool_calls.text_patterns import ANY_SCHEMA_TEXT, text_pattern
+from paceline.constraints.prepared_schemas import prepared
 from paceline.constraints.schema_parts import in_its_places, said
+from paceline.constraints.unsupported_keywords import named_places
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 
@@ -64,7 +66,10 @@ class ArgumentRules:
         if style == "json":
             self._rules.add(name, as_schema({"type": "object", **_closed(schema), **schema}, strict=strict))
             return ()
-        known = ParameterSchema(schema)
+        ready = prepared(json.loads(json.dumps(schema)), strict=strict)
+        if strict and style not in TAGS:
+            _check_kept(schema)
+        known = ParameterSchema(ready.schema)
         variants = known.variants() or [{}]
         names: dict[str, None] = {}
         rules = [name] if len(variants) == 1 else [f"{name}_o{number}" for number in range(len(variants))]
@@ -207,6 +212,17 @@ def _check(schema: Schema) -> None:
                 raise ConstraintError(
                     f"{said((*path, keyword))}: {shown(value)} is no {what}: give one, or leave the keyword out"
                 )
+
+
+def _check_kept(schema: Schema) -> None:
+    """Refuse what nothing can keep a value to that stands in no JSON, which llguidance sees nothing of."""
+    left_out = prepared(json.loads(json.dumps(schema)), strict=False).unenforced
+    # One of several parts that can be told apart is kept to.
+    if places := [place for place in left_out if not place.endswith("/oneOf")]:
+        raise ConstraintError(
+            f"{named_places(places)}: nothing can keep an answer to that: leave it out, or say strict false and check "
+            "calls for it"
+        )
 
 
 def _is_texts(value: Any) -> bool:

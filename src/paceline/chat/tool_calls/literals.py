@@ -179,19 +179,16 @@ class LiteralRules:
     def _object(self, name: str, branch: Schema) -> None:
         parameters = self.ordered(self._known.parameters(branch))
         more = branch.get("additionalProperties", not parameters)
-        if not parameters and more in (True, {}) and "propertyNames" not in branch:
+        if not parameters and more in (True, {}):
             self._rules.add(name, f"{self._notation}_object")
             return
-        rest = "" if more is False else f"{self._other_key(name, branch, parameters)} {self.value(more)}"
+        rest = "" if more is False else f"{self._other_key(name, parameters)} {self.value(more)}"
         if rest:
             self._rules.add(f"{name}_more", rest)
         self.add_list(f"{name}_list", parameters, self.key, self._comma, f"{name}_more" if rest else "")
         self._rules.add(name, f'"{{" {name}_list "}}"')
 
-    def _other_key(self, name: str, branch: Schema, parameters: Sequence[Parameter]) -> str:
-        names = choices(self._known.resolved(branch.get("propertyNames")))
-        if names := [one for one in names if isinstance(one, str)]:
-            return f"({' | '.join(map(self.key, names))})"
+    def _other_key(self, name: str, parameters: Sequence[Parameter]) -> str:
         if self._notation == "python":
             return f'PYTHON_STRING ":" {_GAP}'
         taken = [one.name for one in parameters if re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", one.name)]
