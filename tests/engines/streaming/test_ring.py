@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -194,3 +195,12 @@ def test_whoever_waits_is_told_of_the_end(source: Numbers) -> None:
     for thread in threads:
         thread.join()
     ring.close()
+
+
+@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="weights are streamed where memory can be given back")
+def test_slots_are_given_back_even_where_an_error_still_refers_to_one(ring: Ring) -> None:
+    slots = [ring.slot_memory(ring.use(number)) for number in (1, 2)]
+    with memoryview(slots[0]) as referred:
+        ring.close()
+        assert not any(referred)
+    assert slots[1].closed

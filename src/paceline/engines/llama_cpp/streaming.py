@@ -29,7 +29,7 @@ import llama_cpp.llama_cpp as api
 
 from paceline.engines.llama_cpp import native
 from paceline.engines.memory import SPARE_BYTES, MemoryPlan, Room
-from paceline.engines.streaming.disk import WeightFiles, own_memory
+from paceline.engines.streaming.disk import WeightFiles, give_back, own_memory
 from paceline.engines.streaming.layout import (
     LEAST_SLOTS,
     Layout,
@@ -302,7 +302,7 @@ class LayerStream:
             self._ring.close()
         self._files.close()
         while self._resident:
-            self._resident.pop().close()
+            give_back(self._resident.pop())
         # It refers to this stream, which refers to it.
         self.callback = None
 

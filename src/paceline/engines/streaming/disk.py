@@ -186,6 +186,16 @@ def own_memory(num_bytes: int) -> mmap.mmap:
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
+def give_back(memory: mmap.mmap) -> None:
+    """Give memory of :func:`own_memory` back to the system. Nobody may read it any more."""
+    try:
+        memory.close()
+    except BufferError:
+        # The error of a read that failed keeps its frames, and what they read into: the addresses stay, empty.
+        if hasattr(memory, "madvise"):
+            memory.madvise(mmap.MADV_DONTNEED)
+
+
 def _open_direct(path: Path) -> int:
     """Open a file for reads past the page cache.
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from paceline.core.errors import ClosedError
-from paceline.engines.streaming.disk import own_memory
+from paceline.engines.streaming.disk import give_back, own_memory
 from paceline.engines.streaming.layout import Extent, Section
 from paceline.engines.waited_for import be_waited_for
 
@@ -200,7 +200,7 @@ class Ring:
         if not self._reader.is_alive():
             for view, slot in zip(self._views, self._slots, strict=True):
                 view.release()
-                slot.memory.close()
+                give_back(slot.memory)
 
     def _check_open(self) -> None:
         if self._is_closed:
