@@ -33,6 +33,14 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "sound"}}, "response_format", "has type 'sound'"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "has no schema"),
+    ({"response_format": {"json_schema": {"schema": SCHEMA}}}, "response_format", "has no type and a schema: give it"),
+    ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format", "has type 'text' and a schema"),
+    ({"response_format": {"type": "json_object", "json_schema": {}}}, "response_format", "'json_object' and a schema"),
+    (
+        {"json_schema": {"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^(?!x)"}]}},
+        "json_schema",
+        "#/anyOf/1/pattern: the pattern has a look-ahead, which is not supported: write it without, leave it out, or",
+    ),
     ({"json_schema": {"type": "hiccup"}}, "json_schema", "#/type: Invalid type: hiccup"),
     ({"json_schema": 3}, "json_schema", "the JSON schema is 3: give an object"),
     ({"json_schema": False}, "json_schema", "allows no"),
@@ -105,6 +113,10 @@ def test_what_a_schema_that_is_not_strict_has_that_nothing_keeps_to_is_told(serv
     assert answer["warnings"] == [
         "response_format is not strict, and nothing keeps the answer to #/uniqueItems: check it"
     ]
+    schema = {"properties": {"a": {"type": "string", "pattern": "^(?!x)[ab]$"}}, "required": ["a"]}
+    lenient = {"type": "json_schema", "json_schema": {"name": "pattern", "schema": schema, "strict": False}}
+    answer = server.answer(CHAT, {**body, "response_format": lenient})
+    assert answer["warnings"][0].endswith("nothing keeps the answer to #/properties/a/pattern: check it")
     many = {"properties": {f"p{i}": {"not": {"type": "null"}} for i in range(20)}}
     described = {"name": "many", "schema": many, "strict": False}
     answer = server.answer(CHAT, {**body, "response_format": {"type": "json_schema", "json_schema": described}})

@@ -32,6 +32,7 @@ VALUES: Final[dict[str, tuple[list[Any], list[Any]]]] = {
     "use_beam_search": ([False], [True]),
     "length_penalty": ([1, 1.0], [1.2]),
     "reasoning.exclude": ([False], [True]),
+    "structured_outputs.disable_any_whitespace": ([False], [True]),
     "min_tokens": ([0], [5]),
     "stop_token_ids": ([[]], [[5]]),
     "prompt_logprobs": ([0, False], [1]),
@@ -277,7 +278,6 @@ def test_a_seed_of_minus_one_draws_one_and_tells_it(server: Hosted) -> None:
         ("frequency_penalty", -101),
         ("repeat_last_n", -2),
         ("penalty_last_n", -2),
-        ("seed", -2),
         ("seed", "x"),
         ("n", 0),
         ("n", 4),
@@ -490,6 +490,84 @@ def test_options_of_a_stream_that_nobody_knows_are_told(server: Hosted, strict: 
     told = server.chunks("/v1/completions", body)[-1]["warnings"]
     assert told == ["unknown field 'stream_options.zap' was ignored"]
     assert strict.refusal("/v1/completions", body)["param"] == "stream_options.zap"
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}}
+TOOL: Final[dict[str, Any]] = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+USER = {"role": "user", "content": "abc"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"structured_outputs": {"regx": "a+"}}, "structured_outputs.regx"),
+        ({"response_format": {"typ": "json_object"}}, "response_format.typ"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strct": True}}},
+            "response_format.json_schema.strct",
+        ),
+        ({"tools": [TOOL, {**TOOL, "strict": True}]}, "tools[1].strict"),
+        ({"tools": [{**TOOL, "function": {**TOOL["function"], "paramters": {}}}]}, "tools[0].function.paramters"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}, "nam": "f"}},
+            "tool_choice.nam",
+        ),
+        ({"messages": [USER, {"role": "assistant", "content": "a", "toolcalls": []}, USER]}, "messages[1].toolcalls"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "txt": ""}]}]},
+            "messages[0].content[0].txt",
+        ),
+        ({"messages": [{**USER, "zap": 1}] * 50}, "messages[0].zap"),
+    ],
+)
+def test_what_nobody_knows_within_a_field_is_told(
+    server: Hosted, strict: Hosted, fields: dict[str, Any], name: str
+) -> None:
+    path, body = "/v1/chat/completions", {**CHAT, **fields}
+    assert server.answer(path, body)["warnings"] == [f"unknown field '{name}' was ignored"]
+    assert strict.refusal(path, body)["param"] == name
+
+
+def test_what_clients_send_within_fields_is_known(server: Hosted) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}, "index": 0}
+    said = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "tool_calls": [call],
+    }
+    cached = {"type": "text", "text": "abc", "cache_control": {"type": "ephemeral"}}
+    body = {
+        **CHAT,
+        "messages": [
+            USER,
+            {**said, "function_call": None, "reasoning_content": "a"},
+            {"role": "tool", "tool_call_id": "a", "name": "f", "content": "b"},
+            {"role": "user", "name": "me", "content": [cached]},
+        ],
+        "tools": [TOOL],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "description": "b", "schema": SCHEMA}},
+        "tool_choice": "none",
+        "chat_template_kwargs": {"anything": 1},
+    }
+    assert "warnings" not in server.answer("/v1/chat/completions", body)
+
+
+def test_within_a_field_too_what_would_change_the_answer_is_refused(server: Hosted) -> None:
+    asked = {"json": SCHEMA, "disable_any_whitespace": False}
+    assert "warnings" not in server.answer("/completion", {**BASE, "structured_outputs": asked})
+    refusal = server.refusal("/completion", {**BASE, "structured_outputs": {**asked, "disable_any_whitespace": True}})
+    assert refusal["param"] == "structured_outputs.disable_any_whitespace"
+
+
+@pytest.mark.parametrize("seed", [-5, -(2**31), -2, -(2**32) + 7])
+def test_a_negative_seed_is_one_of_32_bits(server: Hosted, seed: int) -> None:
+    body = {**BASE, "temperature": 1.0}
+    answer, same = (server.answer("/completion", {**body, "seed": given}) for given in (seed, seed % 2**32))
+    assert answer["generation_settings"]["seed"] == seed % 2**32
+    assert answer["content"] == same["content"]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -71,8 +71,10 @@ def test_a_streamed_completion(server: Hosted, client: openai.OpenAI, include_us
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.choices[0].text
     reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
     assert [reason for reason in reasons if reason != "content_filter"] == ["length"]
-    counts = [chunk.usage for chunk in chunks if chunk.usage]
-    assert [count.completion_tokens for count in counts] == [LONG]
+    counted = [chunk for chunk in chunks if chunk.usage]
+    assert [chunk.choices for chunk in counted] == ([[]] if include_usage else [])
+    assert not include_usage or counted == chunks[-1:]
+    assert all(chunk.usage and chunk.usage.completion_tokens == LONG for chunk in counted)
 
 
 def test_a_completion_with_its_prompt_before_it(server: Hosted, client: openai.OpenAI) -> None:

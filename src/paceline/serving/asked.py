@@ -17,7 +17,7 @@ from paceline.serving.biases import read_biases
 from paceline.serving.bodies import ChatBody, CompletionBody, Speculative, whole_of
 from paceline.serving.chats import further_settings
 from paceline.serving.constraints import Named, read_constraint
-from paceline.serving.fields import FieldError, check_known
+from paceline.serving.fields import FieldError, check_known, unknown_within
 from paceline.serving.settings import ServerOptions
 from paceline.serving.tools import AskedTools, read_tools
 
@@ -32,6 +32,8 @@ _MOST_STEPS: Final = 64
 
 _MOST_NAMED: Final = 16
 """Unknown fields that a warning names."""
+
+_DRAWN: Final = 0xFFFFFFFF
 
 _LENGTHS: Final = ("n_predict", "max_completion_tokens", "max_tokens")
 """Names of the most tokens to generate; the first that is given counts, as in llama-server."""
@@ -189,7 +191,7 @@ def read_asked(
     stream_options = given.get("stream_options")
     if stream_options is not None:
         extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
-    extra |= further_settings(given)
+    extra |= {**further_settings(given), **unknown_within(given)}
     unknown = check_known(extra, strict=settings.strict_fields)
     tools, named = read_tools(given) if api == "chat" else None, read_constraint(given)
     ping_s = given.get("sse_ping_interval", 30)
@@ -270,8 +272,10 @@ def _options_of(given: Mapping[str, Any], defaults: GenerateOptions) -> tuple[Ge
                 if name in given:
                     options[entry.name], names[entry.name] = given[name], name
                     break
-    if options.get("seed") == -1:
-        options["seed"] = None
+    seed = options.get("seed")
+    if isinstance(seed, int) and seed < 0:
+        # As llama-server reads it: 32 bits without a sign. All of them set is a seed that is drawn.
+        options["seed"] = None if seed & _DRAWN == _DRAWN else seed & _DRAWN
     return cast("GenerateOptions", options), names
 
 

@@ -51,8 +51,13 @@ def _all_of(given: Mapping[str, Any]) -> Iterator[Named]:
 
 
 def _response_format(given: Mapping[str, Any]) -> Source | None:
+    has_schema = any(given.get(name) is not None for name in ("schema", "json_schema"))
     kind = given.get("type", "text")
-    if kind == "text":
+    # A schema that is not read is not what the client thinks.
+    if has_schema and (kind in ("text", None) or (kind == "json_object" and given.get("schema") is None)):
+        has = f"type {shown(kind)}" if "type" in given else "no type"
+        raise FieldError("response_format", f'response_format has {has} and a schema: give it the type "json_schema"')
+    if kind in ("text", None):
         return None
     schema, strict = given.get("schema"), True
     if kind == "json_schema":

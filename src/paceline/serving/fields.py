@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from paceline.chat.params import ChatParams
 from paceline.core.errors import InputError
@@ -101,6 +101,7 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "function_call": Neutral(_is("none", "auto"), "send tool_choice"),
     "web_search_options": Neutral(_empty, "this server looks nothing up"),
     "reasoning.exclude": Neutral(_is(False), "read the content of the answer alone"),
+    "structured_outputs.disable_any_whitespace": Neutral(_is(False), "leave it out"),
     # of llama-server
     "lora": Neutral(_empty, "load a merged model"),
     "n_indent": Neutral(_is(0), "leave it out"),
@@ -131,6 +132,87 @@ HARMLESS: Final[frozenset[str]] = frozenset(
     }
 )
 """Fields that change nothing of an answer."""
+
+
+Known: TypeAlias = "Mapping[str, Known] | Sequence[Known] | None"
+"""What is known within a field: of an object its fields, of a list what each part has; ``None`` for anything."""
+
+_CALL: Final[Known] = {
+    **dict.fromkeys(("id", "type", "index", "extra_content", "cache_control", "provider_specific_fields")),
+    "function": {"name": None, "arguments": None},
+    # Some templates read calls in which name and arguments stand alone.
+    **dict.fromkeys(("name", "arguments")),
+}
+"""What is known within a call of a message."""
+
+_WITHIN: Final[Mapping[str, Known]] = {
+    "response_format": {
+        **dict.fromkeys(("type", "schema")),
+        "json_schema": dict.fromkeys(("name", "description", "schema", "strict")),
+    },
+    "structured_outputs": dict.fromkeys(("json", "json_object", "regex", "choice", "grammar", "disable_fallback")),
+    "tools": [
+        {
+            **dict.fromkeys(("type", "cache_control")),
+            # Templates of some families describe what a function returns.
+            "function": dict.fromkeys(
+                (*("name", "description", "parameters", "strict", "response", "return", "returns"), "examples")
+            ),
+        }
+    ],
+    "tool_choice": {
+        **dict.fromkeys(("type", "mode", "tools", "name", "allowed_tools", "disable_parallel_tool_use")),
+        "function": {"name": None},
+    },
+    "messages": [
+        {
+            **dict.fromkeys(("role", "name", "id", "tool_call_id", "refusal", "annotations", "audio", "function_call")),
+            **dict.fromkeys(("reasoning_content", "thinking", "reasoning", "reasoning_details", "thinking_blocks")),
+            # what clients keep beside a message, and send back
+            **dict.fromkeys(
+                ("cache_control", "provider_specific_fields", "extra_content", "metadata", "prefix", "type")
+            ),
+            "content": [
+                {
+                    **dict.fromkeys(("type", "text", "annotations", "cache_control", "logprobs", "id")),
+                    # Parts that are no text are refused by their type.
+                    **dict.fromkeys(("image_url", "input_audio", "video_url", "file", "detail", "refusal")),
+                }
+            ],
+            "tool_calls": [_CALL],
+        }
+    ],
+}
+"""Fields that hold others. ``speculative``, ``stream_options`` and settings of reasoning are looked at elsewhere."""
+
+_NUMBER: Final = re.compile(r"\[\d+\]")
+
+
+def unknown_within(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what nobody knows of the fields that hold others, by names such as ``response_format.typ``.
+
+    Of the parts of a list the first that has it is named.
+
+    Args:
+        given: fields of a request.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for name, known in _WITHIN.items():
+        for place, inner in _unknown(given.get(name), known, name):
+            found.setdefault(_NUMBER.sub("", place), (place, inner))
+    return dict(found.values())
+
+
+def _unknown(value: Any, known: Known, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list) and isinstance(known, list):
+        for number, part in enumerate(value):
+            yield from _unknown(part, known[0], f"{place}[{number}]")
+    elif isinstance(value, dict) and isinstance(known, Mapping):
+        for name, inner in value.items():
+            if name not in known:
+                yield f"{place}.{name}", inner
+            elif known[name] is not None:
+                yield from _unknown(inner, known[name], f"{place}.{name}")
 
 
 def check_known(extra: Mapping[str, Any], *, strict: bool) -> list[str]:

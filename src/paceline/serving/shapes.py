@@ -351,12 +351,12 @@ class CompletionShape(_OpenAiBase):
                 chunk["prompt_progress"] = self.progress(event)
             else:
                 chunk["choices"] = [{**self._delta(choice, ""), "finish_reason": self.finish_reason(choice)}]
-                if self.is_last(event):
-                    chunk["usage"] = self.usage()
                 chunk |= self.beside(choice)
                 if self.asked.verbose:
                     chunk["__verbose"] = self.native(choice, in_stream=True)
             found.append(chunk)
+            if isinstance(event, Ended) and self.is_last(event) and self.asked.include_usage:
+                found.append({**self.head(in_stream=True), "choices": [], "usage": self.usage(), **self.beside(choice)})
         return found
 
     def _delta(self, choice: Choice, text: str, logprobs: Any = None) -> dict[str, Any]:
