@@ -412,3 +412,10 @@ def test_a_template_may_keep_a_queue_in_a_list() -> None:
     template = ChatTemplate(source, origin="a.gguf")
     for _ in range(2):
         assert template.render(messages) == "[f0: one][g1: two]1"
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content.items() }}", "{{ messages[0].content + 3 }}"])
+def test_an_error_names_no_class_of_ours(source: str) -> None:
+    with pytest.raises(InputError, match=r"fails on these messages: .*str") as raised:
+        ChatTemplate(source, origin="a test").render([{"role": "user", "content": "a"}])
+    assert "Marked" not in str(raised.value)

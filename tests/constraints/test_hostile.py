@@ -378,6 +378,13 @@ def test_what_is_no_schema_in_a_lark_grammar_is_taken(text: str) -> None:
     assert COMPILER.compile(Lark(text)).mask().any()
 
 
+@pytest.mark.parametrize("letters", ["[", "\\\\", "(?", "[^]", "[\\\\"])
+def test_a_long_pattern_is_looked_at_once(letters: str) -> None:
+    # A length at which it has no end where every place begins the look anew.
+    schema = JsonSchema({"type": "string", "pattern": letters * 100_000 + "(?!"}, strict=False)
+    assert schema.unenforced in ((), ("#/pattern",))
+
+
 UNENFORCED: tuple[tuple[str, str, str], ...] = (
     # a schema, what of it is left out, and an answer that would keep to all the rest
     ('{"type":"array","uniqueItems":true,"items":{"type":"integer"}}', "#/uniqueItems", "[1,1]"),
@@ -398,6 +405,7 @@ UNENFORCED: tuple[tuple[str, str, str], ...] = (
     ('{"anyOf":[{"type":"number"},{"type":"string","pattern":"^(?=a)"}]}', "#/anyOf/1/pattern", '"b"'),
     ('{"type":"object","patternProperties":{"^(?!x)a":{},"b":{}}}', "#/patternProperties/^(?!x)a", '{"c":1}'),
     ('{"type":"string","pattern":"[(?=]\\\\(?=?"}', "", '"="'),
+    ('{"type":"string","pattern":"[](?=]"}', "", '"="'),
     ('{"type":"string","format":"byte"}', "", '"a"'),
     ('{"type":"array","uniqueItems":false,"x-y":1}', "", "[1,1]"),
 )

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -178,7 +177,9 @@ def _environment() -> TemplateEnvironment:
 def one_line(error: BaseException) -> str:
     """Return an error's message without its line breaks, of a length for one line."""
     # Whoever wrote the template knows texts, and nothing of marks on them.
-    said = re.sub(rf"(\w+\.)*{MarkedText.__name__}", "str", str(error))
+    said = (
+        str(error).replace(f"{MarkedText.__module__}.{MarkedText.__name__}", "str").replace(MarkedText.__name__, "str")
+    )
     words = " ".join(said.split()).rstrip(".") or type(error).__name__
     return words if len(words) <= 300 else f"{words[:300]}..."
 

@@ -6,7 +6,6 @@ Else they are errors, unless a schema is to be kept to as far as possible.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -63,11 +62,6 @@ _ANNOTATIONS: Final = frozenset(
     )
 )
 """Formats that generators of schemas write and no draft of the standard has: they describe, and nothing checks them."""
-
-_NEEDS_MORE: Final = re.compile(
-    r"""\\[bB] | \\[1-9] | \\k< | \(\?<?[=!] | (?:\\.) | \[\^?\]?(?:\\.|[^\]\\])*\]""", re.VERBOSE | re.DOTALL
-)
-"""What a pattern may have that no automaton can say; and, to be passed over, escapes and classes of characters."""
 
 _ERRORS: Final = ("$dynamicRef", "$recursiveRef", *_IDLE)
 _FORMATS: Final = frozenset(
@@ -147,13 +141,33 @@ def _unusable_names(key: str, part: dict[str, Any]) -> list[str]:
 
 def _what_more(pattern: str) -> str:
     """Return what a pattern has that no automaton can say; empty for nothing."""
-    for found in _NEEDS_MORE.finditer(pattern):
-        if found[0].startswith("(?"):
-            return "a look-behind" if "<" in found[0] else "a look-ahead"
-        if found[0] in (r"\b", r"\B"):
-            return f"a word boundary ({found[0]})"
-        if found[0].startswith(r"\k<") or (len(found[0]) == 2 and found[0][1] in "123456789"):
-            return f"a reference back to a group ({found[0]})"
+    at, is_class = 0, False
+    while at < len(pattern):
+        if pattern[at] == "\\":
+            if not is_class and (what := _what_escape(pattern[at : at + 3])):
+                return what
+            at += 2
+            continue
+        if is_class:
+            is_class = pattern[at] != "]"
+        elif pattern[at] == "[":
+            is_class = True
+            # A bracket that comes first is one of the characters.
+            at += 1 if pattern.startswith("[^", at) else 0
+            at += 1 if pattern.startswith("]", at + 1) else 0
+        elif pattern.startswith(("(?=", "(?!"), at):
+            return "a look-ahead"
+        elif pattern.startswith(("(?<=", "(?<!"), at):
+            return "a look-behind"
+        at += 1
+    return ""
+
+
+def _what_escape(escape: str) -> str:
+    if escape[1:2] in ("b", "B"):
+        return f"a word boundary ({escape[:2]})"
+    if escape[1:2] in tuple("123456789") or escape[1:] == "k<":
+        return f"a reference back to a group ({escape[:2]})"
     return ""
 
 
