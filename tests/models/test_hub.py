@@ -515,6 +515,27 @@ def test_what_has_its_name_is_not_fetched_again_where_the_system_has_no_links(
     assert (folder / "vocab.json").read_bytes() == (folder / "tokenizer.json").read_bytes() == b"{}"
 
 
+@pytest.mark.parametrize("has_hard_links", [True, False])
+def test_what_another_revision_has_is_not_fetched_again_where_the_system_has_no_links(
+    has_hard_links: bool, hub: Hub, no_links: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = paceline.from_hub("user/tiny")
+    hub.repos["user/tiny"].commit = "b" * 40
+    if not has_hard_links:
+        monkeypatch.setattr(Path, "hardlink_to", Path.symlink_to)
+    hub.asked.clear()
+    for _ in range(2):
+        second = paceline.from_hub("user/tiny")
+        assert (second.parent.name, second.read_bytes()) == ("b" * 40, DRAFT)
+    assert first.samefile(second) == has_hard_links
+    assert hub.bodies() == []
+    # What only has the same size is something else.
+    hub.repos["user/tiny"].commit = "c" * 40
+    hub.repos["user/tiny"].files[QUANT] = DRAFT[:-1] + b"x"
+    assert paceline.from_hub("user/tiny").read_bytes() == DRAFT[:-1] + b"x"
+    assert first.read_bytes() == second.read_bytes() == DRAFT
+
+
 def test_what_another_revision_has_a_link_to_stays_where_links_are_switched_off(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

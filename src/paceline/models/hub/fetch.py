@@ -183,7 +183,7 @@ def _fetch_blobs(asked: HubModel, files: list[RemoteFile], snapshot: Path, repor
 
     folder = repo_folder(asked.repo)
     blobs, locks = folder / "blobs", hub_folder() / ".locks" / folder.name
-    nameless = [file for file in files if not _has_name(snapshot, file)]
+    nameless = [file for file in files if not (_has_name(snapshot, file) or _took_over(asked, snapshot, file))]
     there = {file.path: file.num_bytes for file in files} | {file.path: num_fetched(blobs, file) for file in nameless}
     total = sum(file.num_bytes for file in files)
     missing = [file for file in nameless if not (blobs / file.digest).is_file()]
@@ -231,6 +231,25 @@ def _has_name(snapshot: Path, file: RemoteFile) -> bool:
     """Return whether a file of a revision lies by its name in the cache; half a copy of other programs is shorter."""
     named = snapshot / file.path
     return named.is_file() and named.stat().st_size == file.num_bytes
+
+
+def _took_over(asked: HubModel, snapshot: Path, file: RemoteFile) -> bool:
+    """Give a revision a file that another one has, where there are no links that say so; return whether one has it."""
+    from paceline.models.hub.transfer import is_content_of
+
+    named = snapshot / file.path
+    for other in snapshots(asked.repo):
+        there = other / file.path
+        if other == snapshot or there.is_symlink() or not there.is_file() or not is_content_of(there, file):
+            continue
+        named.parent.mkdir(parents=True, exist_ok=True)
+        named.unlink(missing_ok=True)
+        try:
+            named.hardlink_to(there)
+        except OSError:  # not everywhere
+            shutil.copyfile(there, named)
+        return True
+    return False
 
 
 def _name_blobs(snapshot: Path, files: list[RemoteFile]) -> None:

@@ -63,6 +63,17 @@ def num_fetched(blobs: Path, file: RemoteFile) -> int:
     return min(partial.stat().st_size, file.num_bytes) if partial.is_file() else 0
 
 
+def is_content_of(path: Path, file: RemoteFile) -> bool:
+    """Return whether a file on this machine has the content of one at the hub, reading all of it if the size is right."""
+    if path.stat().st_size != file.num_bytes:
+        return False
+    digest = _digest(file)
+    with path.open("rb") as there:
+        while chunk := there.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest() == file.digest
+
+
 def fetch_blob(
     blobs: Path, lock: Path, file: RemoteFile, headers: dict[str, str], *, report: Callable[[str, int], None]
 ) -> None:
@@ -132,13 +143,18 @@ class _Content:
 
     def _begin(self) -> None:
         self.num_bytes = 0
-        self._hash = hashlib.sha256()
-        if len(self._file.digest) != _SHA256_LENGTH:
-            self._hash = hashlib.sha1(b"blob %d\0" % self._file.num_bytes, usedforsecurity=False)
+        self._hash = _digest(self._file)
 
     def _take(self, chunk: bytes) -> None:
         self._hash.update(chunk)
         self.num_bytes += len(chunk)
+
+
+def _digest(file: RemoteFile) -> hashlib._Hash:
+    """Return what a file's digest is computed by."""
+    if len(file.digest) == _SHA256_LENGTH:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % file.num_bytes, usedforsecurity=False)
 
 
 def _receive_with_retries(
