@@ -91,7 +91,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
     "alternation in a schema": ({"guided_json": {"enum": list(range(10**6))}}, "guided_json", "the most is 524,288"),
     "$ref in a circle": ({"json_schema": CIRCLE}, "json_schema", "allows no text at all"),
     "$ref to all": ({"json_schema": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}}, "json_schema", "allows no text at all"),
-    "joined $ref": ({"json_schema": JOINED}, "json_schema", "#/$ref: circular references"),
+    "joined $ref": ({"json_schema": JOINED}, "json_schema", "#/$ref: a $ref to a schema that has itself"),
     "alternatives multiplied": (
         {"json_schema": {"allOf": [either(i) for i in range(12)]}},
         "json_schema",
