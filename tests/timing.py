@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -56,13 +57,20 @@ def processor_s(work: Callable[[], object]) -> float:
 class LoopTime:
     """The time of event loops, which a test moves on.
 
+    Loops that are there already keep the machine's time: a server of several tests would be ahead of it later.
+
     Args:
         patch: undoes it.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._skipped_s = 0.0
-        patch.setattr(asyncio.BaseEventLoop, "time", lambda loop: time.monotonic() + self._skipped_s)
+        others = weakref.WeakSet(each for each in gc.get_objects() if isinstance(each, asyncio.BaseEventLoop))
+
+        def moved_on(loop: asyncio.BaseEventLoop) -> float:
+            return time.monotonic() + (0.0 if loop in others else self._skipped_s)
+
+        patch.setattr(asyncio.BaseEventLoop, "time", moved_on)
 
     def skip(self, seconds: float) -> None:
         """Move it on."""
