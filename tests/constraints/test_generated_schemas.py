@@ -23,6 +23,7 @@ from paceline.constraints import ConstraintCompiler, JsonSchema
 from paceline.constraints.schema_parts import said, subschemas
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError
+from paceline.serving.constraints import read_constraint
 from tests.constraints.generated_schemas import generated_schema
 from tests.constraints.helpers import BYTES, END
 from tests.tiers import by_tier
@@ -122,6 +123,15 @@ def without_old_bounds(schema: Any) -> Any:
     return found
 
 
+def source_of(schema: dict[str, Any], *, strict: bool) -> JsonSchema:
+    """Return what a request says whose answer is to keep to a schema."""
+    described = {"name": "answer", "schema": schema, "strict": strict}
+    named = read_constraint({"response_format": {"type": "json_schema", "json_schema": described}})
+    assert named is not None
+    assert isinstance(named.source, JsonSchema)
+    return named.source
+
+
 def refusal_of(compiler: ConstraintCompiler, source: JsonSchema) -> str:
     """Return why a schema cannot be used; empty if it can."""
     try:
@@ -136,7 +146,7 @@ def test_an_answer_keeps_to_a_schema_or_the_schema_is_refused_with_place_and_way
     refused: Counter[str] = Counter()
     for seed in range(NUMBER):
         schema = generated_schema(random.Random(seed))
-        strict, lenient = (JsonSchema(schema, strict=strict) for strict in (True, False))
+        strict, lenient = (source_of(schema, strict=strict) for strict in (True, False))
         assert not refusal_of(compiler, lenient)
         if refusal := refusal_of(compiler, strict):
             found = re.match(REFUSALS, refusal)

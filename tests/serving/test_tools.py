@@ -307,6 +307,19 @@ def test_calls_without_a_mark_cannot_be_told_from_json() -> None:
         assert whole(server, body(**schema, tool_choice=NAMED, temperature=1.2))[1][0][0] == "weather"
 
 
+def test_what_nothing_keeps_the_arguments_of_a_call_to_is_told_or_refused(writing: Hosted) -> None:
+    price = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^(?!x)"}]}
+    function = {"name": "buy", "parameters": {"type": "object", "properties": {"price": price}, "required": ["price"]}}
+    asked = body(tool_choice="required", tools=[NOW, {"type": "function", "function": function}])
+    assert writing.answer(CHAT, asked)["warnings"] == [
+        "function buy is not strict, and nothing keeps its arguments to #/properties/price/anyOf/1/pattern: check them"
+    ]
+    strict = body(tool_choice="required", tools=[{"type": "function", "function": {**function, "strict": True}}])
+    message = writing.refusal(CHAT, strict)["message"]
+    assert "function buy: #/properties/price/anyOf/1/pattern: the pattern has a look-ahead" in message
+    assert "leave it out, or say strict false" in message
+
+
 @pytest.mark.parametrize("way", [whole, streamed])
 def test_a_model_whose_calls_nobody_knows_calls_if_it_has_to(way: Any) -> None:
     strict = [{"type": "function", "function": {**WEATHER["function"], "strict": True}}]

@@ -220,6 +220,7 @@ async def with_constraint(host: ModelHost, asked: Asked) -> Asked:
         with_calls = calls_to_keep_to(asked.tools, named, call_format, served.model.target.vocabulary)
         if with_calls is not None and with_calls != named:
             named, constraint = with_calls, await _compiled(host, with_calls)
+            asked = await _warned_of_tools(asked, asked.tools)
     return asked if constraint is None else replace(asked, named=named, constraint=constraint)
 
 
@@ -237,6 +238,25 @@ async def _warned(asked: Asked, named: Named) -> Asked:
         return asked
     warning = f"{named.field} is not strict, and nothing keeps the answer to {named_places(places)}: check it"
     return replace(asked, warnings=(*asked.warnings, warning))
+
+
+async def _warned_of_tools(asked: Asked, tools: AskedTools) -> Asked:
+    """Say what of the parameters of functions that are not strict nothing keeps calls to."""
+
+    def read() -> list[str]:
+        found = []
+        for tool in tools.tools:
+            function = tool["function"]
+            if function.get("strict") or tools.only not in ("", function["name"]):
+                continue
+            if places := JsonSchema(function.get("parameters") or {}, strict=False).unenforced:
+                found.append(
+                    f"function {function['name']} is not strict, and nothing keeps its arguments to "
+                    f"{named_places(places)}: check them"
+                )
+        return found
+
+    return replace(asked, warnings=(*asked.warnings, *await asyncio.to_thread(read)))
 
 
 def check_length(num_tokens: int, context_length: int) -> None:
