@@ -64,7 +64,7 @@ def num_fetched(blobs: Path, file: RemoteFile) -> int:
 
 
 def is_content_of(path: Path, file: RemoteFile) -> bool:
-    """Return whether a file on this machine has the content of one at the hub, reading all of it if the size is right."""
+    """Return whether a file here has the content of one at the hub; all of it is read where the sizes are the same."""
     if path.stat().st_size != file.num_bytes:
         return False
     digest = _digest(file)
