@@ -16,6 +16,8 @@ from paceline.core.errors import ConstraintError
 Notation = Literal["gemma", "python"]
 
 GEMMA_QUOTE: Final = '<|"|>'
+"""Stands before a text in Gemma's notation, and behind it."""
+
 # The library that reads Gemma's strings refuses these two.
 _GEMMA_TEXT: Final = r"/[^\x01\x02]*/"
 _GEMMA_BARE: Final = re.compile(r'[^\s{}\[\],:"<>\x01\x02]+')

@@ -355,7 +355,7 @@ class ToolCallParser:
 
         Args:
             name: of the function.
-            arguments: as they were written.
+            arguments: values by their names, as the model wrote them.
             are_texts: whether each was written as a text, whatever it is.
 
         Raises:

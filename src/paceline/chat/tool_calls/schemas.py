@@ -25,6 +25,7 @@ _UNIONS: Final = ("anyOf", "oneOf")
 _LOWER: Final = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"})
 _HIGHER: Final = frozenset({"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"})
 _MOST_JOINED: Final = 64
+
 _MOST_STEPS: Final = 5_000
 """References, parts of ``allOf`` and choices that are followed to know what a part of a schema says."""
 
@@ -47,7 +48,7 @@ class ParameterSchema:
     """The schema of a function's parameters.
 
     Args:
-        schema: as it was given.
+        schema: of an object, whose properties are the parameters.
 
     Raises:
         ConstraintError: it is none, or takes too much.

@@ -13,7 +13,9 @@ from paceline.chat.tool_calls.schemas import ParameterSchema, Schema, choices, h
 
 _OPENING: Final = "{["
 _CLOSING: Final = "}]"
+
 NAME_MARK: Final = "paceline_parameter_"
+"""Stands before the number of a name that is none in Python."""
 
 _PYTHON_PART: Final = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?P<before>[(,]\s*)(?P<name>[^\s=,()\[\]{}'":]+)\s*=""", re.DOTALL
@@ -136,7 +138,7 @@ def value_of(text: str, known: ParameterSchema, schema: Any, *, is_text: bool | 
     Where a schema allows texts and more, it is what it spells if that is allowed: 5 is a number, and five a text.
 
     Args:
-        text: as it was written.
+        text: of the value, without the marks around it.
         known: the schema of the function's parameters.
         schema: of the parameter.
         is_text: whether the model said that it is one; ``None`` where nothing says so.
