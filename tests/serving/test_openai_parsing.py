@@ -167,6 +167,7 @@ def test_several_calls_are_parsed_in_their_order(server: Hosted, client: openai.
         **OPTIONS,
         "tools": TOOLS,
         "tool_choice": "required",
+        "parallel_tool_calls": True,
         "temperature": 1.3,
         "max_tokens": 300,
     }
