@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -16,7 +17,7 @@ from rich.console import Console
 from paceline.cli import demo as command
 from paceline.cli.race_view import STACKED_BELOW, legend, picture, play, verdict_line
 from paceline.cli.setup import Setup
-from paceline.models.embedded import embedded_target
+from paceline.models.embedded import embedded_target, heldout
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.race import Lane, Piece, Race, run_race
 from tests.cli.test_run import Invoke
@@ -74,6 +75,8 @@ def test_json_holds_races_that_can_be_drawn(invoke: Invoke, monkeypatch: pytest.
     for each in facts["races"]:
         race = Race.from_json(each)
         assert race.divergence in (None, "near-tie")
+        assert len(each["speedups"]) == 3
+        assert sorted(each["speedups"])[1] == pytest.approx(each["speedup"])
     assert facts["races"][0]["speculative"]["num_accepted"] > 20
     assert {"target", "machine"} <= facts.keys()
 
@@ -217,6 +220,36 @@ def test_a_replay_ends_where_the_user_wants_no_more() -> None:
 )
 def test_the_end_is_told_in_plain_words(raced: Race, words: str) -> None:
     assert verdict_line(raced).plain.startswith(words)
+
+
+def test_the_race_that_is_shown_is_the_median() -> None:
+    tries = [race(seconds=seconds) for seconds in (5.0, 2.0, 2.5)]
+    assert command.median(tries) is tries[2]
+    assert command.spread_words(tries) == "the median of 3 tries, of 0.80x to 2.00x"
+
+
+def test_a_busy_machine_is_told_of() -> None:
+    quick = race()
+    slow = Lane(quick.plain.token_ids, [Piece(each.text, each.source, 1.5 * each.at_s) for each in quick.plain.pieces])
+    said = command.spread_words([quick, dataclasses.replace(quick, plain=slow), quick])
+    assert "plain decoding alone took 4.0 to 6.0 s" in said
+    assert command.busy_words(0.1) is None
+    assert (command.busy_words(1.25) or "").startswith("other programs use 1.2 of ")
+
+
+def test_other_programs_are_what_the_cores_did_beside_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy_s, own_s, now_s = iter([100.0, 106.0]), iter([10.0, 12.0]), iter([0.0, 4.0])
+    monkeypatch.setattr("paceline.cli.demo.busy_seconds", lambda: next(busy_s))
+    monkeypatch.setattr("paceline.cli.demo.time.process_time", lambda: next(own_s))
+    monkeypatch.setattr("paceline.cli.demo.time.monotonic", lambda: next(now_s))
+    assert command.OtherPrograms().cores() == pytest.approx(1.0)
+
+
+def test_scenes_are_what_they_are_called() -> None:
+    """A text that is called prose holds no markup and no code where the answer goes on from it."""
+    (prose,) = [scene for scene in command.SCENES if scene.kind == "prose"]
+    beginning = heldout("prose")[prose.number - 1][:600]
+    assert len(re.findall(r"[`{}()=_<>*|;]", beginning)) == 0, beginning
 
 
 def test_the_legend_names_drafters_whose_tokens_are_there() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -22,6 +22,7 @@ from paceline.cli.race_view import lane_lines, legend, play, verdict_line
 from paceline.cli.setup import FoundModels, Setup, opened
 from paceline.comparison import Stop, Stopped, answer
 from paceline.engines.loading import ModelOptions, reader_of
+from paceline.engines.threads import busy_seconds, cores
 from paceline.machine import machine
 from paceline.models.embedded import embedded_draft, heldout
 from paceline.models.inflate import file_type_named
@@ -46,6 +47,12 @@ measured costs the demo's log runs at 1.94 times plain on two cores of an EPYC a
 1.47 and 2.80.
 """
 
+_TRIES: Final = 3
+"""Races of each scene: the median one is shown."""
+_RESTLESS: Final = 1.15
+"""Times as long as the quickest that the slowest of several plain answers may take on a machine that is left alone."""
+_BUSY_CORES: Final = 0.25
+"""Cores that other programs may use before it is said that they do."""
 _SEED: Final = 1
 """Seed of both answers of a race."""
 _WARM_UP_TOKENS: Final = 12
@@ -63,7 +70,7 @@ class Scene:
         number: of the text, from 1.
         prompt_tokens: how many of its first tokens are the prompt.
         options: how both answers are sampled.
-        seconds: about how long the plain answer is to take.
+        seconds: about how long a plain answer is to take.
         tokens: fewest and most of an answer.
     """
 
@@ -82,7 +89,7 @@ class Scene:
 
 
 # What auto makes of them, by replay with measured costs: the log runs at 1.5 to 3.4 times plain on two cores of an EPYC
-# (Q4_0 to F16) and at 1.7 to 2.8 on two of a Xeon, and at 2.3 with an 8B model on an H100; the prose at 0.96 to 1.19.
+# (Q4_0 to F16) and at 1.7 to 2.8 on two of a Xeon, and at 2.3 with an 8B model on an H100.
 SCENES: Final = (
     Scene(
         "A server log, whose next words are easily guessed",
@@ -92,17 +99,17 @@ SCENES: Final = (
         8,
         96,
         {"temperature": 0.4, "seed": _SEED},
-        seconds=8.0,
+        seconds=4.0,
         tokens=(48, 160),
     ),
     Scene(
         "Prose at temperature 1, which nobody can guess",
         "Drafts pay little here, or not at all. Where they do not pay, paceline makes none.",
         "prose",
-        5,
+        25,
         64,
         {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": _SEED},
-        seconds=4.0,
+        seconds=3.0,
         tokens=(32, 96),
     ),
 )
@@ -135,8 +142,8 @@ def demo(
     The target is the small model that travels with paceline, at the cost of a model of a billion weights. The first
     time it is made, which takes some 1.1 GB in the cache, and what its passes cost here is measured.
 
-    Both answers are made one after the other, for honest times, and then replayed side by side at these times. Then
-    comes a text that cannot be guessed, and what to type for a model of your own.
+    Both answers are made one after the other, for honest times, three times over; the median of these is replayed side
+    by side at its times. Then comes a text that cannot be guessed, and what to type for a model of your own.
     """
     target = ModelOptions(large_target(file_type_named(file_type)))
     draft = ModelOptions(embedded_draft())
@@ -153,7 +160,10 @@ def demo(
     steps = error_console()
     if not steps.is_terminal:  # which shows how far that is
         steps.print("loading; what passes cost here is measured the first time, in some 10 s")
+    others = OtherPrograms()
     with opened(setup, FoundModels(target, draft)) as (model, interrupted):
+        if (words := busy_words(others.cores())) is not None:
+            steps.print(words, style="yellow", markup=False)
         console = output_console(soft_wrap=not sys.stdout.isatty())
         show = _Show(console, silent=as_json)
         try:
@@ -163,9 +173,13 @@ def demo(
             races = []
             for number, scene in enumerate(SCENES, 1):
                 show.announce(number, scene)
-                race = _race(model, target, scene, per_second, interrupted.is_set, steps)
-                show.race(race, interrupted.is_set)
-                races.append((scene, race))
+                tries = [
+                    _race(model, target, scene, per_second, interrupted.is_set, steps, f"{one} of {_TRIES}")
+                    for one in range(1, _TRIES + 1)
+                ]
+                race = median(tries)
+                show.race(race, tries, interrupted.is_set)
+                races.append((scene, race, tries))
                 if interrupted.is_set():
                     raise Stopped
         except Stopped:
@@ -173,7 +187,11 @@ def demo(
             raise typer.Exit(exits.INTERRUPTED) from None
         if as_json:
             facts = {"target": model.target.description, "machine": machine()}
-            print_json({**facts, "races": [{"title": scene.title, **race.to_json()} for scene, race in races]})
+            told = [
+                {"title": scene.title, **race.to_json(), "speedups": [each.speedup for each in tries]}
+                for scene, race, tries in races
+            ]
+            print_json({**facts, "races": told})
     show.end()
 
 
@@ -187,7 +205,62 @@ def _plain_speed(model: Model, stopped: Stop) -> float:
     return plain.stats.predicted_per_second or 1.0
 
 
-def _race(model: Model, target: ModelOptions, scene: Scene, per_second: float, stopped: Stop, steps: Console) -> Race:
+class OtherPrograms:
+    """What other programs use of the cores, from when it is made."""
+
+    def __init__(self) -> None:
+        self._begun = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        try:
+            busy_s = busy_seconds()
+        except OSError:  # the system does not say, so nothing is said of others
+            busy_s = 0.0
+        return busy_s, time.process_time(), time.monotonic()
+
+    def cores(self) -> float:
+        """Return how many cores they have kept busy on average."""
+        busy_s, own_s, elapsed_s = (now - then for now, then in zip(self._now(), self._begun, strict=True))
+        return max(busy_s - own_s, 0.0) / elapsed_s if elapsed_s > 0 else 0.0
+
+
+def busy_words(others: float) -> str | None:
+    """Say that other programs use the cores, where they do."""
+    if others < _BUSY_CORES:
+        return None
+    return (
+        f"other programs use {others:.1f} of {cores()} cores, so the times below say little: close them, or try again "
+        "when they are done"
+    )
+
+
+def median(tries: Sequence[Race]) -> Race:
+    """Return the race in the middle by how much faster its speculative lane was."""
+    return sorted(tries, key=lambda race: race.speedup)[len(tries) // 2]
+
+
+def spread_words(tries: Sequence[Race]) -> str:
+    """Say how much tries differ, and whether the machine was left alone."""
+    speedups, plain_s = [race.speedup for race in tries], [race.plain.seconds for race in tries]
+    words = f"the median of {len(tries)} tries, of {min(speedups):.2f}x to {max(speedups):.2f}x"
+    if max(plain_s) > _RESTLESS * min(plain_s):
+        words += (
+            f"; plain decoding alone took {min(plain_s):.1f} to {max(plain_s):.1f} s, so something else kept this "
+            "machine busy and these times say little"
+        )
+    return words
+
+
+def _race(
+    model: Model,
+    target: ModelOptions,
+    scene: Scene,
+    per_second: float,
+    stopped: Stop,
+    steps: Console,
+    which: str,
+) -> Race:
     fewest, most = scene.tokens
     tokens = min(max(round(scene.seconds * per_second), fewest), most)
     options: GenerateOptions = {**scene.options, "max_tokens": tokens}
@@ -196,7 +269,7 @@ def _race(model: Model, target: ModelOptions, scene: Scene, per_second: float, s
         def tell(lane: LaneName) -> None:
             running.close()
             order = "first plainly" if lane == "plain" else "then speculatively, with the same seed"
-            running.enter_context(step(steps, f"decoding {tokens} tokens: {order}"))
+            running.enter_context(step(steps, f"decoding {tokens} tokens, {which}: {order}"))
 
         open_reader = reader_of(model.target_options or target, is_streamed=model.memory_plan is not None)
         return run_race(model, scene.prompt_ids(model), options, open_reader=open_reader, stopped=stopped, tell=tell)
@@ -249,8 +322,8 @@ class _Show:
         self._console.print(Text(f"{number}. {scene.title}", "bold"))
         self._console.print(Text(scene.about, "dim"))
 
-    def race(self, race: Race, stopped: Stop) -> None:
-        """Show a race, and how it ended."""
+    def race(self, race: Race, tries: Sequence[Race], stopped: Stop) -> None:
+        """Show a race, how it ended, and how those like it did."""
         if self._silent:
             return
         if self._console.is_terminal:
@@ -262,6 +335,8 @@ class _Show:
                 self._console.print(words, markup=False)
         if not stopped():
             self._console.print(verdict_line(race))
+            if race.differs_at is None and race.speculative.num_drafted:
+                self._console.print(Text(spread_words(tries), "dim"))
 
     def end(self) -> None:
         """Say what to type for a model of one's own."""
@@ -269,7 +344,7 @@ class _Show:
             return
         self._console.print()
         self._console.print(
-            Text("One run of each, on a machine that does other things too. paceline bench --quick measures.", "dim")
+            Text("Short answers, on a machine that does other things too. paceline bench --quick measures.", "dim")
         )
         self._console.print()
         self._console.print(Text(f"{len(SCENES) + 1}. Now with a model of your own", "bold"))
