@@ -84,8 +84,9 @@ def test_what_is_beside_the_model_leaves_less_for_it(target: Path) -> None:
     other = OtherMemory(Footprint(1 << 40, 1 << 40), 0)
     with pytest.raises(
         InputError,
-        match=r"4\.0G of memory \(--memory\) are too little .*, of which 1024\.0G are the draft model's, and .*; give "
-        r".*, or a shorter context \(-c\), a smaller draft model \(-md\), or none \(--drafters suffix\)",
+        match=r"4\.0G of memory \(`memory`\) are too little .*, of which 1024\.0G are the draft model's, and .*; give "
+        r".*, or a shorter context \(`context_length`\), a smaller draft model \(`draft`\), or none "
+        r"\(`drafters=\['suffix'\]`\)",
     ):
         open_engine(dataclasses.replace(options, other_memory=other))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 
+import paceline
 from paceline.api import GenerateOptions
 from paceline.chat.params import ChatParams
 from paceline.constraints import Source
@@ -38,6 +40,7 @@ from paceline.options import (
     ModelChoice,
     as_options,
     from_environment,
+    in_flags,
     read_options,
     variables_of_the_table,
 )
@@ -112,7 +115,7 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tempratur": None}, "unknown option 'tempratur'"),
+        ({"tempratur": None}, "there is no option tempratur: did you mean temperature?"),
         ({"max_tokens": "5"}, "the number of tokens to predict is '5'"),
         ({"stop": 5}, "stop is 5; give a text or a list of texts"),
         ({"stop": ["a", 5]}, "stop is .'a', 5.; give"),
@@ -124,12 +127,12 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
         ({"draft_max": 0}, "draft-max 0: the least is 1"),
         ({"draft_min": -1}, "draft-min -1: the least is 0"),
         ({"draft_max": 3, "draft_min": 4}, "draft-min 4 is out of range: give 0 to draft-max, 3"),
-        ({"p_min": 1.5}, "draft-p-min 1.5 is out of range: give a value from 0.0 to 1.0 .0 keeps all drafts"),
+        ({"p_min": 1.5}, "draft-p-min 1.5 is out of range: give a value from 0.0 to 1.0 .`p_min`, 0 keeps all drafts"),
         ({"policy": "fast"}, "unknown policy 'fast': choose from auto, fixed, accept-ratio, profile-ev, heuristic"),
         ({"preserved_ids": "[THINK]"}, "preserved_ids is '.THINK.': give a sequence of token ids"),
         ({"preserved_ids": [3, -1]}, "preserved_ids has token id -1: give ids of 0 or more"),
         ({"reasoning_budget": 5}, "the reasoning budget is 5: give a ReasoningBudget, or None"),
-        ({"logprobs": 1001}, r"logprobs 1001 is out of range: give a value from 0 to 1000 \(0 gives"),
+        ({"logprobs": 1001}, r"logprobs 1001 is out of range: give a value from 0 to 1000 \(`logprobs`, 0 gives"),
         ({"logprobs": -1}, "logprobs -1 is out of range"),
         ({"logprobs": True}, "logprobs is True, which is not a whole number"),
         ({"post_sampling_probs": 1}, "post_sampling_probs is 1; give True or False"),
@@ -251,15 +254,23 @@ def test_the_environment_sets_what_the_table_has() -> None:
     ("name", "text", "message"),
     [
         ("TEMPERATURE", "hot", "'hot': give a number, or unset it"),
-        ("TEMPERATURE", "200", "'200': temperature 200.0 is out of range: give a value from 0.0 to 100.0 (--temp, 0 "),
+        (
+            "TEMPERATURE",
+            "200",
+            "'200': temperature 200.0 is out of range: give a value from 0.0 to 100.0 (`temp",
+        ),
         ("TOP_K", "6.5", "'6.5': give a whole number, or unset it"),
         ("VERIFY", "trust", "'trust': give one of coupled, rejection, or unset it"),
         ("EXACT", "perhaps", "'perhaps': give one of true, yes, on, 1, false, no, off, 0, or unset it"),
         ("DRAFTERS", ",", "',': no drafter is named"),
-        ("LOGIT_BIAS", "seven", "'seven': --logit-bias 'seven' is not TOKEN_ID=BIAS"),
-        ("MAX_SEQUENCES", "0", "'0': 0 sequences: the least is 1 (-np), or unset it"),
-        ("CONTEXT_LENGTH", "-5", "'-5': context_length (-c, or -cd for a draft model) is -5, but must be from 1"),
-        ("DRAFT_CONTEXT_LENGTH", "1", "'1': -cd 1: the least is 2"),
+        ("LOGIT_BIAS", "seven", "'seven': `logit_bias` 'seven' is not TOKEN_ID=BIAS"),
+        ("MAX_SEQUENCES", "0", "'0': 0 sequences: the least is 1 (`max_sequences`), or unset it"),
+        (
+            "CONTEXT_LENGTH",
+            "-5",
+            "'-5': `context_length` (`DraftOptions.context_length` of a draft model) is -5, but",
+        ),
+        ("DRAFT_CONTEXT_LENGTH", "1", "'1': `DraftOptions.context_length` 1: the least is 2"),
     ],
 )
 def test_what_the_environment_sets_wrongly_is_named(name: str, text: str, message: str) -> None:
@@ -292,3 +303,85 @@ def test_the_guide_lists_every_variable() -> None:
         name: next(iter(field.option.flags), "").partition("/")[0] for name, field in variables_of_the_table().items()
     }
     assert dict(rows) == flags | {CACHE_VARIABLE: ""}
+
+
+class TestWhatOptionsAreCalled:
+    """The library's messages call an option as Python does; whoever shows them says it as it is called there."""
+
+    @pytest.mark.parametrize(
+        ("named", "flag"),
+        [
+            ("`temperature`", "--temp"),
+            ("`max_tokens=2`", "-n 2"),
+            ("`speculate=False`", "--no-speculation"),
+            ("`forget=True`", "without --no-forget"),
+            ("`draft_max`", "--draft-max"),
+            ("`drafters=['suffix', 'lookup']`", "--drafters suffix,lookup"),
+            ("`stream=False`", "--stream off"),
+            ("`flash_attention=False`", "-fa off"),
+            ("`gpu_layers=0`", "-ngl 0"),
+            ("`engine='llama_cpp'`", "--engine llama_cpp"),
+            ("`context_length`", "-c"),
+            ("`DraftOptions.context_length`", "-cd"),
+            ("`DraftOptions.vocab='translate'`", "--draft-vocab translate"),
+            ("`policy=NO_SPECULATION`", "--no-speculation"),
+            ("`draft`", "-md"),
+            ("`draft='self'`", "-md self"),
+            ("`slots`", "--slots"),
+            ("`namespace`", "namespace"),
+            ("`no such`", "`no such`"),
+        ],
+    )
+    def test_on_the_command_line(self, named: str, flag: str) -> None:
+        assert in_flags(f"give ({named}), or not") == f"give ({flag}), or not"
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {field.name: value}
+            for part in REQUEST_PARTS
+            for field in fields_of(part)
+            if field.option.kind in ("whole", "real")
+            for value in (field.option.low, field.option.high)
+            if value is not None
+        ],
+        ids=str,
+    )
+    def test_every_value_out_of_range_names_its_own_field(self, options: dict[str, Any]) -> None:
+        ((name, bound),) = options.items()
+        (field,) = [field for part in REQUEST_PARTS for field in fields_of(part) if field.name == name]
+        beyond = bound - 1 if bound == field.option.low else bound * 2 + 1
+        with pytest.raises(InputError, match=f"`{name}`") as caught:
+            read_options({name: beyond})
+        assert not re.search(r"(?<![\w-])--?[a-z]", str(caught.value)), "flags are the command line's"
+        if field.option.flags:
+            assert field.option.flags[0] in in_flags(str(caught.value))
+
+    @pytest.mark.parametrize(("slip", "meant"), [("max_token", "max_tokens"), ("Temperature", "temperature")])
+    def test_a_slip_is_answered_with_what_was_meant(self, slip: str, meant: str) -> None:
+        with pytest.raises(InputError, match=f"there is no option {slip}: did you mean {meant}"):
+            read_options({slip: 5})
+
+
+# What a program prints, and what only the command line can have said.
+FLAGS_ARE_SAID_IN = ("cli", "bench", "pairs", "serving", "planning", "options.py", "race.py")
+
+
+def test_no_message_of_the_library_names_a_flag() -> None:
+    sources = Path(paceline.__file__).parent
+    flags = {
+        flag
+        for part in (*REQUEST_PARTS, ModelOptions, DraftOptions, HubOptions, ChatParams)
+        for field in fields_of(part)
+        for flag in field.option.flags
+    } - {"-s", "-v"}
+    found = []
+    for path in sorted(sources.rglob("*.py")):
+        if path.relative_to(sources).parts[0] in FLAGS_ARE_SAID_IN:
+            continue
+        for raised in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(raised, ast.Raise):
+                texts = [each.value for each in ast.walk(raised) if isinstance(each, ast.Constant)]
+                words = {word for text in texts if isinstance(text, str) for word in re.findall(r"--?[a-z-]+", text)}
+                found += [f"{path.name}:{raised.lineno}: {word}" for word in words & flags]
+    assert not found

@@ -736,7 +736,7 @@ def _open(
         if speculates and target_engine.capabilities.max_rollback == 0:
             raise CapabilityError(
                 f"{target_engine.description} cannot take tokens back, so drafts cannot be verified: "
-                "decode it without speculation (--no-speculation)"
+                "decode it without speculation (`policy=NO_SPECULATION`)"
             )
         pools = [
             SequencePool(engine, max_saved_bytes=opened.kept_bytes, least_reuse=LEAST_REUSE)

@@ -559,6 +559,6 @@ def _speed(generation: Generation) -> float:
     if speed is None:
         raise InputError(
             f"the answer has {len(generation.token_ids)} token, and the first comes with the prompt: there is no "
-            "decoding speed to compare; give -n 2 or more, or another prompt"
+            "decoding speed to compare; give `max_tokens=2` or more, or another prompt"
         )
     return speed

@@ -105,7 +105,7 @@ def open_pair(
         # Where it was not for the draft, the same error ends this too.
         pair = open_pair(target, None, kept_bytes=kept_bytes, force=force, report=report)
         warnings.warn(
-            f"no draft of the target's own: {error}; name one with -md, or none with --drafters suffix",
+            f"no draft of the target's own: {error}; name one (`draft`), or none (`drafters=['suffix']`)",
             ModelWarning,
             stacklevel=2,
         )

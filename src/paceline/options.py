@@ -16,9 +16,11 @@ is changed by none of them unless it asks.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +32,10 @@ from paceline.core.fields import Field, fields_of, read_text
 from paceline.core.logprobs import LogprobParams
 from paceline.core.numbers import shown
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName, draw_seed
+from paceline.core.slips import no_such_option
 from paceline.engines.loading import DraftOptions, ModelOptions, own_context
 from paceline.models.hub.asked import HubModel, HubOptions
+from paceline.planning.policies.fixed import FixedPolicy
 from paceline.serving.settings import ServerOptions
 
 if TYPE_CHECKING:
@@ -74,7 +78,7 @@ def read_options(
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
         there_are = ", ".join(part.__name__ for part in REQUEST_PARTS)
-        raise InputError(f"unknown option {unknown!r}: see the fields of {there_are}")
+        raise InputError(no_such_option(unknown, sorted(known), f"see the fields of {there_are}"))
     given = {name: value for name, value in options.items() if value is not None}
     given.setdefault("seed", draw_seed())
     given.setdefault("verify", verify)
@@ -110,6 +114,51 @@ def as_options(
         if only is None or field.name in only
     }
     return cast("GenerateOptions", options)
+
+
+_NAMED: Final = re.compile(r"`([A-Za-z_]+(?:\.[a-z_]+)?)(?:=([^`]{1,80}))?`")
+"""An option as the library's messages name it, and its value where they do."""
+
+_NO_FIELDS: Final[Mapping[str, str]] = {
+    "policy": "--policy",
+    "policy=NO_SPECULATION": "--no-speculation",
+    "generate": "paceline run -p",
+}
+"""What else messages name in backticks, by how the command line calls it."""
+
+
+def in_flags(message: str) -> str:
+    """Return a message of the library in which options are called what the command line calls them."""
+    return _NAMED.sub(_as_flag, message)
+
+
+def _as_flag(named: re.Match[str]) -> str:
+    name, text = named.groups()
+    field = _flagged().get(name)
+    if field is None:
+        return _NO_FIELDS.get(named[0].strip("`"), _NO_FIELDS.get(name, named[0].strip("`")))
+    flag = field.option.flags[0].partition("/")[0]
+    if text is None:
+        return flag
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if field.option.kind == "truth":
+        return flag if value is not field.option.negated else f"without {flag}"
+    word = next((word for word, stands_for in field.option.words.items() if stands_for is value), None)
+    if word is None:
+        word = ",".join(value) if isinstance(value, list) else str(value)
+    return f"{flag} {word}"
+
+
+@functools.cache
+def _flagged() -> Mapping[str, Field]:
+    """Return the fields of the table that the command line has options for, by what messages call them."""
+    parts = (ServerOptions, HubOptions, ModelOptions, ChatParams, FixedPolicy, *REQUEST_PARTS)
+    found = {field.name: field for part in parts for field in fields_of(part) if field.option.flags}
+    drafts = {field.name: field for field in fields_of(DraftOptions)}
+    return found | {"draft": drafts["path"]} | {f"DraftOptions.{name}": field for name, field in drafts.items()}
 
 
 def _made(part: type[_T], given: Mapping[str, Any]) -> _T:
@@ -184,7 +233,7 @@ class ModelChoice:
             InputError: all of the model's own context is asked for, and the model does not say how much that is.
             ModelFileError: all of the model's own context is asked for, and the model cannot be read.
         """
-        length = own_context(path, "-c") if self.whole_context else self.settings.context_length
+        length = own_context(path, "`context_length`") if self.whole_context else self.settings.context_length
         return dataclasses.replace(self.settings, path=path, context_length=length)
 
     def draft_options(self, target: ModelOptions, path: str | Path) -> ModelOptions:

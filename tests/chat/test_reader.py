@@ -173,11 +173,11 @@ def test_how_much_to_reason() -> None:
 @pytest.mark.parametrize(
     ("source", "params", "words"),
     [
-        (CHATML, {"reasoning": "off"}, "knows nothing of reasoning: leave out --reasoning off"),
-        (CHATML, {"reasoning": "on"}, "knows nothing of reasoning: leave out --reasoning on"),
-        (CHATML, {"reasoning_budget": 5}, "knows nothing of reasoning: leave out --reasoning-budget 5"),
-        (EFFORT, {"reasoning_budget": 0}, "knows nothing of reasoning: leave out --reasoning-budget 0"),
-        (THINKING, {"reasoning_effort": "low"}, "nothing of levels of reasoning: leave out --reasoning-effort low"),
+        (CHATML, {"reasoning": "off"}, "knows nothing of reasoning: leave out `reasoning='off'`"),
+        (CHATML, {"reasoning": "on"}, "knows nothing of reasoning: leave out `reasoning='on'`"),
+        (CHATML, {"reasoning_budget": 5}, "knows nothing of reasoning: leave out `reasoning_budget=5`"),
+        (EFFORT, {"reasoning_budget": 0}, "knows nothing of reasoning: leave out `reasoning_budget=0`"),
+        (THINKING, {"reasoning_effort": "low"}, "nothing of levels of reasoning: leave out `reasoning_effort='low'`"),
     ],
 )
 def test_what_the_template_knows_nothing_of_is_refused(source: str, params: dict[str, Any], words: str) -> None:
@@ -235,7 +235,7 @@ def test_turns_go_until_three_quarters_of_the_room_are_filled() -> None:
 def test_nothing_is_forgotten_where_that_is_not_wanted() -> None:
     asked = said(("user", "x" * 200), ("assistant", "y"), ("user", "z"))
     assert prompt_of(CHATML, asked, context_length=200).num_left_out == 2
-    with pytest.raises(ContextLengthError, match=r"the context holds 200, answer included: .*--no-forget"):
+    with pytest.raises(ContextLengthError, match=r"the context holds 200, answer included: .*`forget=True`"):
         prompt_of(CHATML, asked, context_length=200, forget=False)
     # It may fill the context, but for one token.
     size = len(prompt_of(CHATML, "").token_ids)

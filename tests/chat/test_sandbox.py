@@ -60,7 +60,7 @@ def render(source: str) -> str | PacelineError:
         assert "\n" not in line
         assert len(line) < 600
         assert "evil.gguf" in line
-        assert line.endswith("use another with --chat-template-file"), "the way out"
+        assert line.endswith("use another (`template_file`)"), "the way out"
     return result
 
 

@@ -251,7 +251,7 @@ def test_a_byte_order_mark_is_no_part_of_a_template(model: Path, tmp_path: Path)
         (
             None,
             InputError,
-            r"there is no file .*other\.jinja \(--chat-template-file\): give the path of a chat template",
+            r"there is no file .*other\.jinja \(`template_file`\): give the path of a chat template",
         ),
         (b"", InputError, r"the chat template .*other\.jinja is empty: give one that writes messages"),
         (b" \n", InputError, r"the chat template .*other\.jinja is empty: give one that writes messages"),

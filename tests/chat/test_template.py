@@ -328,7 +328,7 @@ def test_what_is_no_template_is_refused(source: str, message: str) -> None:
         template(source)
     line = str(caught.value)
     assert line.startswith(f"the chat template of model.gguf {message}")
-    assert line.endswith("; use another with --chat-template-file")
+    assert line.endswith("; use another (`template_file`)")
     assert "\n" not in line
 
 
@@ -359,12 +359,12 @@ def test_what_a_template_raises_is_one_line_with_a_way_out(source: str, message:
     assert caught.value.__suppress_context__
     line = str(caught.value)
     assert line.startswith(f"the chat template of model.gguf {message}")
-    assert line.endswith("; change them, or use another with --chat-template-file")
+    assert line.endswith("; change them, or use another (`template_file`)")
     assert "\n" not in line
 
 
 def test_what_reaches_out_is_the_file_s_fault() -> None:
-    with pytest.raises(ModelFileError, match=r"model\.gguf reaches for what is not its own: .*; use another with"):
+    with pytest.raises(ModelFileError, match=r"model\.gguf reaches for what is not its own: .*; use another "):
         render("{{ messages.__class__.__mro__ }}")
 
 

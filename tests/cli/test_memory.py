@@ -89,7 +89,7 @@ def test_where_its_own_copy_cannot_be_made_it_is_done_without(
     assert outcome.status == 0, outcome.err
     assert outcome.out == plain.out
     assert outcome.err.count("warning: no draft of the target's own: ") == 1
-    assert "set PACELINE_CACHE to another folder; name one with -md, or none with --drafters suffix" in outcome.err
+    assert "set PACELINE_CACHE to another folder; name one (-md), or none (--drafters suffix)" in outcome.err
 
 
 @streams

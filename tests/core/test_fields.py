@@ -28,11 +28,18 @@ class Machine:
     """A part of a table that is none of paceline's."""
 
     wheels: int = setting(
-        4, Option(kind="whole", counted="{} wheels", low=1, way_out="--wheels", stand_ins={-1: lambda: 3})
+        4,
+        Option(
+            kind="whole",
+            counted="{} wheels",
+            low=1,
+            # Of a flag that stands before it nothing is said here: who shows the message knows what it is called there.
+            way_out="--wheels, 2 make a bicycle",
+            flags=("--wheels",),
+            stand_ins={-1: lambda: 3},
+        ),
     )
-    weight: float | None = setting(
-        None, Option(kind="real", optional=True, low=0.0, high=9.5, low_excluded=True, way_out="--weight")
-    )
+    weight: float | None = setting(None, Option(kind="real", optional=True, low=0.0, high=9.5, low_excluded=True))
     parked: bool = setting(False, Option(kind="truth"))
     colour: str = setting("red", Option(kind="choice", error=SamplingError, words={"red": "red", "blue": "blue"}))
     riders: tuple[str, ...] = setting((), Option(kind="texts", separator=","))
@@ -63,10 +70,10 @@ def test_values_become_pythons_own() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"wheels": 0}, InputError, r"^0 wheels: the least is 1 \(--wheels\)$"),
+        ({"wheels": 0}, InputError, r"^0 wheels: the least is 1 \(`wheels`, 2 make a bicycle\)$"),
         ({"wheels": 1.0}, InputError, r"^wheels is 1.0, which is not a whole number$"),
         ({"wheels": None}, InputError, r"^wheels is None, which is not a whole number$"),
-        ({"weight": 0}, InputError, r"^weight 0.0 is out of range: give a value above 0.0 to 9.5 \(--weight\)$"),
+        ({"weight": 0}, InputError, r"^weight 0.0 is out of range: give a value above 0.0 to 9.5 \(`weight`\)$"),
         ({"weight": 9.75}, InputError, r"^weight 9.75 is out of range"),
         ({"weight": math.nan}, InputError, r"^weight nan is out of range"),
         ({"weight": "heavy"}, InputError, r"^weight is 'heavy', which is not a number$"),
@@ -122,7 +129,6 @@ def test_what_is_said_of_every_option_is_complete(owner: type) -> None:
     for field in fields_of(owner):
         about = field.option
         assert not about.flags or (about.help and about.panel), field.name
-        assert about.kind not in ("whole", "real") or (about.low is None) or about.way_out, field.name
         assert about.kind != "choice" or about.words, field.name
         # Said of a flag that is repeated, and of a value that only a text can be.
         assert not about.repeated or about.parse is not None or about.kind == "texts", field.name

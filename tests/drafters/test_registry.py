@@ -42,14 +42,14 @@ def test_a_draft_is_translated_where_it_has_to_be_or_is_asked_to(
 
 
 def test_a_refused_draft_is_told_how_it_could_be_had() -> None:
-    with pytest.raises(VocabularyMismatchError, match=re.escape("have it translated (--draft-vocab auto)")):
+    with pytest.raises(VocabularyMismatchError, match=re.escape("have it translated (`DraftOptions.vocab='auto'`)")):
         build_drafters(["draft"], target=engine(TARGET), draft=engine(OTHER), draft_vocab="same")
     with pytest.raises(VocabularyMismatchError, match="cannot be translated"):
         build_drafters(["draft"], target=engine(TARGET), draft=engine([b"x", b"yy", b"z"]))
 
 
 def test_pairs_of_tokens_are_refused_where_they_do_nothing() -> None:
-    with pytest.raises(InputError, match=re.escape("--draft-map a=b has no effect")):
+    with pytest.raises(InputError, match=re.escape("`DraftOptions.token_map` a=b has no effect")):
         build_drafters(["draft"], target=engine(TARGET), draft=engine(SAME), draft_map=["a=b"])
     with pytest.raises(InputError, match=re.escape("the draft has no token '<s>'")):
         build_drafters(["draft"], target=engine(TARGET), draft=engine(OTHER), draft_map=["<s>=a"])
@@ -58,10 +58,13 @@ def test_pairs_of_tokens_are_refused_where_they_do_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"token_map": ["ab"]}, "--draft-map 'ab' is no pair of tokens"),
-        ({"token_map": ["=b"]}, "--draft-map '=b' is no pair of tokens"),
-        ({"token_map": ["a=b"], "vocab": "same"}, "--draft-map has no effect with --draft-vocab same"),
-        ({"vocab": "other"}, "unknown --draft-vocab 'other': choose from auto, same, translate"),
+        ({"token_map": ["ab"]}, "`DraftOptions.token_map` 'ab' is no pair of tokens"),
+        ({"token_map": ["=b"]}, "`DraftOptions.token_map` '=b' is no pair of tokens"),
+        (
+            {"token_map": ["a=b"], "vocab": "same"},
+            "has no effect with `DraftOptions.vocab='same'`",
+        ),
+        ({"vocab": "other"}, "unknown `DraftOptions.vocab` 'other': choose from auto, same, translate"),
     ],
 )
 def test_options_of_a_draft_are_checked(options: dict[str, object], says: str) -> None:

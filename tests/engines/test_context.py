@@ -47,7 +47,7 @@ def test_every_engine_refuses_and_shrinks_alike(engine: EngineName) -> None:
         open_engine(options)
     assert str(caught.value) == (
         f"a context of {trained + 1} tokens is more than the {trained} that {path.name} was made for: "
-        f"give at most {trained} (-c, or -cd for a draft model)"
+        f"give at most {trained} (`context_length`, or `DraftOptions.context_length` for a draft model)"
     )
     opened = open_engine(dataclasses.replace(options, context_may_shrink=True))
     assert opened.capabilities.context_length == trained

@@ -53,7 +53,7 @@ class WideEngine(ScriptedEngine):
 @pytest.mark.parametrize("widest_exact", [1, 2, 3, 7, 15])
 def test_a_pass_that_rounds_differently_from_one_of_a_single_row_is_refused(widest_exact: int) -> None:
     engine = WideEngine(widest_exact, 10 * EXACT_TO)
-    with pytest.raises(CapabilityError, match=f"rounds passes of {widest_exact + 1} tokens .* leave out --exact"):
+    with pytest.raises(CapabilityError, match=f"rounds passes of {widest_exact + 1} tokens .* leave out `exact`"):
         check_exact(engine)
     engine.open()  # none was left open
 
@@ -148,5 +148,5 @@ def test_what_goes_against_it_is_refused() -> None:
     with pytest.raises(InputError, match="need fused attention: leave out -fa off"):
         open_engine(ModelOptions(embedded_target(), exact=True, flash_attention=False))
     pytest.importorskip("torch", reason="needs paceline[torch]")
-    with pytest.raises(CapabilityError, match=r"exactness \(--exact\) means nothing to torch_hf"):
+    with pytest.raises(CapabilityError, match=r"exactness \(`exact`\) means nothing to torch_hf"):
         open_engine(ModelOptions(".", engine="torch_hf", exact=True))

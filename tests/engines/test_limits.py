@@ -25,14 +25,16 @@ def test_what_is_in_range_passes(value: int | None) -> None:
         (
             "threads",
             6,
-            "threads (-t, or -td for a draft model) is 6, but must be from 1 to 5; choose a value in between",
+            "`threads` (`DraftOptions.threads` of a draft model) is 6, but must be from 1 to 5; "
+            "choose a value in between",
         ),
         ("max_rows", 0, "max_rows is 0, but must be from 1 to 5; choose a value in between"),
         (
             "context_length",
             0,
-            "context_length (-c, or -cd for a draft model) is 0, but must be from 1 to 5; give a number of tokens, or "
-            "None for the model's own up to 4096 (-c 0 for all of it)",
+            "`context_length` (`DraftOptions.context_length` of a draft model) is 0, but must be from 1 to 5; "
+            "give a number of tokens, or "
+            "None for the model's own up to 4096 (0 on the command line for all of it)",
         ),
     ],
 )
@@ -46,5 +48,5 @@ def test_what_is_not_is_refused_by_the_names_it_has(name: str, value: int, messa
 @pytest.mark.parametrize("settings", [{"context_length": 0}, {"threads": 0}, {"threads": 2**40}, {"max_sequences": -1}])
 def test_all_engines_refuse_alike(config: Callable[..., object], settings: dict[str, Any]) -> None:
     (name,) = settings
-    with pytest.raises(InputError, match=rf"{name} \(-.*\) is {settings[name]}, but must be from"):
+    with pytest.raises(InputError, match=rf"`{name}`.* is {settings[name]}, but must be from"):
         config(Path("m"), **settings)

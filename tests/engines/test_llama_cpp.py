@@ -859,7 +859,7 @@ def test_a_sequence_that_was_torn_can_be_closed_and_all_its_ids_are_free(
 
 def test_a_recurrent_model_without_snapshots_decodes_plainly_or_not_at_all(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "mamba")
-    with pytest.raises(CapabilityError, match="--no-speculation"):
+    with pytest.raises(CapabilityError, match="`policy=NO_SPECULATION`"):
         load(path)
     engine = load(path, rollback=False)
     assert engine.capabilities.max_rollback == 0
@@ -870,7 +870,7 @@ def test_a_recurrent_model_without_snapshots_decodes_plainly_or_not_at_all(tmp_p
 
 def test_the_way_out_for_a_model_that_cannot_roll_back_is_a_way_out(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "mamba")
-    with pytest.raises(CapabilityError, match="--no-speculation"):
+    with pytest.raises(CapabilityError, match="`policy=NO_SPECULATION`"):
         paceline.load(path)
     with paceline.load(path, policy=paceline.NO_SPECULATION) as model:
         assert len(model.generate([1, 2], max_tokens=4, ignore_end=True).token_ids) == 4
@@ -960,10 +960,10 @@ def test_encoder_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"context_length": 0}, r"context_length \(-c.*\) is 0"),
+        ({"context_length": 0}, r"`context_length` \(.*\) is 0"),
         ({"batch_rows": -1}, "batch_rows is -1"),
-        ({"threads": 0}, r"threads \(-t.*\) is 0"),
-        ({"n_gpu_layers": -2}, r"n_gpu_layers \(-ngl.*\) is -2"),
+        ({"threads": 0}, r"`threads` \(.*\) is 0"),
+        ({"n_gpu_layers": -2}, r"`gpu_layers` \(.*\) is -2"),
         ({"cache_cells": 100}, "cache_cells is 100, but one context is 256"),
         ({"max_sequences": 250, "branches": 20}, "270 sequence ids"),
         ({"devices": ("CUDA7",)}, "device 'CUDA7' is not available; choose from "),
@@ -990,7 +990,10 @@ def test_a_cache_that_does_not_fit_is_refused_before_the_system_ends_the_process
     monkeypatch.setattr(loading, "available_memory", lambda: 256 * cell_bytes)
     load(path, stream=False, context_length=256).close()
     monkeypatch.setattr(loading, "available_memory", lambda: 100 * cell_bytes)
-    with pytest.raises(InputError, match=r"take at most 100 tokens \(-c, or -cd for a draft model\)"):
+    with pytest.raises(
+        InputError,
+        match=r"take at most 100 tokens \(`context_length`, or ",
+    ):
         load(path, stream=False, context_length=256)
     load(path, stream=False, context_length=100).close()
 

@@ -73,7 +73,9 @@ def test_only_a_prompt_of_many_bytes_is_counted(context_length: int | None, coun
     # Its bytes are more than the context has room for, its tokens are not.
     check_prompt(options, " " * longest)
     assert counted == [str(embedded_draft())]
-    with pytest.raises(ContextLengthError, match=rf"tokens and the context holds {longest}, answer included: .*\(-c\)"):
+    with pytest.raises(
+        ContextLengthError, match=rf"the context holds {longest}, answer included: .*\(`context_length`\)"
+    ):
         check_prompt(options, "€" * longest)
 
 
@@ -132,5 +134,5 @@ def test_a_draft_needs_room_for_what_was_said_and_for_what_it_drafts(size: int) 
 
 
 def test_a_draft_has_to_be_named() -> None:
-    with pytest.raises(InputError, match="no draft model is named: give one with -md"):
+    with pytest.raises(InputError, match="no draft model is named: give one \\(`draft`\\)"):
         DraftOptions().beside(ModelOptions(embedded_target()))

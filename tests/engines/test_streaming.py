@@ -198,9 +198,9 @@ def test_a_model_that_fits_is_not_streamed(exact_target: Path) -> None:
 def test_too_little_memory_is_refused_with_what_is_needed(exact_target: Path) -> None:
     with pytest.raises(
         InputError,
-        match=r"^1M of memory \(--memory\) are too little for target-f32\.gguf: it takes [\d.]+[MG] besides its "
+        match=r"^1M of memory \(`memory`\) are too little for target-f32\.gguf: it takes [\d.]+[MG] besides its "
         r"layers, and "
-        r"\d+M are the least to stream them through; give [\d.]+[MG], or a shorter context \(-c\)$",
+        r"\d+M are the least to stream them through; give [\d.]+[MG], or a shorter context \(`context_length`\)$",
     ):
         LlamaCppEngine(config(exact_target))
 
@@ -227,7 +227,7 @@ def test_what_cannot_be_streamed_is_run_as_before_where_nobody_asked_for_it(
         engine = open_engine(options)
     assert "layers streamed" not in engine.description
     engine.close()
-    with pytest.raises(InputError, match="of memory \\(--memory\\) are too little"):
+    with pytest.raises(InputError, match="of memory \\(`memory`\\) are too little"):
         open_engine(dataclasses.replace(options, memory="40M"))
 
 
@@ -242,17 +242,17 @@ def test_a_disk_that_is_too_slow_to_be_of_use_is_told_before_a_pass_waits_for_it
         with pytest.raises(
             ModelWarning,
             match=r"target-f32\.gguf: [\d.]+ MB are read for every pass, which takes 0 s from this disk: give it more "
-            r"memory \(--memory\), a faster disk, or a smaller quantisation$",
+            r"memory \(`memory`\), a faster disk, or a smaller quantisation$",
         ):
             LlamaCppEngine(config(exact_target))
     assert not passes
 
 
 def test_what_was_never_tried_is_refused(exact_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CapabilityError, match=r"placed by hand \(-ot\) are not streamed"):
+    with pytest.raises(CapabilityError, match=r"placed by hand \(`override_tensors`\) are not streamed"):
         LlamaCppEngine(config(exact_target, override_tensors=(("blk", "CPU"),)))
     monkeypatch.setattr(native, "default_device_names", lambda: ["CUDA0"])
-    with pytest.raises(CapabilityError, match="layers on a GPU are not streamed: give -ngl 0"):
+    with pytest.raises(CapabilityError, match="layers on a GPU are not streamed: give `gpu_layers=0`"):
         LlamaCppEngine(config(exact_target))
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(CapabilityError, match="streamed on Linux alone, and this is darwin"):
@@ -290,7 +290,7 @@ def test_rows_that_come_out_otherwise_are_refused(
         slot[-5000:-4000] = bytes(1000)
 
     monkeypatch.setattr(WeightFiles, "read", bad)
-    with pytest.raises(CapabilityError, match="cannot be streamed: rows come out otherwise; run it with --stream off"):
+    with pytest.raises(CapabilityError, match="rows come out otherwise; run it with `stream=False`"):
         LlamaCppEngine(config(exact_target))
 
 
@@ -335,7 +335,7 @@ def test_a_finalizer_in_a_thread_that_passes_wait_for_waits_for_none_of_them(
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(InputError, match="--stream off streams none: give one"):
+    with pytest.raises(InputError, match="`stream=False` streams none: give one"):
         ModelOptions(embedded_target(), memory="12G", stream=False)
     with pytest.raises(InputError, match="'12 bananas' is no size: give a number and a unit, such as 12G or 800M"):
         ModelOptions(embedded_target(), memory="12 bananas")

@@ -80,7 +80,7 @@ def test_offline_by_the_environment(variable: str, hub: Hub, monkeypatch: pytest
     hub.asked.clear()
     monkeypatch.setenv(variable, "yes")
     assert paceline.from_hub("user/tiny") == path
-    with pytest.raises(ModelFileError, match=r"user/tiny:Q4_K_M is not in the hub's cache .*: leave out --offline"):
+    with pytest.raises(ModelFileError, match=r"user/tiny:Q4_K_M is not in the hub's cache .*: leave out `offline`"):
         paceline.from_hub("user/tiny:Q4_K_M")
     with pytest.raises(ModelFileError, match="user/other is not in the hub's cache"):
         paceline.from_hub("user/other")
@@ -211,7 +211,7 @@ def test_a_newer_revision_is_fetched_and_is_the_one_that_counts(hub: Hub) -> Non
     assert paceline.from_hub("user/tiny", offline=True) == first  # the change was taken back
     repo.files[QUANT] = DRAFT + bytes(64)
     hub.breaks_after = [0, 0, 0]
-    with pytest.raises(ModelFileError, match="start again; the older one in the cache is used with --offline"):
+    with pytest.raises(ModelFileError, match="start again; the older one in the cache is used with `offline=True`"):
         paceline.from_hub("user/tiny")
     assert paceline.from_hub("user/tiny", offline=True) == first
 
@@ -248,7 +248,7 @@ def test_what_the_hub_refuses_is_one_line_with_the_way_out(
     token: str | None, of_environment: bool, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repos["user/gated"] = Repo({QUANT: DRAFT}, gated=True)
-    whose = "the token (-hft)"
+    whose = "the token (`token`)"
     if of_environment and token is not None:
         whose = "the token of HF_TOKEN"
         monkeypatch.setenv("HF_TOKEN", token)

@@ -93,7 +93,7 @@ def test_a_folder_is_what_it_is_loaded_from() -> None:
     ("reference", "file", "paths", "words"),
     [
         ("u/m:Q5_K", None, USUAL, "u/m has no Q5_K: choose from BF16, F16, Q2_K, Q4_K_M, Q4_K_S, Q8_0"),
-        ("u/m:Q5_K", None, ("model!.gguf",), "its files name no quants, so choose one with -hff: model!.gguf"),
+        ("u/m:Q5_K", None, ("model!.gguf",), "its files name no quants, so choose one .`file`.: model!.gguf"),
         (
             "u/m:Q5_K",
             None,
@@ -102,10 +102,15 @@ def test_a_folder_is_what_it_is_loaded_from() -> None:
         ),
         ("u/m:Q5_K", None, ("config.json",), "no GGUF file, of Q5_K or otherwise: choose another repository"),
         ("u/m:Q5_K", None, ("a.txt",), "no GGUF file, of Q5_K or otherwise: choose another repository"),
-        ("u/m", None, ("a-Q8_0.gguf", "b-Q8_0.gguf"), "u/m is the name of 2 files, a-Q8_0.gguf, b-Q8_0.gguf: .* -hff"),
+        (
+            "u/m",
+            None,
+            ("a-Q8_0.gguf", "b-Q8_0.gguf"),
+            "u/m is the name of 2 files, a-Q8_0.gguf, b-Q8_0.gguf: .* .`file`.",
+        ),
         ("u/m:q8_0", None, ("a-Q8_0.gguf", "b-Q8_0.gguf"), "u/m:q8_0 is the name of 2 files"),
-        ("u/m", "c.gguf", ("a.gguf", "x.txt"), r"u/m has no GGUF file c.gguf \(-hff\): it has a.gguf$"),
-        ("u/m", "x.txt", ("x.txt",), r"u/m has no GGUF file x.txt \(-hff\): it has none"),
+        ("u/m", "c.gguf", ("a.gguf", "x.txt"), r"u/m has no GGUF file c.gguf \(`file`\): it has a.gguf$"),
+        ("u/m", "x.txt", ("x.txt",), r"u/m has no GGUF file x.txt \(`file`\): it has none"),
         ("u/m", None, ("config.json", "pytorch_model.bin"), "u/m has no GGUF file and no safetensors model"),
         ("u/m:safetensors", None, USUAL, "u/m has no safetensors model"),
         ("u/m", None, ("adapter_config.json", "adapter_model.safetensors"), "u/m is a LoRA adapter"),
@@ -123,12 +128,12 @@ def test_what_there_is_is_said_where_the_choice_fails(
     "reference", ["", "m", "u/m/x", "/m", "u/", "u /m", "u/m:", "u/m:a:b", "u/..", "a--b/m", "https://h/u/m", "-u/m"]
 )
 def test_what_is_no_name_of_the_hub_is_refused(reference: str) -> None:
-    with pytest.raises(InputError, match=r"is no model of the hub: give user/repo or user/repo:quant \(-hf\)"):
+    with pytest.raises(InputError, match=r"is no model of the hub: give user/repo or user/repo:quant \(`repo`\)"):
         HubModel.parse(reference)
 
 
 def test_what_contradicts_itself_is_refused_and_tokens_are_not_shown() -> None:
-    with pytest.raises(InputError, match=r"u/m:Q8_0 names a quant and -hff a\.gguf names a file"):
+    with pytest.raises(InputError, match=r"u/m:Q8_0 names a quant and `file` a\.gguf names a file"):
         HubModel.parse("u/m:Q8_0", file="a.gguf")
     for token in ("", "hf_secret\n", "hf secret"):
         with pytest.raises(InputError, match="the token") as raised:

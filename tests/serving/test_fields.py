@@ -375,9 +375,9 @@ def assert_no_flag_for_a_field(message: str) -> None:
         ({"temperature": 1e-300}, "(temperature)"),
         ({"penalty_last_n": -3}, "(penalty_last_n, -1 counts all tokens)"),
         ({"repeat_last_n": -3}, "(repeat_last_n, -1 counts all tokens)"),
-        ({"speculative": {"draft_max": -3}}, "(speculative.off drafts nothing)"),
+        ({"speculative": {"draft_max": -3}}, "(speculative.draft_max, speculative.off drafts nothing)"),
         ({"speculative": {"drafters": []}}, "without speculation (speculative.off)"),
-        ({"grammar": 'root ::= "a"', "ignore_eos": True}, "(ignore_eos)"),
+        ({"grammar": 'root ::= "a"', "ignore_eos": True}, "leave out ignore_eos"),
         ({"stop": ["--temp"] * 3}, "start the server with a larger --max-stop"),
     ],
 )

@@ -102,9 +102,9 @@ def test_what_a_user_asks_for_goes_first() -> None:
     assert mapping.control_id(1) == 2
     assert mapping.target_tokens(2) == (1,)
     for pair, says in (
-        (("<|no|>", "<user>"), "--draft-map <|no|>=<user>: the draft has no token '<|no|>'"),
-        (("<|u|>", "<no>"), "--draft-map <|u|>=<no>: the target has no token '<no>'"),
-        (("a", "a"), "--draft-map a=a: both are text"),
+        (("<|no|>", "<user>"), "`DraftOptions.token_map` <|no|>=<user>: the draft has no token '<|no|>'"),
+        (("<|u|>", "<no>"), "`DraftOptions.token_map` <|u|>=<no>: the target has no token '<no>'"),
+        (("a", "a"), "`DraftOptions.token_map` a=a: both are text"),
     ):
         with pytest.raises(InputError, match=re.escape(says)):
             TokenMapping(target, draft, [pair])
@@ -133,7 +133,7 @@ def test_what_cannot_be_translated_is_refused_in_one_line() -> None:
         with pytest.raises(VocabularyMismatchError, match=says) as caught:
             check_translation(TokenMapping(target, draft))
         assert "\n" not in str(caught.value)
-        assert "--drafters suffix" in str(caught.value)
+        assert "`drafters=['suffix']`" in str(caught.value)
     # Both give texts back, and no token of the one is a token of the other.
     whole = ScriptedVocabulary(["The quick brown fox, 1234; na\u00efve.\n".encode(), *pairs])
     mapping = TokenMapping(ScriptedVocabulary(TEXT), whole)

@@ -120,7 +120,7 @@ def test_a_mismatch_names_the_share_and_the_first_difference(draft: list[bytes],
     with pytest.raises(VocabularyMismatchError, match=re.escape(says)) as caught:
         check_vocabularies(ScriptedVocabulary(PIECES), ScriptedVocabulary(draft))
     message = str(caught.value)
-    assert "--drafters suffix" in message
+    assert "`drafters=['suffix']`" in message
     assert "\n" not in message
 
 

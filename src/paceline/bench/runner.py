@@ -43,6 +43,7 @@ from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Task
 from paceline.comparison import Stopped, Trial, explain
 from paceline.core.divergence import first_difference
 from paceline.core.errors import EngineError, PacelineError
+from paceline.options import in_flags
 from paceline.planning.auto.learned import Learned
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profiling import has_long_context
@@ -179,7 +180,7 @@ class Runner:
             if not self.result.measured:
                 raise
             self.result.ended_by = "error"
-            self.result.notes.append(f"{type(error).__name__}: {error}")
+            self.result.notes.append(f"{type(error).__name__}: {in_flags(str(error))}")
         for contest in contests:
             for each, contestant in zip(contest.result.variants, contest.contestants, strict=True):
                 # Now, as explaining differences asks some of them to answer once more.
@@ -315,7 +316,7 @@ class Runner:
                 answer = self._answer(servers.contestant(variant), prepared.task)
             except EngineError as error:
                 # One of many settings: what a model or a build does not support is no reason to measure nothing.
-                self.result.notes.append(f"{workload}: left out, as {error}")
+                self.result.notes.append(f"{workload}: left out, as {in_flags(str(error))}")
                 continue
             finally:
                 self._progress(doing, self._forecast.run_s(workload))
@@ -435,7 +436,9 @@ class Runner:
                 stopped=lambda: self._stopped() or self._remaining_s() <= 0,
             )
         except PacelineError as error:
-            self.result.notes.append(f"{task.workload}: a difference is not judged, as {type(error).__name__}: {error}")
+            self.result.notes.append(
+                f"{task.workload}: a difference is not judged, as {type(error).__name__}: {in_flags(str(error))}"
+            )
             return "not judged"
         return "not judged" if divergence is None else divergence.verdict
 

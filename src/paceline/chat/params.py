@@ -35,9 +35,9 @@ def _variables_of(texts: Sequence[str]) -> dict[str, Any]:
     try:
         variables = json.loads(texts[-1])
     except ValueError as error:
-        raise InputError(f"--chat-template-kwargs {shown(texts[-1])} is not JSON: {error}") from None
+        raise InputError(f"`template_variables` {shown(texts[-1])} is not JSON: {error}") from None
     if not isinstance(variables, dict):
-        raise InputError(f'--chat-template-kwargs {shown(texts[-1])} is not a JSON object, such as {{"name": 1}}')
+        raise InputError(f'`template_variables` {shown(texts[-1])} is not a JSON object, such as {{"name": 1}}')
     return variables
 
 
@@ -126,7 +126,7 @@ class ChatParams:
             kind="whole",
             called="reasoning budget",
             low=UNLIMITED,
-            way_out="--reasoning-budget, -1 is no limit and 0 ends reasoning at once",
+            way_out="-1 is no limit and 0 ends reasoning at once",
             flags=("--reasoning-budget",),
             help="Most tokens of reasoning; -1 for any number.",
         ),
@@ -164,9 +164,7 @@ class ChatParams:
     def __post_init__(self) -> None:
         take_values(self)
         if self.template is not None and self.template_file is not None:
-            raise InputError(
-                "--chat-template and --chat-template-file both give a chat template: leave out one of them"
-            )
+            raise InputError("`template` and `template_file` both give a chat template: leave out one of them")
         if self.continue_final_message and self.add_generation_prompt:
             raise InputError(
                 "continue_final_message and add_generation_prompt are both true, and a prompt ends with one message: "
@@ -184,7 +182,7 @@ class ChatParams:
             if not isinstance(name, str) or name in _OWN_VARIABLES:
                 raise InputError(
                     f"the template's variables have {shown(name)}, which cannot be set: give texts as names, but for "
-                    f"{', '.join(_OWN_VARIABLES)} (--chat-template-kwargs)"
+                    f"{', '.join(_OWN_VARIABLES)} (`template_variables`)"
                 )
 
     @property

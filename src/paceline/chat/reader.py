@@ -21,7 +21,6 @@ from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.own_format import format_of
 from paceline.chat.tool_calls.response_parser import load_template
 from paceline.core.errors import ContextLengthError, InputError
-from paceline.core.fields import fields_of
 from paceline.engines.base import Vocabulary
 
 if TYPE_CHECKING:
@@ -171,10 +170,10 @@ class ChatReader:
 
     def _too_long(self, num_tokens: int, *, forgets: bool) -> ContextLengthError:
         what = "the last turn of the conversation" if forgets else "the conversation"
-        way_out = "shorten it" if forgets else "start a new one, let it forget (leave out --no-forget)"
+        way_out = "shorten it" if forgets else "start a new one, let it forget (`forget=True`)"
         return ContextLengthError(
             f"{what} has {num_tokens} tokens and the context holds {self._context_length}, answer included: {way_out}, "
-            "or raise the context length (-c)"
+            "or raise the context length (`context_length`)"
         ).sized(num_tokens, self._context_length)
 
     def _tokens(self, text: MarkedText) -> list[int]:
@@ -257,12 +256,11 @@ class ChatReader:
         }
 
     def _refuse_unfollowed(self, params: ChatParams) -> None:
-        flags = {field.name: field.option.flags[0] for field in fields_of(ChatParams) if field.option.flags}
         for name, what in unfollowed(with_level_as_switch(params, self.template), self.template).items():
             asked = _EFFORT if params.reasoning_effort == _NO_EFFORT and name == "reasoning" else name
             raise InputError(
-                f"the chat template of {self.template.origin} knows nothing of {what}: leave out {flags[asked]} "
-                f"{getattr(params, asked)}"
+                f"the chat template of {self.template.origin} knows nothing of {what}: leave out "
+                f"`{asked}={getattr(params, asked)!r}`"
             )
 
 

@@ -89,8 +89,8 @@ def check_is_chat_model(path: Path, replaced_by: str | Path | None) -> None:
 def no_template(path: Path) -> CapabilityError:
     """Return the error of a model without a chat template."""
     return CapabilityError(
-        f"{path.name} has no chat template, as models have none that only continue texts: prompt it without --chat "
-        "(paceline run), or give a template with --chat-template-file"
+        f"{path.name} has no chat template, as models have none that only continue texts: have it continue a "
+        "text (`generate`), or give a template (`template_file`)"
     )
 
 
@@ -159,10 +159,10 @@ def _read_template(file: Path) -> str:
             # One more than a template may have is refused as all of it would be.
             source = stream.read(MOST_SOURCE + 1)
     except FileNotFoundError:
-        raise InputError(f"there is no file {file} (--chat-template-file): give the path of a chat template") from None
+        raise InputError(f"there is no file {file} (`template_file`): give the path of a chat template") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ModelFileError(f"the chat template {file} cannot be read: {reason}") from None
     if not source.strip():
-        raise InputError(f"the chat template {file} is empty: give one that writes messages (--chat-template-file)")
+        raise InputError(f"the chat template {file} is empty: give one that writes messages (`template_file`)")
     return source

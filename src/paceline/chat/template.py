@@ -26,7 +26,7 @@ from paceline.core.errors import InputError, ModelFileError
 KNOWN_ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
 """Roles that count as the template's own text: some templates make control tokens of them, ``'<|' + role + '|>'``."""
 
-_ANOTHER: Final = "use another with --chat-template-file"
+_ANOTHER: Final = "use another (`template_file`)"
 _PROBE: Final = "probe"
 
 

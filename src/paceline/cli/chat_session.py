@@ -20,6 +20,7 @@ from paceline.cli.interrupts import interrupts_held, keys_unseen
 from paceline.cli.progress import after_first
 from paceline.cli.report import generation_json, one_line_report
 from paceline.core.errors import InputError, PacelineError
+from paceline.options import in_flags
 from paceline.output import check_parent, whole_file
 from paceline.terminal_text import json_text, printable_line
 
@@ -258,7 +259,7 @@ class ChatSession:
 
     def _tell_error(self, error: PacelineError) -> None:
         self.has_failed = True
-        self._tell(str(error), style="red")
+        self._tell(in_flags(str(error)), style="red")
 
     def _tell(self, line: str, *, style: str = "dim") -> None:
         self._console.print(printable_line(line), style=style, markup=False)

@@ -34,6 +34,7 @@ from paceline.cli.run import run
 from paceline.cli.serve import EPILOG as SERVE_EPILOG
 from paceline.cli.serve import ServeCommand, serve
 from paceline.core.errors import InputError, ModelWarning, PacelineError
+from paceline.options import in_flags
 from paceline.terminal_text import printable_line
 
 EPILOG = """[bold]Examples[/bold]
@@ -144,7 +145,7 @@ def _warnings_in_one_line() -> Iterator[None]:
             otherwise(message, category, filename, lineno, file, line)
         elif str(message) not in shown:
             shown.add(str(message))
-            print(f"paceline: warning: {printable_line(str(message))}", file=sys.stderr)
+            print(f"paceline: warning: {printable_line(in_flags(str(message)))}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", ModelWarning)
@@ -156,7 +157,7 @@ def _fail(error: Exception, status: int) -> None:
     # Where standard error is closed or full, the status says what there is left to say.
     if sys.stderr is not None:
         try:
-            print(f"paceline: {printable_line(str(error))}", file=sys.stderr, flush=True)
+            print(f"paceline: {printable_line(in_flags(str(error)))}", file=sys.stderr, flush=True)
         except OSError:
             # Else the interpreter tries to write it at exit, and ends with a status of its own.
             sys.stderr = None

@@ -32,7 +32,7 @@ from paceline.core.extras import missing
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
 from paceline.engines.loading import ModelOptions
 from paceline.models.description import describe
-from paceline.options import ModelChoice
+from paceline.options import ModelChoice, in_flags
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.serving.llama_flags import remarks_on, shielded, with_llama_variables
 from paceline.serving.settings import ServerOptions
@@ -191,7 +191,7 @@ def _served(
     try:
         template = model.worker.call(lambda: find_template(path, model.target.vocabulary, replaced_by=chat.replaced_by))
     except (ModelFileError, InputError) as error:
-        error_console().print(f"warning: no chats: {error}", style="yellow", markup=False)
+        error_console().print(f"warning: no chats: {in_flags(str(error))}", style="yellow", markup=False)
         template = None
     return ServedModel(
         model,

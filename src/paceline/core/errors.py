@@ -15,8 +15,10 @@
     ├── BusyError                    used from within one of its own rounds
     └── QueueFullError               too many requests wait already
 
-Messages are one line: the value, the limit, the way out. The command line prints an ``InputError`` as that line and
-exits with status 2.
+Messages are one line: the value, the limit, the way out. They call an option what it is called in Python, in
+backticks: `temperature`, `DraftOptions.context_length`, `speculate=False`. The command line says its flag instead
+(:func:`paceline.options.in_flags`), and the server the field of a request (:func:`paceline.serving.fields.in_fields`).
+The command line prints an ``InputError`` as that line and exits with status 2.
 
 What does not keep a model from being used, but means another text than one may expect, is a :class:`ModelWarning`: by
 Python's ``warnings``, which filter it, print it once or make it an error. The command line prints it as one line.
@@ -57,7 +59,7 @@ class ContextLengthError(InputError):
         """Return the error of a prompt that leaves no room in the context for a token of answer."""
         return cls(
             f"the prompt has {num_tokens} tokens and the context holds {context_length}, answer included: "
-            "shorten the prompt or raise the context length (-c)"
+            "shorten the prompt or raise the context length (`context_length`)"
         ).sized(num_tokens, context_length)
 
     def sized(self, num_tokens: int, context_length: int) -> ContextLengthError:

@@ -34,7 +34,8 @@ class Option:
 
     Attributes:
         kind: what the field holds.
-        called: the field's name in messages; its own by default.
+        called: the field's name in messages; its own by default. In backticks it is said as everyone who shows the
+            message calls it.
         counted: words of a message that hold the value as ``{}``, such as ``{} tokens to predict``; by default it is
             ``called`` and the value.
         error: raised for a value that cannot be used.
@@ -42,7 +43,7 @@ class Option:
         low: least number.
         high: largest number; ``None`` where there is none.
         low_excluded: whether ``low`` itself is too low.
-        way_out: what to do about a value out of range, in the terms of the command line.
+        way_out: what to do about a value out of range, to follow the option's name; a flag before it is left out.
         words: values by the words that stand for them in a text.
         stand_ins: by number, what makes the value that it stands for in a text.
         separator: parts several texts that are given as one.
@@ -225,7 +226,11 @@ def _check_range(field: Field, value: float) -> None:
     if fits and (high is None or value <= high):
         return
     judged = (about.counted or f"{field.called} {{}}").format(value)
+    way_out = about.way_out
+    for flag in about.flags:
+        way_out = way_out.removeprefix(flag).removeprefix(", ")
+    hint = f"`{field.name}`, {way_out}" if way_out else f"`{field.name}`"
     if high is None:
-        raise about.error(f"{judged}: the least is {low} ({about.way_out})")
+        raise about.error(f"{judged}: the least is {low} ({hint})")
     verb, bound = "are" if about.counted else "is", "above" if about.low_excluded else "from"
-    raise about.error(f"{judged} {verb} out of range: give a value {bound} {low} to {high} ({about.way_out})")
+    raise about.error(f"{judged} {verb} out of range: give a value {bound} {low} to {high} ({hint})")

@@ -57,7 +57,7 @@ def _biases_of(texts: Sequence[str]) -> dict[int, float]:
         try:
             biases[int(token_id)] = float(bias)
         except ValueError:
-            raise InputError(f"--logit-bias {text!r} is not TOKEN_ID=BIAS, such as 13=-2.5 or 13=-inf") from None
+            raise InputError(f"`logit_bias` {text!r} is not TOKEN_ID=BIAS, such as 13=-2.5 or 13=-inf") from None
     return biases
 
 
@@ -95,7 +95,7 @@ class SamplingParams:
         _REAL(
             low=0.0,
             high=100.0,
-            way_out="--temp, 0 decodes greedily",
+            way_out="0 decodes greedily",
             flags=("--temp", "--temperature"),
             help="0 decodes greedily.",
         ),
@@ -106,7 +106,7 @@ class SamplingParams:
             called="top-k",
             low=0,
             high=_LARGEST,
-            way_out="--top-k, 0 keeps all tokens",
+            way_out="0 keeps all tokens",
             flags=("--top-k",),
             help="Keep the k likeliest tokens; 0 keeps all.",
         ),
@@ -118,7 +118,7 @@ class SamplingParams:
             low=0.0,
             high=1.0,
             low_excluded=True,
-            way_out="--top-p, 1 keeps all tokens",
+            way_out="1 keeps all tokens",
             flags=("--top-p",),
             help="Keep the likeliest tokens up to this mass.",
         ),
@@ -129,7 +129,7 @@ class SamplingParams:
             called="min-p",
             low=0.0,
             high=1.0,
-            way_out="--min-p, 0 keeps all tokens",
+            way_out="0 keeps all tokens",
             flags=("--min-p",),
             help="Keep tokens with this share of the best one's.",
         ),
@@ -140,7 +140,7 @@ class SamplingParams:
             called="repeat penalty",
             low=1e-6,
             high=100.0,
-            way_out="--repeat-penalty, 1 switches it off",
+            way_out="1 switches it off",
             flags=("--repeat-penalty",),
             help="1 switches it off.",
         ),
@@ -151,7 +151,7 @@ class SamplingParams:
             called="presence penalty",
             low=-100.0,
             high=100.0,
-            way_out="--presence-penalty, 0 switches it off",
+            way_out="0 switches it off",
             flags=("--presence-penalty",),
             help="0 switches it off.",
         ),
@@ -162,7 +162,7 @@ class SamplingParams:
             called="frequency penalty",
             low=-100.0,
             high=100.0,
-            way_out="--frequency-penalty, 0 switches it off",
+            way_out="0 switches it off",
             flags=("--frequency-penalty",),
             help="0 switches it off.",
         ),
@@ -173,7 +173,7 @@ class SamplingParams:
             called="penalty last-n",
             low=-1,
             high=_LARGEST,
-            way_out="--repeat-last-n, -1 counts all tokens",
+            way_out="-1 counts all tokens",
             flags=("--repeat-last-n",),
             help="Tokens that penalties look at; -1 for all.",
             json=("repeat_last_n",),
@@ -200,7 +200,7 @@ class SamplingParams:
         _WHOLE(
             low=0,
             high=MAX_SEED,
-            way_out="--seed, leave it out for a random one",
+            way_out="leave it out for a random one",
             stand_ins={-1: draw_seed},
             flags=("--seed", "-s"),
             help="-1 picks one; the report says which.",
@@ -232,7 +232,7 @@ class SamplingParams:
         if 0.0 < self.temperature < _LOWEST_TEMPERATURE:
             raise SamplingError(
                 f"temperature {self.temperature} is too low to divide by: give 0, which decodes greedily, or at least "
-                f"{_LOWEST_TEMPERATURE:g} (--temp)"
+                f"{_LOWEST_TEMPERATURE:g} (`temperature`)"
             )
         object.__setattr__(self, "logit_bias", _taken_biases(self.logit_bias))
         if sorted(self.order) != sorted(LLAMA_CPP_ORDER):
@@ -273,7 +273,7 @@ class StopRules:
             called="the number of tokens to predict",
             counted="{} tokens to predict",
             low=1,
-            way_out="-n, or -1 there to fill the context",
+            way_out="-1 on the command line fills the context",
             stand_ins={-1: lambda: MAX_TOKENS},
             flags=("-n", "--predict", "--n-predict"),
             help="Most tokens to generate; -1 fills the context.",
@@ -307,7 +307,7 @@ class StopRules:
         take_values(self)
         object.__setattr__(self, "preserved_ids", token_ids(self.preserved_ids, "preserved_ids"))
         if any(not text for text in self.stop):
-            raise InputError("an empty stop text would stop before the first token: leave it out (--stop)")
+            raise InputError("an empty stop text would stop before the first token: leave it out (`stop`)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +361,7 @@ class SpeculationParams:
             called="draft-max",
             optional=True,
             low=1,
-            way_out="speculate=False drafts nothing",
+            way_out="`speculate=False` drafts nothing",
         ),
     )
     verify: VerifierName = setting(
@@ -391,9 +391,7 @@ class SpeculationParams:
     def __post_init__(self) -> None:
         take_values(self)
         if self.drafters is not None and not self.drafters:
-            raise InputError(
-                "no drafter is named: name one, or decode without speculation (speculate=False, --no-speculation)"
-            )
+            raise InputError("no drafter is named: name one, or decode without speculation (`speculate=False`)")
         if self.draft_max is not None:
             check_draft_min(self.draft_min, self.draft_max)
 
@@ -457,6 +455,6 @@ def _taken_biases(given: object) -> dict[int, float]:
         if not 0 <= token_id <= _LARGEST or not (bias == -math.inf or abs(bias) <= _LARGEST_BIAS):
             raise SamplingError(
                 f"logit bias {bias} for token {token_id}: give the id of a token and a number from "
-                f"{-_LARGEST_BIAS:g} to {_LARGEST_BIAS:g}, or -inf to ban the token (--logit-bias)"
+                f"{-_LARGEST_BIAS:g} to {_LARGEST_BIAS:g}, or -inf to ban the token (`logit_bias`)"
             )
     return biases

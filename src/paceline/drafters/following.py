@@ -126,13 +126,17 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         if engine.capabilities.max_rollback is not None:
             raise CapabilityError(
                 f"{engine.description} can take back {engine.capabilities.max_rollback} tokens of one pass only, and "
-                "drafting feeds one token a pass: choose a draft model without recurrent layers, or --drafters suffix"
+                "drafting feeds one token a pass: choose a draft model without recurrent layers, or "
+                "`drafters=['suffix']`"
             )
         capacity = engine.capabilities.context_length
         context_length = capacity if context_length is None else context_length
         if not 2 <= context_length <= capacity:
             most = f"at most the {capacity} that it was loaded for" if capacity >= 2 else "load it for more"
-            raise InputError(f"a draft context of {context_length} tokens (-cd): give at least 2, and {most}")
+            raise InputError(
+                f"a draft context of {context_length} tokens (`DraftOptions.context_length`): give at "
+                f"least 2, and {most}"
+            )
         self.engine = engine
         self.pool = pool or SequencePool(engine, max_idle=0, max_saved_bytes=0)
         self.end_ids = frozenset(end_ids)

@@ -68,9 +68,9 @@ def build_drafters(
     """
     check_drafter_names(names)
     if "draft" in names and draft is None:
-        raise InputError("drafter 'draft' needs a draft model: name one with -md, or leave it out of --drafters")
+        raise InputError("drafter 'draft' needs a draft model: name one (`draft`), or leave it out of `drafters`")
     if draft is not None and "draft" not in names:
-        raise InputError("a draft model is given but 'draft' is not among the drafters: add it, or leave out -md")
+        raise InputError("a draft model is given but 'draft' is not among the drafters: add it, or leave out `draft`")
     drafters: list[Drafter] = []
     for name in names:
         if name == "draft":
@@ -104,15 +104,16 @@ def relate_draft(
         try:
             relation = check_vocabularies(target, draft)
         except VocabularyMismatchError as error:
-            raise VocabularyMismatchError(f"{error}, or have it translated (--draft-vocab auto)") from None
+            raise VocabularyMismatchError(f"{error}, or have it translated (`DraftOptions.vocab='auto'`)") from None
     elif draft_vocab == "translate" or not (relation := relate_vocabularies(target, draft)).fits:
         mapping = TokenMapping(target, draft, parse_pairs(draft_map))
         check_translation(mapping)
         return mapping
     if draft_map:
         raise InputError(
-            f"the draft's tokens are the target's, so --draft-map {draft_map[0]} has no effect: leave it out, or "
-            "translate all the same with --draft-vocab translate"
+            f"the draft's tokens are the target's, so `DraftOptions.token_map` {draft_map[0]} has "
+            "no effect: leave it out, or "
+            "translate all the same (`DraftOptions.vocab='translate'`)"
         )
     return relation
 

@@ -31,5 +31,5 @@ def choose_context_length(wanted: int | None, trained: int | None, *, model: obj
         return trained
     raise ContextLengthError(
         f"a context of {wanted} tokens is more than the {trained} that {model} was made for: "
-        f"give at most {trained} (-c, or -cd for a draft model)"
+        f"give at most {trained} (`context_length`, or `DraftOptions.context_length` for a draft model)"
     )

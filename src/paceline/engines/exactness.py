@@ -47,7 +47,7 @@ def check_exact(engine: Engine) -> None:
         if float(np.abs(ours - theirs).max()) > EXACT_TO:
             raise CapabilityError(
                 f"{engine.description} rounds passes of {width} tokens differently from passes of one, so texts cannot "
-                "be exact: take weights in Q4_0 or Q8_0 on a CPU, where they are, or leave out --exact"
+                "be exact: take weights in Q4_0 or Q8_0 on a CPU, where they are, or leave out `exact`"
             )
 
 

@@ -1,4 +1,4 @@
-"""Ranges of the engines' settings, with the options of the command line that set them."""
+"""Ranges of the engines' settings, with the options that set them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Final
 from paceline.core.errors import InputError
 
 _OPTIONS: Final[Mapping[str, str]] = {
-    "context_length": "-c, or -cd for a draft model",
-    "max_sequences": "-np",
-    "n_gpu_layers": "-ngl, or -ngld for a draft model",
-    "threads": "-t, or -td for a draft model",
-    "threads_batch": "-tb, or -tbd for a draft model",
+    "context_length": "`context_length` (`DraftOptions.context_length` of a draft model)",
+    "max_sequences": "`max_sequences`",
+    "n_gpu_layers": "`gpu_layers` (`DraftOptions.gpu_layers` of a draft model)",
+    "threads": "`threads` (`DraftOptions.threads` of a draft model)",
+    "threads_batch": "`threads_batch` (`DraftOptions.threads_batch` of a draft model)",
 }
 _WAYS_OUT: Final[Mapping[str, str]] = {
-    "context_length": "give a number of tokens, or None for the model's own up to 4096 (-c 0 for all of it)",
+    "context_length": (
+        "give a number of tokens, or None for the model's own up to 4096 (0 on the command line for all of it)"
+    ),
 }
 
 
@@ -27,6 +29,6 @@ def check_range(name: str, value: int | None, lowest: int, highest: int) -> None
     """
     if value is None or lowest <= value <= highest:
         return
-    setting = f"{name} ({_OPTIONS[name]})" if name in _OPTIONS else name
+    setting = _OPTIONS.get(name, name)
     way_out = _WAYS_OUT.get(name, "choose a value in between")
     raise InputError(f"{setting} is {value}, but must be from {lowest} to {highest}; {way_out}")

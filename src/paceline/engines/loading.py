@@ -64,7 +64,7 @@ def _overrides_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     for text in texts:
         pattern, equals, buffer = text.rpartition("=")
         if not (pattern and equals and buffer):
-            raise InputError(f"-ot {text!r} is not PATTERN=BUFFER, such as exps=CPU")
+            raise InputError(f"`override_tensors` {text!r} is not PATTERN=BUFFER, such as exps=CPU")
         overrides.append((pattern, buffer))
     return tuple(overrides)
 
@@ -237,7 +237,6 @@ class ModelOptions:
             kind="whole",
             counted="{} sequences",
             low=1,
-            way_out="-np",
             flags=("-np", "--parallel"),
             help="Requests the engines hold at once.",
         ),
@@ -287,7 +286,7 @@ class ModelOptions:
         if self.memory is not None:
             check_range("memory", read_size(self.memory) if isinstance(self.memory, str) else self.memory, 1, 2**63 - 1)
             if self.stream is False:
-                raise InputError("--memory is for weights that are streamed, and --stream off streams none: give one")
+                raise InputError("`memory` is for weights that are streamed, and `stream=False` streams none: give one")
         if self.draft_vocab not in DRAFT_VOCABS:
             raise InputError(f"unknown draft_vocab {self.draft_vocab!r}: choose from {', '.join(DRAFT_VOCABS)}")
         check_pairs(self.draft_map, self.draft_vocab)
@@ -329,7 +328,7 @@ class DraftOptions:
         None,
         _OPTION(
             kind="whole",
-            called="-cd",
+            called="`DraftOptions.context_length`",
             optional=True,
             flags=("-cd", "--ctx-size-draft", "--spec-draft-ctx-size"),
             help="Context of the draft; 0 is all of its own. [dim]\\[as -c, or its own if that is less][/dim]",
@@ -375,7 +374,7 @@ class DraftOptions:
         "auto",
         _OPTION(
             kind="choice",
-            called="--draft-vocab",
+            called="`DraftOptions.vocab`",
             words={name: name for name in DRAFT_VOCABS},
             flags=("--draft-vocab",),
             help="Whether the draft's tokens are the target's (same), or are translated; auto finds out.",
@@ -386,7 +385,7 @@ class DraftOptions:
         (),
         _OPTION(
             kind="texts",
-            called="--draft-map",
+            called="`DraftOptions.token_map`",
             variable="MAP",
             repeated=True,
             flags=("--draft-map",),
@@ -414,18 +413,18 @@ class DraftOptions:
             ModelFileError: there is no such model.
         """
         if self.path is None:
-            raise InputError("no draft model is named: give one with -md")
+            raise InputError("no draft model is named: give one (`draft`)")
         # What is quantised smaller is all else that its target is.
         like = self.path if OwnDraft.parse(self.path) is None else target.path
         context_length = self.context_length
         if context_length == 0:
-            context_length = own_context(like, "-cd")
+            context_length = own_context(like, "`DraftOptions.context_length`")
             _check_draft_context(context_length)
         engine = target.engine or engine_for(Path(like))
         has_own_threads = (self.threads, self.threads_batch) != (None, None)
         if has_own_threads and engine == "torch_hf":
             raise CapabilityError(
-                "threads of the draft (-td, -tbd) mean nothing to torch_hf: give those of both with -t"
+                "threads of the draft (`DraftOptions.threads`) mean nothing to torch_hf: give those of both (`threads`)"
             )
         if engine != (target.engine or engine_for(Path(target.path))):
             target = dataclasses.replace(target, threads_batch=None, flash_attention=None, dtype=None)
@@ -473,7 +472,8 @@ def own_context(path: str | Path, asked_by: str) -> int:
 def _check_draft_context(length: int | None) -> None:
     if length is not None and length < _LEAST_DRAFT_CONTEXT:
         raise InputError(
-            f"-cd {length}: the least is {_LEAST_DRAFT_CONTEXT}, a token that was said and one that is drafted "
+            f"`DraftOptions.context_length` {length}: the least is {_LEAST_DRAFT_CONTEXT}, a token "
+            "that was said and one that is drafted "
             "after it; 0 takes the draft model's own context"
         )
 
@@ -620,7 +620,7 @@ def _open_llama_cpp(options: ModelOptions) -> Engine:
 
     if options.dtype is not None:
         raise CapabilityError(
-            f"dtype {options.dtype} (--dtype) means nothing to llama_cpp, which runs a GGUF file in the types it was "
+            f"`dtype` {options.dtype} means nothing to llama_cpp, which runs a GGUF file in the types it was "
             "written in: leave it out"
         )
     config = _llama_cpp_config(options)
@@ -669,17 +669,17 @@ def _open_torch_hf(options: ModelOptions) -> Engine:
     from paceline.engines.torch_hf import TorchHFConfig, TorchHFEngine
 
     unused = {
-        "threads for batches (-tb)": options.threads_batch is not None,
-        "fused attention (-fa)": options.flash_attention is not None,
-        "exactness (--exact)": options.exact,
-        "tensor overrides (-ot)": bool(options.override_tensors),
-        "a number of GPU layers (-ngl)": options.gpu_layers != -1,
-        "streaming within so much memory (--memory)": options.memory is not None,
+        "threads for batches (`threads_batch`)": options.threads_batch is not None,
+        "fused attention (`flash_attention`)": options.flash_attention is not None,
+        "exactness (`exact`)": options.exact,
+        "tensor overrides (`override_tensors`)": bool(options.override_tensors),
+        "a number of GPU layers (`gpu_layers`)": options.gpu_layers != -1,
+        "streaming within so much memory (`memory`)": options.memory is not None,
         "several devices": len(options.devices) > 1,
     }
     for option, given in unused.items():
         if given:
-            raise CapabilityError(f"{option} means nothing to torch_hf: leave it out, or use --engine llama_cpp")
+            raise CapabilityError(f"{option} means nothing to torch_hf: leave it out, or use `engine='llama_cpp'`")
     return TorchHFEngine(
         TorchHFConfig(
             path=options.path,
@@ -702,6 +702,6 @@ def _torch_device(devices: tuple[str, ...]) -> str:
     device = "cpu" if devices[0] == "none" else devices[0]
     if device.partition(":")[0] not in TORCH_DEVICES:
         raise InputError(
-            f"device {device!r} cannot run models under torch: choose from {', '.join(TORCH_DEVICES)} (-dev)"
+            f"device {device!r} cannot run models under torch: choose from {', '.join(TORCH_DEVICES)} (`devices`)"
         )
     return device

@@ -113,8 +113,8 @@ class OwnDraft:
         """
         if target.is_dir():
             raise ModelFileError(
-                f"a draft of its own (-md {KEYWORD}) is quantised from a GGUF file, and {target} is a folder: convert "
-                f"it with paceline convert {target} model.gguf, or name another draft model"
+                f"a draft of its own (`draft={KEYWORD!r}`) is quantised from a GGUF file, and {target} is a folder: "
+                f"convert it with paceline convert {target} model.gguf, or name another draft model"
             )
         model = read_gguf_model(target)
         if model.num_parameters == 0:

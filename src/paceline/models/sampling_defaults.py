@@ -142,7 +142,7 @@ def _of_gguf(path: Path) -> SamplingDefaults:
     elif _SEQUENCE in said:
         _warn(
             f"{path} has {_GGUF_PREFIX}{_SEQUENCE} {shown(said[_SEQUENCE])}, which is ignored: paceline orders "
-            f"{', '.join(LLAMA_CPP_ORDER[1:])}, each of them once (--sampler-order)"
+            f"{', '.join(LLAMA_CPP_ORDER[1:])}, each of them once (`order`)"
         )
     _tell_missing(path, said, _MISSING_OF_GGUF)
     return SamplingDefaults(MappingProxyType(values), "GGUF metadata")

@@ -13,6 +13,7 @@ from paceline.models.cache import named_models, resolve
 from paceline.models.description import ModelDescription, describe
 from paceline.models.gguf_model import is_later_part
 from paceline.models.own_draft import OwnDraft
+from paceline.options import in_flags
 from paceline.sizes import size_text
 
 _DEEPEST: Final = 4
@@ -103,7 +104,7 @@ def _chosen(models: Iterable[tuple[str, Path]], target: ModelDescription) -> tup
         try:
             what = describe(path)
         except ModelFileError as error:
-            skipped.append(Skipped(name, _without_path(str(error), path)))
+            skipped.append(Skipped(name, _without_path(in_flags(str(error)), path)))
             continue
         if what.num_parameters == 0:
             skipped.append(Skipped(name, "it holds a vocabulary and no weights"))

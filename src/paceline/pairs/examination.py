@@ -29,6 +29,7 @@ from paceline.core.params import StopRules
 from paceline.engines.loading import ModelOptions, open_vocabulary
 from paceline.models.description import ModelDescription, describe
 from paceline.opening import OpenedPair, open_pair
+from paceline.options import in_flags
 from paceline.pairs.agreement import Agreement, agreement_of, survival_of
 from paceline.pairs.answers import Answers, Written
 from paceline.pairs.fitting import Fitting, fitting_of
@@ -159,7 +160,7 @@ class Examiner:
             else:
                 found = self._measured(Diagnosis(name, what, fitting), draft, started_s + self._budget_s)
         except PacelineError as error:
-            found = Diagnosis(name, what, fitting, error=str(error))
+            found = Diagnosis(name, what, fitting, error=in_flags(str(error)))
         return dataclasses.replace(found, took_s=time.monotonic() - started_s)
 
     def _fitting(self, draft: ModelOptions) -> Fitting:

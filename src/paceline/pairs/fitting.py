@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from paceline.core.errors import VocabularyMismatchError
+from paceline.options import in_flags
 from paceline.pairs.alignment import Alignment, align
 from paceline.pairs.measures import ALL
 from paceline.vocabularies.mapping import TokenMapping, check_translation
@@ -71,7 +72,7 @@ def _refusal(target: Vocabulary, draft: Vocabulary) -> str | None:
     try:
         check_translation(TokenMapping(target, draft))
     except VocabularyMismatchError as error:
-        return str(error)
+        return in_flags(str(error))
     return None
 
 

@@ -153,8 +153,7 @@ class DecodingLoop:
             verifier = verifier or make_verifier(speculation.verify, params, len(prompt_ids), constraint)
             if rules.ignore_end and verifier.sampler.is_constrained:
                 raise ConstraintError(
-                    "an answer that keeps to a grammar ends where that ends: leave out ignore_end (--ignore-eos), or "
-                    "the grammar"
+                    "an answer that keeps to a grammar ends where that ends: leave out `ignore_end`, or the grammar"
                 )
             request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache, logprobs)
             self._policy.check(request)

@@ -16,6 +16,7 @@ from paceline.core.errors import (
     PacelineError,
     QueueFullError,
 )
+from paceline.options import in_flags
 from paceline.serving.error_bodies import error_body
 from paceline.serving.fields import FieldError, in_fields
 from paceline.serving.hosting import NotReadyError
@@ -74,7 +75,7 @@ _KINDS: Final[tuple[tuple[type[PacelineError], int, str], ...]] = (
 
 def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
     """Return the status and the body of the answer to a request that ended by an error."""
-    message = str(error)
+    message = in_flags(str(error))
     if isinstance(error, RefusedError):
         return error.status, error_body(error.status, message, error.kind)
     status, kind = next(((status, kind) for known, status, kind in _KINDS if isinstance(error, known)), (500, ""))

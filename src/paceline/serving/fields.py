@@ -25,6 +25,7 @@ from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
 from paceline.core.params import SpeculationParams
 from paceline.options import REQUEST_PARTS
+from paceline.planning.policies.fixed import FixedPolicy
 
 
 class FieldError(InputError):
@@ -249,6 +250,7 @@ _OTHER_NAMES: Final[Mapping[str, str | None]] = {
     "reasoning": "enable_thinking",
     "reasoning_budget": "reasoning_budget_tokens",
     "template_variables": "chat_template_kwargs",
+    "siblings": None,
     # of the server, not of a request
     **dict.fromkeys(("template", "template_file", "reasoning_budget_message", "forget")),
 }
@@ -281,10 +283,10 @@ def in_fields(message: str, param: str | None) -> str:
 def _fields_by_flag() -> Mapping[str, tuple[str, ...]]:
     """Return the names that a request has for what a flag of the command line, or Python's name, sets."""
     found: dict[str, tuple[str, ...]] = {"speculate=False": ("speculative.off",)}
-    for part in (*REQUEST_PARTS, ChatParams):
+    for part in (*REQUEST_PARTS, ChatParams, FixedPolicy):
         for field in fields_of(part):
             names = (_OTHER_NAMES[field.name],) if field.name in _OTHER_NAMES else field.json_names
-            if part is SpeculationParams and field.name not in _OTHER_NAMES:
+            if part in (SpeculationParams, FixedPolicy) and field.name not in _OTHER_NAMES:
                 names = tuple(f"speculative.{name}" for name in names)
             found |= {flag: tuple(filter(None, names)) for flag in field.option.flags if any(names)}
     return found

@@ -61,7 +61,7 @@ class ServerOptions:
             kind="whole",
             low=0,
             high=65535,
-            way_out="--port, 0 takes a free one",
+            way_out="0 takes a free one",
             flags=("--port",),
             help="TCP port; 0 takes a free one.",
         ),
@@ -187,27 +187,23 @@ class ServerOptions:
         _LIMIT(
             kind="whole",
             low=0,
-            way_out="--max-waiting",
             flags=("--max-waiting",),
             help="Requests that may wait for their start.",
         ),
     )
     max_choices: int = setting(
         16,
-        _LIMIT(
-            kind="whole", low=1, way_out="--max-n", flags=("--max-n",), help="Answers that one request may ask for."
-        ),
+        _LIMIT(kind="whole", low=1, flags=("--max-n",), help="Answers that one request may ask for."),
     )
     max_stop: int = setting(
         64,
-        _LIMIT(kind="whole", low=0, way_out="--max-stop", flags=("--max-stop",), help="Stop texts of one request."),
+        _LIMIT(kind="whole", low=0, flags=("--max-stop",), help="Stop texts of one request."),
     )
     max_body: int = setting(
         16,
         _LIMIT(
             kind="whole",
             low=1,
-            way_out="--max-body",
             flags=("--max-body",),
             help="Size of a request, in MiB.",
         ),
@@ -217,7 +213,7 @@ class ServerOptions:
         _LIMIT(
             kind="real",
             low=0.0,
-            way_out="--max-seconds, 0 is no limit",
+            way_out="0 is no limit",
             flags=("--max-seconds",),
             help="Seconds after which an answer ends where it is; 0 is no limit.",
         ),
@@ -228,7 +224,6 @@ class ServerOptions:
             kind="real",
             low=0.0,
             low_excluded=True,
-            way_out="--timeout",
             flags=("-to", "--timeout"),
             help="Seconds in which a request has to arrive, and a reader has to take what was written.",
         ),
@@ -238,7 +233,6 @@ class ServerOptions:
         _LIMIT(
             kind="real",
             low=0.0,
-            way_out="--grace",
             flags=("--grace",),
             help="Seconds that running answers have left once the server is told to stop.",
         ),
@@ -248,7 +242,7 @@ class ServerOptions:
         _LIMIT(
             kind="whole",
             low=0,
-            way_out="--cache-ram, 0 keeps nothing",
+            way_out="0 keeps nothing",
             flags=("--cache-ram", "-cram"),
             help="Host memory for what was read and said, in MiB; 0 keeps nothing.",
         ),

@@ -208,7 +208,7 @@ class TokenMapping:
         target, draft = self.target.vocabulary, self.draft.vocabulary
         found = []
         for ours, its in pairs:
-            asked = f"--draft-map {ours}={its}"
+            asked = f"`DraftOptions.token_map` {ours}={its}"
             of_draft, of_target = _token_spelled(draft, ours), _token_spelled(target, its)
             for token_id, whose, spelling in ((of_draft, "draft", ours), (of_target, "target", its)):
                 if token_id is None:
@@ -229,7 +229,7 @@ def check_translation(mapping: TokenMapping) -> None:
     Raises:
         VocabularyMismatchError: with what is in the way, and the way out.
     """
-    way_out = "choose another draft, or draft without a model (--drafters suffix)"
+    way_out = "choose another draft, or draft without a model (`drafters=['suffix']`)"
     probe = _PROBE.encode()
     for tokenizer, whose in ((mapping.target, "target"), (mapping.draft, "draft")):
         if tokenizer.continuation(probe) is None:

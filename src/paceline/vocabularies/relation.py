@@ -173,7 +173,7 @@ def check_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyRelat
     if not relation.fits:
         raise VocabularyMismatchError(
             f"the draft model speaks other tokens than the target: {_describe_mismatch(relation)}; "
-            "choose a draft of the same family, or draft without a model (--drafters suffix)"
+            "choose a draft of the same family, or draft without a model (`drafters=['suffix']`)"
         )
     return relation
 

@@ -26,7 +26,8 @@ def parse_pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
         ours, _, its = text.partition("=")
         if not (ours and its):
             raise InputError(
-                f"--draft-map {text!r} is no pair of tokens: give DRAFT=TARGET, such as '<|im_start|>=<start_of_turn>'"
+                f"`DraftOptions.token_map` {text!r} is no pair of tokens: give DRAFT=TARGET, such as "
+                "'<|im_start|>=<start_of_turn>'"
             )
         pairs.append((ours, its))
     return tuple(pairs)
@@ -39,4 +40,7 @@ def check_pairs(texts: Sequence[str], vocab: DraftVocab) -> None:
         InputError: with what is wrong and the way out.
     """
     if parse_pairs(texts) and vocab == "same":
-        raise InputError("--draft-map has no effect with --draft-vocab same, which translates nothing: leave out one")
+        raise InputError(
+            "`DraftOptions.token_map` has no effect with `DraftOptions.vocab='same'`, which "
+            "translates nothing: leave out one"
+        )

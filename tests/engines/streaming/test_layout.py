@@ -113,7 +113,7 @@ def test_experts_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [["output.weight"], ["blk.1.a"], ["blk.0.a", "blk.2.a"]])
 def test_a_model_without_layers_in_a_row_is_refused(names: list[str], tmp_path: Path) -> None:
     path = _written(tmp_path / "m.gguf", dict.fromkeys(names, 10))
-    with pytest.raises(CapabilityError, match=r"has no layers blk\.0, blk\.1, .* run it with --stream off"):
+    with pytest.raises(CapabilityError, match=r"has no layers blk\.0, blk\.1, .* run it with `stream=False`"):
         gguf_layout(path)
 
 

@@ -324,7 +324,8 @@ class LlamaCppEngine:
             # What a pass reads at once could not be foreseen.
             raise UnstreamableError(
                 f"the layers of {config.path} cannot be streamed through {memory_text(weights_bytes)}: what a pass "
-                f"reads at once takes {memory_text(stream.needed_bytes)}; give more memory, or run it with --stream off"
+                f"reads at once takes {memory_text(stream.needed_bytes)}; give more memory, or run it "
+                "with `stream=False`"
             )
         stream.arm(stream.plan(weights_bytes))
         self._description += ", layers streamed"
@@ -332,7 +333,7 @@ class LlamaCppEngine:
         if foreseen_s > _SLOW_S:
             warnings.warn(
                 f"{config.path}: {size_text(stream.pass_bytes)} are read for every pass, which takes "
-                f"{foreseen_s:.0f} s from this disk: give it more memory (--memory), a faster disk, or a smaller "
+                f"{foreseen_s:.0f} s from this disk: give it more memory (`memory`), a faster disk, or a smaller "
                 "quantisation",
                 ModelWarning,
                 stacklevel=2,
@@ -344,7 +345,8 @@ class LlamaCppEngine:
             stream.floor_s = time.perf_counter() - started_s
             if not np.array_equal(rows, mapped):
                 raise UnstreamableError(
-                    f"the layers of {config.path} cannot be streamed: rows come out otherwise; run it with --stream off"
+                    f"the layers of {config.path} cannot be streamed: rows come out otherwise; run it with "
+                    "`stream=False`"
                 )
         if stream.is_streaming:
             # Once: what is read later is read between waits for passes, and says less of the disk.

@@ -176,7 +176,7 @@ class LlamaCppConfig:
         ):
             check_range(name, getattr(self, name), lowest, highest)
         if self.exact and self.flash_attention is False:
-            raise InputError("exact texts (--exact) need fused attention: leave out -fa off")
+            raise InputError("exact texts (`exact`) need fused attention: leave out `flash_attention=False`")
 
 
 @dataclass(slots=True)
@@ -308,7 +308,7 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
         if recurrent and snapshots == 0 and config.rollback:
             raise CapabilityError(
                 f"{config.path} is a recurrent model that cannot roll back rejected drafts; "
-                "decode it without speculation (--no-speculation)"
+                "decode it without speculation (`policy=NO_SPECULATION`)"
             )
     except BaseException:
         _free(model, context, stream)
@@ -437,7 +437,9 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
             why = native.reason(lines)
             if config.override_tensors and "regular expression" in why:
                 patterns = ", ".join(pattern for pattern, _ in config.override_tensors)
-                raise InputError(f"a tensor override among {patterns} (-ot) is no regular expression: {why}")
+                raise InputError(
+                    f"a tensor override among {patterns} (`override_tensors`) is no regular expression: {why}"
+                )
             raise native.model_file_error(config.path, lines)
         return model, keep_alive, of_model(lines)
 
@@ -459,7 +461,7 @@ def memory_limit(config: LlamaCppConfig) -> int | None:
     refused = _why_not_streamed(config)
     if config.memory_bytes is not None:
         if refused is not None:
-            raise CapabilityError(f"{refused} (--memory)")
+            raise CapabilityError(f"{refused} (`memory`)")
         return config.memory_bytes
     available = available_memory()
     if refused is not None or available is None or gguf_bytes(config.path) <= available:
@@ -470,25 +472,27 @@ def memory_limit(config: LlamaCppConfig) -> int | None:
 def _too_little(config: LlamaCppConfig, room: Room, least_bytes: int) -> UnstreamableError:
     """Return what to say of memory that the least of a model's layers do not fit into."""
     besides_bytes = room.total_bytes - room.weights_bytes
-    what, ways_out = f"it takes {memory_text(besides_bytes)} besides its layers", "a shorter context (-c)"
+    what, ways_out = f"it takes {memory_text(besides_bytes)} besides its layers", "a shorter context (`context_length`)"
     if room.other.draft.num_bytes:
         what += f", of which {memory_text(room.other.draft.num_bytes)} are the draft model's"
-        ways_out += ", a smaller draft model (-md), or none (--drafters suffix)"
+        ways_out += ", a smaller draft model (`draft`), or none (`drafters=['suffix']`)"
     return UnstreamableError(
-        f"{memory_text(room.total_bytes)} of memory (--memory) are too little for {config.path.name}: {what}, and "
+        f"{memory_text(room.total_bytes)} of memory (`memory`) are too little for {config.path.name}: {what}, and "
         f"{memory_text(least_bytes)} are the least to stream them through; give "
         f"{memory_text(besides_bytes + least_bytes)}, or {ways_out}"
     )
 
 
 def _why_not_streamed(config: LlamaCppConfig) -> str | None:
-    """Return what speaks against streaming layers, in the terms of the command line."""
+    """Return what speaks against streaming layers."""
     if sys.platform != "linux":
         return f"weights are streamed on Linux alone, and this is {sys.platform}: leave out how much memory there is"
     if _devices(config):
-        return "layers on a GPU are not streamed: give -ngl 0, or leave out how much memory there is"
+        return "layers on a GPU are not streamed: give `gpu_layers=0`, or leave out how much memory there is"
     if config.override_tensors:
-        return "tensors placed by hand (-ot) are not streamed: leave out -ot, or how much memory there is"
+        return (
+            "tensors placed by hand (`override_tensors`) are not streamed: leave them out, or how much memory there is"
+        )
     return None
 
 
@@ -520,8 +524,9 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
     if available is not None and cells * cell_bytes > available:
         raise InputError(
             f"a context of {cells} tokens needs {cells * cell_bytes / 2**30:.1f} GiB or more, but "
-            f"{available / 2**30:.1f} GiB are free; take at most {available // cell_bytes} tokens (-c, or -cd for a "
-            "draft model), over all sequences (-np)"
+            f"{available / 2**30:.1f} GiB are free; take at most {available // cell_bytes} tokens "
+            "(`context_length`, or `DraftOptions.context_length` for a draft model), over all "
+            "sequences (`max_sequences`)"
         )
     recurrent = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
     # A single sequence never meets old cells of another one, nor of its own unless a tree is deeper than the window.

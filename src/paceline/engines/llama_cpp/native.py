@@ -306,7 +306,9 @@ def device_array(names: Sequence[str]) -> Any:
         names = ()
     for name in names:
         if name not in available:
-            raise InputError(f"device {name!r} is not available; choose from {', '.join(available) or 'none'} (-dev)")
+            raise InputError(
+                f"device {name!r} is not available; choose from {', '.join(available) or 'none'} (`devices`)"
+            )
     return (ctypes.c_void_p * (len(names) + 1))(*(available[name] for name in names), None)
 
 
@@ -326,7 +328,9 @@ def tensor_override_array(overrides: Sequence[tuple[str, str]]) -> Any:
     """
     limit = int(api.llama_max_tensor_buft_overrides())
     if len(overrides) >= limit:
-        raise InputError(f"{len(overrides)} tensor overrides (-ot) are too many; llama.cpp takes {limit - 1}")
+        raise InputError(
+            f"{len(overrides)} tensor overrides (`override_tensors`) are too many; llama.cpp takes {limit - 1}"
+        )
     available: dict[str, int] = {}
     for device in _all_devices():
         buffer_type = _device_buffer_type(device)
@@ -336,7 +340,9 @@ def tensor_override_array(overrides: Sequence[tuple[str, str]]) -> Any:
     for pattern, name in overrides:
         if name not in available:
             known = ", ".join(available)
-            raise InputError(f"buffer type {name!r} of {pattern}={name} (-ot) is unknown; choose from {known}")
+            raise InputError(
+                f"buffer type {name!r} of {pattern}={name} (`override_tensors`) is unknown; choose from {known}"
+            )
         entries.append(_TensorOverride(pattern.encode(), available[name]))
     return (_TensorOverride * (len(entries) + 1))(*entries)
 

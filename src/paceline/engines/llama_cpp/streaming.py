@@ -142,7 +142,7 @@ class LayerStream:
         if problem is None:
             problem = self._misplaced()
         if problem is not None:
-            raise UnstreamableError(f"the layers of {path} cannot be streamed: {problem}; run it with --stream off")
+            raise UnstreamableError(f"the layers of {path} cannot be streamed: {problem}; run it with `stream=False`")
         self._last_of = {self._weights[name].address: number for number, name in last_names.items()}
 
     def _misplaced(self) -> str | None:

@@ -189,7 +189,7 @@ def gguf_layout(path: Path) -> Layout:
         looked_up_bytes = embeddings.end - embeddings.start
     if not numbers or sorted(numbers) != list(range(len(numbers))):
         raise UnstreamableError(
-            f"{path} has no layers blk.0, blk.1, ... that could be streamed: run it with --stream off"
+            f"{path} has no layers blk.0, blk.1, ... that could be streamed: run it with `stream=False`"
         )
     return Layout(paths, layers, others, looked_up_bytes, experts)
 

@@ -161,7 +161,7 @@ def _device(name: str) -> torch.device:
     except RuntimeError as error:
         raise CapabilityError(f"device {name!r}: {one_line(error)}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise CapabilityError(f"device {name!r} is not there: this torch sees no CUDA; use 'cpu' (-dev)")
+        raise CapabilityError(f"device {name!r} is not there: this torch sees no CUDA; use 'cpu' (`devices`)")
     return device
 
 
@@ -175,8 +175,8 @@ def _check_gguf(path: Path) -> None:
     parts = len(read_gguf_model(path).paths)
     if parts > 1:
         raise ModelFileError(
-            f"{path} is the first of {parts} parts of a split model, and torch_hf reads one file; use --engine "
-            f"llama_cpp, or join them with: llama-gguf-split --merge {path.name} WHOLE.gguf"
+            f"{path} is the first of {parts} parts of a split model, and torch_hf reads one file; use "
+            f"`engine='llama_cpp'`, or join them with: llama-gguf-split --merge {path.name} WHOLE.gguf"
         )
     # transformers needs both to read GGUF, and says so in a ValueError that looks like a broken file.
     for package in ("gguf", "accelerate"):

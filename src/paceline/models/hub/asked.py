@@ -56,19 +56,19 @@ class HubModel:
         found = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
         if found is None or "--" in reference or ".." in reference:
             raise InputError(
-                f"{shown(reference)} is no model of the hub: give user/repo or user/repo:quant (-hf), such as "
+                f"{shown(reference)} is no model of the hub: give user/repo or user/repo:quant (`repo`), such as "
                 "ggml-org/gemma-3-1b-it-GGUF:Q8_0"
             )
         quant = found["quant"] or ""
         if quant and file is not None:
-            raise InputError(f"{reference} names a quant and -hff {file} names a file: leave out one of them")
+            raise InputError(f"{reference} names a quant and `file` {file} names a file: leave out one of them")
         if file is not None and not isinstance(file, str):
-            raise InputError(f"the file (-hff) is {shown(file)}: give its path in the repository as a text")
+            raise InputError(f"the file (`file`) is {shown(file)}: give its path in the repository as a text")
         if token is not None and not isinstance(token, str):
-            raise InputError("the token (-hft) is no text: give it as huggingface.co shows it")
+            raise InputError("the token (`token`) is no text: give it as huggingface.co shows it")
         if token is not None and not _TOKEN.fullmatch(token):
             # Which it is must not be seen in a terminal or a log.
-            raise InputError("the token (-hft) is empty or has spaces in it: give it as huggingface.co shows it")
+            raise InputError("the token (`token`) is empty or has spaces in it: give it as huggingface.co shows it")
         return cls(found["repo"], quant, file, token, offline)
 
     def __str__(self) -> str:

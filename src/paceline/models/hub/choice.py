@@ -70,7 +70,7 @@ def choose(asked: HubModel, paths: Iterable[str]) -> Chosen:
         raise InputError(_no_such_quant(asked, models, there_are))
     if len(found) > 1:
         raise InputError(
-            f"{asked} is the name of {len(found)} files, {_listed(found)}: name one of them with -hff FILE, or by more "
+            f"{asked} is the name of {len(found)} files, {_listed(found)}: name one of them (`file`), or by more "
             "of its name instead of the quant"
         )
     return _with_parts(asked, found[0], there_are)
@@ -131,7 +131,7 @@ def _named_file(asked: HubModel, paths: Sequence[str]) -> str:
         return model_parts(asked.file)[0]
     there_are = [path for path in paths if path.lower().endswith(".gguf")]
     choice = f"it has {_listed(there_are)}" if there_are else "it has none"
-    raise InputError(f"{asked.repo} has no GGUF file {asked.file} (-hff): {choice}")
+    raise InputError(f"{asked.repo} has no GGUF file {asked.file} (`file`): {choice}")
 
 
 def _with_parts(asked: HubModel, first: str, paths: Sequence[str]) -> Chosen:
@@ -168,9 +168,7 @@ def _no_such_quant(asked: HubModel, models: Sequence[str], paths: Sequence[str])
     if quants:
         return f"{asked.repo} has no {asked.quant}: choose from {', '.join(quants)}"
     if models:
-        return (
-            f"{asked.repo} has no {asked.quant}: its files name no quants, so choose one with -hff: {_listed(models)}"
-        )
+        return f"{asked.repo} has no {asked.quant}: its files name no quants, so choose one (`file`): {_listed(models)}"
     has_folder = "config.json" in paths and (SINGLE in paths or INDEX in paths)
     way_out = f"leave out :{asked.quant} for its safetensors" if has_folder else "choose another repository"
     return f"{asked.repo} has no GGUF file, of {asked.quant} or otherwise: {way_out}"

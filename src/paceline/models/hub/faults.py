@@ -89,7 +89,7 @@ def not_cached(asked: HubModel) -> Fault:
     """Return that a model is not in the cache, where the hub is not to be asked."""
     return Fault(
         f"{asked} is not in the hub's cache {hub_folder()}, or not all of it, and the hub is not asked",
-        "leave out --offline (HF_HUB_OFFLINE), or choose one that paceline models lists",
+        "leave out `offline` (HF_HUB_OFFLINE), or choose one that paceline models lists",
     )
 
 
@@ -137,7 +137,7 @@ def _of_system(error: OSError, asked: HubModel) -> Fault:
 def _token(asked: HubModel) -> str:
     """Return what to call the token that was sent; empty where none was."""
     if asked.token is not None:
-        return "the token (-hft)"
+        return "the token (`token`)"
     if os.environ.get("HF_TOKEN"):
         return "the token of HF_TOKEN"
     return "" if get_token() is None else "the token of hf auth login"

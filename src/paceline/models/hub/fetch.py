@@ -140,7 +140,7 @@ def _fetched(asked: HubModel, cached: Path | None, report: FetchReport) -> Path:
     except ERRORS as error:
         fault = fault_of(error, asked)
         if cached is not None:
-            fault = replace(fault, way_out=f"{fault.way_out}; the older one in the cache is used with --offline")
+            fault = replace(fault, way_out=f"{fault.way_out}; the older one in the cache is used with `offline=True`")
         raise fault.error() from None
 
 
