@@ -139,6 +139,18 @@ def test_alternatives_that_closing_alone_tells_apart_are_refused() -> None:
     assert accepts(COMPILER.compile(JsonSchema(apart, whitespace="none")), '{"a":1}')
 
 
+@pytest.mark.parametrize("more", [{}, {"discriminator": {"propertyName": "type"}}, {"description": "a"}])
+def test_alternatives_that_definitions_tell_apart_are_kept_to(more: dict[str, Any]) -> None:
+    kinds = {
+        kind: {"type": "object", "properties": {"type": {"const": kind}, kind: {}}, "required": ["type"]}
+        for kind in ("cat", "dog")
+    }
+    one_of = {"oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in kinds], **more, "$defs": kinds}
+    state = COMPILER.compile(JsonSchema(one_of, whitespace="none"))
+    assert accepts(state, '{"type":"cat","cat":1}')
+    assert not accepts(state, '{"type":"cat","dog":1}')
+
+
 def test_many_joined_parts_are_refused_in_a_line() -> None:
     wide: dict[str, Any] = {"allOf": [{"properties": {f"p{i}": {}}} for i in range(2_000)]}
     schema = {

@@ -157,3 +157,4 @@ def test_an_answer_keeps_to_a_schema_or_the_schema_is_refused_with_place_and_way
         answer = random_answer(compiler.compile(source), random.Random(seed), schema)
         check(without_old_bounds(schema), answer, source.unenforced)
     assert sum(refused.values()) < NUMBER * 0.4, refused
+    assert refused["oneOf"] < NUMBER * 0.03, refused

@@ -96,6 +96,7 @@ def leave_out_unenforced(schema: Any) -> None:
     for _, part in list(reachable(schema)):
         for key in [key for key in part if _is_unenforced(key, part)]:
             value = part.pop(key)
+            part.pop("discriminator", None)
             if key == "oneOf" and "anyOf" not in part:
                 part["anyOf"] = value
             elif key == "oneOf":
@@ -195,6 +196,9 @@ def leave_out_idle(schema: Any) -> None:
             del part["format"]
         for keyword in [keyword for keyword in part if keyword in _SAID_ABOUT or keyword.startswith("x-")]:
             del part[keyword]
+        if len(listed(part.get("oneOf"))) > 1:
+            # Beside another keyword llguidance looks behind references, and sees what tells them apart.
+            part["discriminator"] = {}
         idle = [
             keyword
             for keyword, (kind, refuses_nothing) in _IDLE.items()
