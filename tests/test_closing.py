@@ -86,5 +86,5 @@ def test_a_closed_model_leaves_nothing(kind: str, tmp_path: Path) -> None:
     assert {load["files"] for load in loads[_SETTLED - 1 :]} == {settled["files"]}
     assert {load["python threads"] for load in loads} == {1}
     assert last["threads"] <= settled["threads"] + _MOST_THREADS
-    # Had each load left its weights, it would be two to ten times as much.
-    assert last["held bytes"] - settled["held bytes"] < 2 * exact_target().stat().st_size
+    # Had each load left its weights, it would be 210 MB at least, and 780 where they are in F32.
+    assert last["held bytes"] - settled["held bytes"] < 3 * exact_target().stat().st_size
