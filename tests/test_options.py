@@ -330,6 +330,10 @@ class TestWhatOptionsAreCalled:
             ("`slots`", "--slots"),
             ("`namespace`", "namespace"),
             ("`no such`", "`no such`"),
+            # what a user wrote, and a message quotes
+            ("`drafters=[1, None]`", "--drafters 1,None"),
+            ("`temperature={[]: 1}`", "--temp {[]: 1}"),
+            ("`temperature=((`", "--temp (("),
         ],
     )
     def test_on_the_command_line(self, named: str, flag: str) -> None:

@@ -116,8 +116,8 @@ def as_options(
     return cast("GenerateOptions", options)
 
 
-_NAMED: Final = re.compile(r"`([A-Za-z_]+(?:\.[a-z_]+)?)(?:=([^`]{1,80}))?`")
-"""An option as the library's messages name it, and its value where they do."""
+_NAMED: Final = re.compile(r"(?<!['\"])`([A-Za-z_]+(?:\.[a-z_]+)?)(?:=([^`]{1,80}))?`(?!['\"])")
+"""An option as the library's messages name it, and its value where they do. In quotes it is what a user wrote."""
 
 _NO_FIELDS: Final[Mapping[str, str]] = {
     "policy": "--policy",
@@ -142,13 +142,14 @@ def _as_flag(named: re.Match[str]) -> str:
         return flag
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        # What a user wrote may be quoted in a message, and look like an option.
         value = text
     if field.option.kind == "truth":
         return flag if value is not field.option.negated else f"without {flag}"
     word = next((word for word, stands_for in field.option.words.items() if stands_for is value), None)
     if word is None:
-        word = ",".join(value) if isinstance(value, list) else str(value)
+        word = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return f"{flag} {word}"
 
 
