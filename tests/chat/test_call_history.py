@@ -71,7 +71,7 @@ def test_calls_are_written_whichever_way_they_are_given(each: str, written: str,
 
 
 def test_what_is_no_object_stays_as_it_is() -> None:
-    for arguments in ('{"city": "Ro', "[1]"):
+    for arguments in ('{"city": "Ro', "[1]", "[" * 100_000, '{"a":' * 101 + "1" + "}" * 101):
         message = calling(arguments)
         assert with_calls(message, CallForm(objects=True)) == message
     odd = {"role": "assistant", "tool_calls": [3, {"function": 4}], "content": "a"}
@@ -91,7 +91,7 @@ def test_no_calls_are_none() -> None:
     }
 
 
-@pytest.mark.parametrize("arguments", ['{"city": "Ro', "[1]", 3])
+@pytest.mark.parametrize("arguments", ['{"city": "Ro', "[1]", 3, "[" * 100_000])
 def test_arguments_that_the_template_cannot_write_are_told_as_such(arguments: object) -> None:
     def text_of(each: str) -> str:
         reader = ChatReader(template_of(each), ControlledBytes(), 4096)

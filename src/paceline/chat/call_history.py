@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.chat.messages import Message
+from paceline.chat.messages import Message, plain_data
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError, ModelFileError
 from paceline.core.numbers import shown
@@ -77,8 +76,7 @@ def check_arguments(messages: Sequence[Message]) -> None:
             function = call.get("function", call)
             arguments = function.get("arguments")
             if isinstance(arguments, str):
-                with suppress(ValueError):
-                    arguments = json.loads(arguments)
+                arguments = _read(arguments)
             if not isinstance(arguments, dict):
                 raise InputError(
                     f"message {number} has a call of {shown(function['name'])} with the arguments {shown(arguments)}, "
@@ -95,15 +93,20 @@ def _with_arguments(call: Any, *, objects: bool) -> Any:
         # Of a function without parameters models and clients write nothing, which no template expects.
         arguments = {} if objects else "{}"
     if objects and isinstance(arguments, str):
-        try:
-            read = json.loads(arguments)
-        except ValueError:  # what a model wrote that was cut off
-            return call
+        read = _read(arguments)
         if isinstance(read, dict):
             arguments = read
     elif not objects and isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _read(arguments: str) -> Any:
+    """Return what arguments are that a text holds; the text itself where it is no JSON, as one that was cut off."""
+    try:
+        return plain_data(json.loads(arguments), "the arguments of a call")
+    except (ValueError, RecursionError, InputError):  # of too many levels: the parser's own, or those of messages
+        return arguments
 
 
 def _rendered(template: ChatTemplate, form: CallForm) -> str | None:
