@@ -444,6 +444,16 @@ def test_choices_are_those_of_calls_by_themselves_and_read_their_prompt_once() -
     assert sum(answer.stats.prompt_tokens for answer in answers) == 304
 
 
+@pytest.mark.parametrize("seed", [None, -1])
+def test_choices_have_one_seed_though_it_be_drawn(seed: int | None) -> None:
+    vocabulary = ScriptedVocabulary.of_size(40)
+    engine = ScriptedEngine(random_model(40, seed=3, order=2), vocabulary, max_sequences=3)
+    with paceline.Model(engine, [], paceline.NO_SPECULATION, pool=SequencePool(engine)) as model:
+        drawn = [{answer.seed for answer in model.choices([1], 3, max_tokens=2, seed=seed)} for _ in range(2)]
+    assert [len(seeds) for seeds in drawn] == [1, 1]
+    assert drawn[0] != drawn[1]
+
+
 def test_choices_that_cannot_be_had() -> None:
     with scripted_model() as model:
         with pytest.raises(paceline.InputError, match="0 choices: the least is 1"):

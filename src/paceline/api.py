@@ -23,7 +23,7 @@ from paceline.core.clock import Clock
 from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ClosedError, InputError
 from paceline.core.numbers import token_ids, whole_number
-from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, PolicyName, StopRules, VerifierName, draw_seed
+from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, PolicyName, StopRules, VerifierName, read_seed
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Request
 from paceline.core.verify import Verifier, make_verifier
@@ -245,8 +245,7 @@ class Model:
         if options.get("choice") is not None:
             raise InputError(f"choice {options['choice']} of {count} choices: leave it out, or generate that one alone")
         each = options.copy()
-        if each.get("seed") is None:
-            each["seed"] = draw_seed()
+        each["seed"] = read_seed(each.get("seed"))
         with ExitStack() as written:
             streams: list[Stream] = []
             for choice in range(count):

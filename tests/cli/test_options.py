@@ -97,6 +97,29 @@ def test_numbers_that_stand_for_others() -> None:
     assert (models.whole_context, models.settings.context_length) == (True, None)
     assert rules.max_tokens == MAX_TOKENS
     assert 0 <= params.seed < 2**32
+    assert called("-s", "-5")[1].seed == 2**32 - 5
+
+
+@pytest.mark.parametrize(("seed", "is_given"), [("3", True), ("-5", True), ("-1", False)])
+def test_a_seed_that_is_to_be_drawn_is_none_that_is_given(
+    monkeypatch: pytest.MonkeyPatch, seed: str, *, is_given: bool
+) -> None:
+    got: list[frozenset[str]] = []
+    app = typer.Typer()
+
+    @with_options()
+    def command(context: typer.Context, *, params: SamplingParams, given: GivenOptions) -> None:
+        """Say what is given."""
+        del context, params
+        got.append(given.names)
+
+    app.command()(command)
+    # What the command line says comes before the environment.
+    monkeypatch.setenv("PACELINE_SEED", "9")
+    assert CliRunner().invoke(app, ["-s", seed], catch_exceptions=False).exit_code == 0
+    monkeypatch.setenv("PACELINE_SEED", seed)
+    assert CliRunner().invoke(app, [], catch_exceptions=False).exit_code == 0
+    assert ["seed" in names for names in got] == [is_given] * 2
 
 
 def test_the_environment_stands_in_for_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:

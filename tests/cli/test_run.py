@@ -304,7 +304,7 @@ BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
     "top-k": (("-p", "x", "--top-k", "-3"), "top-k -3"),
     "repeat penalty": (("-p", "x", "--repeat-penalty", "0"), "repeat penalty 0"),
     "not a number": (("-p", "x", "--temp", "nan"), "temperature nan"),
-    "seed": (("-p", "x", "--seed", "-5"), "seed -5"),
+    "seed": (("-p", "x", "--seed", str(2**64)), "seed 18446744073709551616: the most is"),
     "logit bias": (("-p", "x", "--logit-bias", "seven"), "seven"),
     "logit bias token": (("-p", "x", "--logit-bias", "999999=1"), "999999"),
     "unknown drafter": (("-p", "x", "--drafters", "oracle"), "oracle"),

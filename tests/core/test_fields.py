@@ -44,6 +44,7 @@ class Machine:
     colour: str = setting("red", Option(kind="choice", error=SamplingError, words={"red": "red", "blue": "blue"}))
     riders: tuple[str, ...] = setting((), Option(kind="texts", separator=","))
     bags: object = setting(0, Option(kind="other", parse=_sum_of, separator="+"))
+    year: int = setting(1990, Option(kind="whole", high=2026))
     number: int = 7
 
     def __post_init__(self) -> None:
@@ -54,8 +55,8 @@ FIELDS = {field.name: field for field in fields_of(Machine)}
 
 
 def test_a_dataclass_is_a_part_of_the_table() -> None:
-    assert list(FIELDS) == ["wheels", "weight", "parked", "colour", "riders", "bags"]
-    assert [field.default for field in FIELDS.values()] == [4, None, False, "red", (), 0]
+    assert list(FIELDS) == ["wheels", "weight", "parked", "colour", "riders", "bags", "year"]
+    assert [field.default for field in FIELDS.values()] == [4, None, False, "red", (), 0, 1990]
     assert Machine() == Machine(4, None, False, "red", (), 0)
 
 
@@ -71,6 +72,7 @@ def test_values_become_pythons_own() -> None:
     ("given", "error", "message"),
     [
         ({"wheels": 0}, InputError, r"^0 wheels: the least is 1 \(`wheels`, 2 make a bicycle\)$"),
+        ({"year": 2027}, InputError, r"^year 2027: the most is 2026 \(`year`\)$"),
         ({"wheels": 1.0}, InputError, r"^wheels is 1.0, which is not a whole number$"),
         ({"wheels": None}, InputError, r"^wheels is None, which is not a whole number$"),
         ({"weight": 0}, InputError, r"^weight 0.0 is out of range: give a value above 0.0 to 9.5 \(`weight`\)$"),

@@ -422,6 +422,20 @@ def test_seed_and_choice_are_what_changes_the_draws() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "seed"), [(-5, 2**32 - 5), (-(2**31), 2**31), (-(2**32) - 2, 2**32 - 2), (2**32 - 1, 2**32 - 1)]
+)
+def test_a_negative_seed_is_one_of_32_bits(given: int, seed: int) -> None:
+    assert sampling(seed=given).seed == seed
+
+
+@pytest.mark.parametrize("given", [-1, -1 - 2**32])
+def test_a_seed_of_which_all_bits_are_set_is_drawn(given: int) -> None:
+    seeds = {sampling(seed=given).seed for _ in range(5)}
+    assert len(seeds) > 1
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"temperature": -0.1}, "temperature -0.1"),
@@ -429,7 +443,6 @@ def test_seed_and_choice_are_what_changes_the_draws() -> None:
         ({"min_p": 1.5}, "min-p 1.5"),
         ({"repeat_penalty": 0.0}, "repeat penalty 0"),
         ({"penalty_last_n": -2}, "penalty last-n -2"),
-        ({"seed": -1}, "seed -1"),
         ({"seed": 2**64}, "seed 18446744073709551616"),
         ({"logit_bias": {3: math.nan}}, "logit bias nan"),
         ({"logit_bias": {-3: 1.0}}, "logit bias 1.0 for token -3"),

@@ -214,6 +214,8 @@ def bench(
         repeats = _QUICK_LAPS
     given = {name for name in ("workloads", "tokens", "prompts") if is_given(context, name)}
     uses_draft_model = models.named_draft is not None or models.target is None
+    # All variants have the same one, though it be drawn.
+    seed = SamplingParams(temperature=temp, seed=seed).seed
     settings = BenchSettings(
         workloads=_chosen(workloads, QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
         variants=_chosen(variants, tuple(name for name in VARIANT_NAMES if not quick or name in (STATIC, AUTO))),
@@ -233,7 +235,6 @@ def bench(
     if not settings.drafters:
         raise InputError(f"no drafter is named: choose from {', '.join(DRAFTER_NAMES)}")
     check_drafter_names(settings.drafters)
-    SamplingParams(temperature=temp, seed=seed)
     if remember and AUTO not in settings.variants:
         raise InputError("--remember is of auto, which is not among --variants: add it, or leave out --remember")
     if "draft" in settings.drafters and not uses_draft_model:

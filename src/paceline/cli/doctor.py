@@ -167,7 +167,8 @@ def doctor(
     )
     if not _LEAST_BUDGET_S <= budget_s < math.inf:
         raise InputError(f"--budget-s {budget_s:g}: give a finite number of seconds from {_LEAST_BUDGET_S:g} on")
-    SamplingParams(temperature=temp, seed=seed)
+    # All answers have theirs of the same one, though it be drawn.
+    seed = SamplingParams(temperature=temp, seed=seed).seed
     programs = () if export_to is None else check_program(export_to)
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     check_outputs({"--json": json_file, "--html": html})

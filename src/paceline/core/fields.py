@@ -40,7 +40,7 @@ class Option:
             ``called`` and the value.
         error: raised for a value that cannot be used.
         optional: whether ``None`` leaves the choice to others.
-        low: least number.
+        low: least number; ``None`` where there is none.
         high: largest number; ``None`` where there is none.
         low_excluded: whether ``low`` itself is too low.
         way_out: what to do about a value out of range, to follow the option's name; a flag before it is left out.
@@ -181,7 +181,7 @@ def read_texts(field: Field, texts: Sequence[str]) -> object:
 
 
 def stood_for(field: Field, number: float) -> float:
-    """Return the number that one stands for in a text: of a seed of -1, one that is drawn; else itself."""
+    """Return the number that one stands for in a text: of -1 tokens to predict, as many as fit; else itself."""
     stand_in = field.option.stand_ins.get(int(number)) if field.option.stand_ins else None
     return number if stand_in is None else stand_in()
 
@@ -232,5 +232,7 @@ def _check_range(field: Field, value: float) -> None:
     hint = f"`{field.name}`, {way_out}" if way_out else f"`{field.name}`"
     if high is None:
         raise about.error(f"{judged}: the least is {low} ({hint})")
+    if low is None:
+        raise about.error(f"{judged}: the most is {high} ({hint})")
     verb, bound = "are" if about.counted else "is", "above" if about.low_excluded else "from"
     raise about.error(f"{judged} {verb} out of range: give a value {bound} {low} to {high} ({hint})")

@@ -34,6 +34,7 @@ PolicyName: TypeAlias = Literal["auto", "fixed", "accept-ratio", "profile-ev", "
 """What decides how much is drafted; :mod:`paceline.planning.registry` makes them."""
 
 _LARGEST: Final = 2**31 - 1
+_SEED_BITS: Final = 2**32 - 1
 
 # With these, no logit overflows in 32 bits, in whatever order it is biased, penalised and divided: 1e9 / 1e-6 / 1e-20.
 _LARGEST_BIAS: Final = 1e9
@@ -43,6 +44,28 @@ _LOWEST_TEMPERATURE: Final = 1e-20
 def draw_seed() -> int:
     """Return a seed for a request that brings none: 32 random bits, short enough to be typed again."""
     return secrets.randbits(32)
+
+
+def seed_of(number: int) -> int | None:
+    """Return the seed that a number stands for, as llama.cpp reads it; ``None`` for one that is to be drawn.
+
+    A negative number stands for its lowest 32 bits, -5 for 4294967291. Where all of them are set, as in -1, a seed is
+    drawn.
+    """
+    if number >= 0:
+        return number
+    seed = number & _SEED_BITS
+    return None if seed == _SEED_BITS else seed
+
+
+def read_seed(given: int | None) -> int:
+    """Return the seed of a request, drawn where it gives none, or a number that stands for none.
+
+    Raises:
+        SamplingError: what is given is no whole number.
+    """
+    seed = None if given is None else seed_of(whole_number(given, "seed", SamplingError))
+    return draw_seed() if seed is None else seed
 
 
 def _biases_of(texts: Sequence[str]) -> dict[int, float]:
@@ -198,10 +221,9 @@ class SamplingParams:
     seed: int = setting(
         0,
         _WHOLE(
-            low=0,
+            # A negative one is read as seed_of() has it.
             high=MAX_SEED,
             way_out="leave it out for a random one",
-            stand_ins={-1: draw_seed},
             flags=("--seed", "-s"),
             help="-1 picks one; the report says which.",
             shown_default=-1,
@@ -225,6 +247,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         take_values(self)
+        object.__setattr__(self, "seed", read_seed(self.seed))
         if not isinstance(self.reasoning_budget, ReasoningBudget | None):
             raise SamplingError(
                 f"the reasoning budget is {shown(self.reasoning_budget)}: give a ReasoningBudget, or None for no limit"

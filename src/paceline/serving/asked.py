@@ -11,7 +11,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
-from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams, draw_seed
+from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams, read_seed
 from paceline.options import REQUEST_PARTS
 from paceline.serving.biases import read_biases
 from paceline.serving.bodies import ChatBody, CompletionBody, Speculative, whole_of
@@ -32,8 +32,6 @@ _MOST_STEPS: Final = 64
 
 _MOST_NAMED: Final = 16
 """Unknown fields that a warning names."""
-
-_DRAWN: Final = 0xFFFFFFFF
 
 _LENGTHS: Final = ("n_predict", "max_completion_tokens", "max_tokens")
 """Names of the most tokens to generate; the first that is given counts, as in llama-server."""
@@ -184,10 +182,8 @@ def read_asked(
     echo = bool(given.get("echo"))
     if echo and api == "completions" and num_logprobs is not None:
         raise FieldError("echo", "echo with log-probabilities would need those of the prompt: leave out one of them")
-    options.setdefault("seed", None)
-    if options["seed"] is None:
-        # One for all choices, and for the answer to tell.
-        options["seed"] = draw_seed()
+    # One for all choices, and for the answer to tell.
+    options["seed"] = read_seed(options.get("seed"))
     stream_options = given.get("stream_options")
     if stream_options is not None:
         extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
@@ -272,10 +268,6 @@ def _options_of(given: Mapping[str, Any], defaults: GenerateOptions) -> tuple[Ge
                 if name in given:
                     options[entry.name], names[entry.name] = given[name], name
                     break
-    seed = options.get("seed")
-    if isinstance(seed, int) and seed < 0:
-        # As llama-server reads it: 32 bits without a sign. All of them set is a seed that is drawn.
-        options["seed"] = None if seed & _DRAWN == _DRAWN else seed & _DRAWN
     return cast("GenerateOptions", options), names
 
 
