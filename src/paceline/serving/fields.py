@@ -256,7 +256,7 @@ _OTHER_NAMES: Final[Mapping[str, str | None]] = {
 }
 """Fields of a request by the options of the table that they set, where the names differ."""
 
-_FLAG: Final = re.compile(r"(?<![\w'\"-])--?[a-z][a-z-]*(?![\w-])|speculate=False(, --no-speculation)?")
+_FLAG: Final = re.compile(r"(?<![\w'\"-])--?[a-z][a-z-]*(?![\w-])")
 
 
 def in_fields(message: str, param: str | None) -> str:
@@ -265,12 +265,13 @@ def in_fields(message: str, param: str | None) -> str:
     Flags of the server itself, such as ``--max-n``, stay: they say the way out to whoever starts it.
 
     Args:
-        message: of an error.
+        message: of an error, in which options are called what the command line calls them; see
+            :func:`paceline.options.in_flags`.
         param: the field that is at fault, under the name that the request has for it.
     """
 
     def field_of(match: re.Match[str]) -> str:
-        names = _fields_by_flag().get(match.group().partition(",")[0])
+        names = _fields_by_flag().get(match.group())
         if names is None:
             return match.group()
         alike = match.group().lstrip("-").replace("-", "_")
@@ -281,8 +282,8 @@ def in_fields(message: str, param: str | None) -> str:
 
 @functools.cache
 def _fields_by_flag() -> Mapping[str, tuple[str, ...]]:
-    """Return the names that a request has for what a flag of the command line, or Python's name, sets."""
-    found: dict[str, tuple[str, ...]] = {"speculate=False": ("speculative.off",)}
+    """Return the names that a request has for what a flag of the command line sets."""
+    found: dict[str, tuple[str, ...]] = {}
     for part in (*REQUEST_PARTS, ChatParams, FixedPolicy):
         for field in fields_of(part):
             names = (_OTHER_NAMES[field.name],) if field.name in _OTHER_NAMES else field.json_names
