@@ -228,7 +228,7 @@ def test_what_nobody_offers_is_not_found(server: Hosted, method: str, path: str)
     response = server.web.request(method, server.url + path)
     assert response.status_code == 404
     if method != "HEAD":
-        message = f"File Not Found: there is no {path!r} here, and /openapi.json lists what there is"
+        message = f"File Not Found: there is no path {path!r} here, and /openapi.json lists what there is"
         assert response.json() == {"error": {"code": 404, "message": message, "type": "not_found_error", "param": None}}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 
+from paceline.serving.asked import Asked, read_asked
 from paceline.serving.fields import HARMLESS, NEUTRAL
 from paceline.serving.settings import ServerOptions
 from tests.chat.conversing import CHATML
@@ -379,12 +381,34 @@ def assert_no_flag_for_a_field(message: str) -> None:
         ({"speculative": {"drafters": []}}, "without speculation (speculative.off)"),
         ({"grammar": 'root ::= "a"', "ignore_eos": True}, "leave out ignore_eos"),
         ({"stop": ["--temp"] * 3}, "start the server with a larger --max-stop"),
+        ({"samplers": ["`temperature=[1]`"]}, "unknown sampling step '`temperature=[1]`'"),
+        ({"samplers": ["a `temperature=[1]` b"]}, "unknown sampling step"),
+        ({"seed": "a `temperature={[]: 1}`"}, "it should be"),
     ],
 )
 def test_an_error_speaks_of_fields_and_not_of_flags(strict: Hosted, body: dict[str, Any], said: str) -> None:
     message = strict.refusal("/completion", {**BASE, **body})["message"]
     assert said in message
     assert_no_flag_for_a_field(message)
+
+
+def test_other_requests_go_on_while_a_long_body_is_looked_at(server: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_loop: list[bool] = []
+
+    def looked_at(*arguments: Any, **options: Any) -> Asked:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            on_the_loop.append(False)
+        else:
+            on_the_loop.append(True)
+        return read_asked(*arguments, **options)
+
+    monkeypatch.setattr("paceline.serving.app.read_asked", looked_at)
+    message = {"role": "user", "content": "abc"}
+    for body in ({"messages": [message]}, {"messages": [message] * 5000}, {"messages": [message], "a" * 100_000: 1}):
+        server.post("/v1/chat/completions", {**CHAT, **body})
+    assert on_the_loop == [True, False, False]
 
 
 def test_the_field_without_which_a_conversation_could_be_used_is_at_fault() -> None:

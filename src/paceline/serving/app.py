@@ -94,6 +94,10 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
+_BYTES_AN_ITEM: Final = 100
+"""Bytes of a body that take as long to look at as an item of a list."""
+
+
 class _HeadAsGet:
     """Has every route that answers GET answer HEAD too; the server below leaves the body out."""
 
@@ -132,7 +136,9 @@ def _not_there(request: Request) -> PacelineError:
     ]
     if not offered:
         # In llama-server's words first, which its clients may know.
-        return NotFoundError(f"File Not Found: there is no {shown(path)} here, and /openapi.json lists what there is")
+        return NotFoundError(
+            f"File Not Found: there is no path {shown(path)} here, and /openapi.json lists what there is"
+        )
     allowed = ["GET", "HEAD", *offered[1:]] if "GET" in offered else offered
     return WrongMethodError(f"{shown(path)} does not take {shown(method)}: send {' or '.join(allowed)}", allowed)
 
@@ -159,11 +165,13 @@ def _add_health(router: APIRouter, server: Server) -> None:
 
 
 def _add_generation(router: APIRouter, server: Server) -> None:
-    async def asked_of(body: CompletionBody | ChatBody, api: Api) -> Asked:
+    async def asked_of(request: Request, body: CompletionBody | ChatBody, api: Api) -> Asked:
         served, biases = server.host.served, body.logit_bias
+        listed = len(biases) if isinstance(biases, dict | list) else 0
         asked = await in_turn(
             lambda: read_asked(body, api, defaults=served.options, settings=server.options, verbose=server.verbose),
-            len(biases) if isinstance(biases, dict | list) else 0,
+            # Long bodies may have many messages and names, all of which are looked at.
+            listed + len(await request.body()) // _BYTES_AN_ITEM,
         )
         return await with_constraint(server.host, await with_bias(server.host, asked))
 
@@ -173,7 +181,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         return await prepare_chat(server.host, body, max_tokens=max_tokens, tools=told, asked=asked.tools)
 
     async def complete(request: Request, body: CompletionBody, api: Api) -> Response:
-        asked = await asked_of(body, api)
+        asked = await asked_of(request, body, api)
         prompts = await while_there(
             request,
             prepare_completions(
@@ -196,7 +204,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=documented(ChatBody))
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> Response:
-        asked = await asked_of(body, "chat")
+        asked = await asked_of(request, body, "chat")
         prompt = await while_there(request, prepared_chat(body, asked, asked.options.get("max_tokens")))
         if asked.stream and prompt.reasoning_format == "deepseek-legacy":
             raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
@@ -211,8 +219,8 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         openapi_extra=documented(ChatBody),
     )
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
-    async def input_tokens(body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> dict[str, Any]:
-        prompt = await prepared_chat(body, await asked_of(body, "chat"), 0)
+    async def input_tokens(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> dict[str, Any]:
+        prompt = await prepared_chat(body, await asked_of(request, body, "chat"), 0)
         return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
     @router.post(
