@@ -187,6 +187,14 @@ def test_json_alone(invoke: Invoke, scripted: list[ModelOptions]) -> None:
     assert json.loads(outcome.out)["temperature"] == 0.0
 
 
+@pytest.mark.parametrize(("seed", "low", "high"), [("-5", 2**32 - 5, 2**32 - 5), ("-1", 0, 2**32 - 1)])
+def test_all_variants_have_one_seed(
+    invoke: Invoke, scripted: list[ModelOptions], seed: str, low: int, high: int
+) -> None:
+    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", "--seed", seed, "--json", "-")
+    assert low <= json.loads(outcome.out)["seed"] <= high
+
+
 def test_without_a_draft_model_the_others_draft(invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "model.gguf")
     outcome = invoke(
