@@ -253,4 +253,4 @@ def test_a_server_that_is_told_to_end_in_a_pass_ends(grace_s: str) -> None:
         assert json.loads(rest[-1])["error"]["code"] == 503
     else:
         assert rest[-1] == "[DONE]"
-        assert json.loads(rest[-2])["usage"]["completion_tokens"] == 200
+        assert json.loads(rest[-2])["timings"]["predicted_n"] == 200

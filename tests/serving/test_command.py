@@ -257,7 +257,7 @@ def test_a_stream_that_runs_when_the_signal_comes_is_finished() -> None:
         assert rest[-1] == "[DONE]"
         last = json.loads(rest[-2])
         assert last["choices"][0]["finish_reason"] == "length"
-        assert last["usage"]["completion_tokens"] == 400
+        assert last["timings"]["predicted_n"] == 400
         assert running.status() == 0
     assert not any("Traceback" in line for line in running.said)
 
