@@ -332,7 +332,7 @@ def test_an_image_that_cannot_be_written_leaves_the_old_one(
         (("--json", "same", "--png", "./same"), "--json and --png are the same file"),
         (("-m", "target", "-cd", "64"), "-cd has no effect without a draft model"),
         (("-m", "target", "-td", "1"), "-td has no effect without a draft model"),
-        (("--engine", "torch_hf", "-td", "1"), "(-td, -tbd) mean nothing to torch_hf"),
+        (("--engine", "torch_hf", "-td", "1"), "(-td) mean nothing to torch_hf"),
         (("-np", "0"), "the least is 1"),
         (("--budget-s", "inf"), "--budget-s inf: give a finite number of seconds, more than 0"),
     ],

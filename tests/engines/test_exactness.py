@@ -145,7 +145,7 @@ def test_a_model_whose_kernels_differ_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_goes_against_it_is_refused() -> None:
-    with pytest.raises(InputError, match="need fused attention: leave out -fa off"):
+    with pytest.raises(InputError, match="need fused attention: leave out `flash_attention=False`"):
         open_engine(ModelOptions(embedded_target(), exact=True, flash_attention=False))
     pytest.importorskip("torch", reason="needs paceline[torch]")
     with pytest.raises(CapabilityError, match=r"exactness \(`exact`\) means nothing to torch_hf"):

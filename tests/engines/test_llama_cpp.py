@@ -969,7 +969,7 @@ def test_encoder_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"devices": ("CUDA7",)}, "device 'CUDA7' is not available; choose from "),
         (
             {"override_tensors": (("ffn", "CUDA7"),)},
-            "buffer type 'CUDA7' of ffn=CUDA7 .-ot. is unknown; choose from .*CPU",
+            "buffer type 'CUDA7' of ffn=CUDA7 .`override_tensors`. is unknown; choose from .*CPU",
         ),
         ({"context_length": 2**31 - 1}, "2147483647 tokens is more than the "),
         ({"cache_cells": 2**31 - 1}, "GiB are free"),
