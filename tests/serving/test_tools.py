@@ -137,6 +137,7 @@ def test_an_answer_without_calls_is_content(writing: Hosted) -> None:
         {"tool_choice": "required"},
         {"tool_choice": "required", "parallel_tool_calls": False},
         {"tool_choice": NAMED},
+        {"tool_choice": {"type": "function", "name": "weather"}},
     ],
 )
 def test_a_model_that_has_to_call_calls(writing: Hosted, fields: dict[str, Any]) -> None:
@@ -147,7 +148,7 @@ def test_a_model_that_has_to_call_calls(writing: Hosted, fields: dict[str, Any])
         assert (content, len(calls), reason) == (None, 1, "tool_calls")
         for name, arguments in calls:
             assert name == "now" or (arguments["city"] in ("Paris", "Rome") and 0 <= arguments["days"] <= 9)
-        if fields["tool_choice"] == NAMED:
+        if isinstance(fields["tool_choice"], dict):
             assert calls[0][0] == "weather"
         assert streamed(writing, {**asked, "speculative": {"off": True}}) == (content, calls, reason)
 
@@ -280,6 +281,8 @@ def _with_name(name: str) -> dict[str, Any]:
             "tool_choice",
             "tool_choice is of type 'custom': give none, auto, required, a function with its name, or allowed_tools",
         ),
+        ({"tool_choice": {"type": "tool", "name": "now"}}, "tool_choice", "tool_choice is of type 'tool': give none"),
+        ({"tool_choice": {"type": "function", "name": ""}}, "tool_choice", "a function with its name"),
         ({"tool_choice": {"type": "hosted"}, "tools": []}, "tool_choice", "tool_choice is of type 'hosted': give none"),
         ({"tool_choice": allowed("sometimes", NOW)}, "tool_choice", "mode 'sometimes': give auto or required"),
         ({"tool_choice": allowed("auto")}, "tool_choice", "needs tools"),

@@ -72,7 +72,8 @@ def read_tools(given: Mapping[str, Any]) -> AskedTools | None:
         if name not in names:
             raise FieldError("tool_choice", f"tool_choice names {shown(name)}, and the tools are {', '.join(names)}")
     if allowed is not None:
-        tools = [tool for tool in tools if tool["function"]["name"] in allowed]
+        may_be_called = set(allowed)
+        tools = [tool for tool in tools if tool["function"]["name"] in may_be_called]
     is_auto = choice == "auto"
     parallel = given.get("parallel_tool_calls", is_auto)
     return AskedTools(tools, only, not is_auto, parallel, restricted=allowed is not None)
@@ -212,8 +213,10 @@ def _allowed_by(choice: Any) -> tuple[Any, list[str] | None]:
 
 
 def _function_in(tool: Any) -> Mapping[str, Any] | None:
-    """Return what names a function; ``None`` where nothing does."""
-    function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
+    """Return what names a function; ``None`` where nothing does. The Responses API has the name beside the type."""
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        return None
+    function = tool.get("function", tool)
     return function if isinstance(function, dict) and isinstance(function.get("name"), str) else None
 
 
@@ -226,8 +229,8 @@ def _named_by(choice: Any) -> str:
     """Return the name of the function that has to be called; empty where none is named."""
     if choice in ("none", "auto", "required"):
         return ""
-    function = choice.get("function") if isinstance(choice, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+    function = _function_in(choice)
+    if function is None or not function["name"]:
         raise FieldError(
             "tool_choice",
             f"tool_choice is {_said(choice)}: give none, auto, required, a function with its name, or allowed_tools",
