@@ -45,7 +45,7 @@ from paceline.serving.errors import (
     kind_of,
     response_of,
 )
-from paceline.serving.fields import FieldError, check_known
+from paceline.serving.fields import FieldError, check_known, unknown_within
 from paceline.serving.in_turn import in_turn
 from paceline.serving.leaving import while_there
 from paceline.serving.model_facts import models_of, props_of
@@ -306,10 +306,15 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
         "/apply-template", summary="Write a conversation as the model's template has it",
         openapi_extra=documented(TemplateBody),
     )  # fmt: skip
-    async def apply_template(body: Annotated[TemplateBody, Depends(body_of(TemplateBody))]) -> Response:
-        # A client may send what it would ask the model.
+    async def apply_template(
+        request: Request, body: Annotated[TemplateBody, Depends(body_of(TemplateBody))]
+    ) -> Response:
         prompt = await prepare_chat(server.host, body, max_tokens=0, tools=body.tools)
-        warned = _warned(body, server, also=ChatBody.model_fields, further=prompt.warnings)
+        warned = await in_turn(
+            # A client may send what it would ask the model.
+            lambda: _warned(body, server, also=ChatBody.model_fields, further=prompt.warnings),
+            len(await request.body()) // _BYTES_AN_ITEM,
+        )
         return _json(to_json({"prompt": prompt.text, **warned}))
 
 
@@ -318,7 +323,7 @@ def _warned(
 ) -> dict[str, list[str]]:
     """Return what to tell of fields that a route does not know; ``also`` are known and have no effect."""
     extra = {name: value for name, value in (body.model_extra or {}).items() if name not in also}
-    extra |= further_settings(dict(body))
+    extra |= {**further_settings(dict(body)), **unknown_within(dict(body))}
     warnings = [*warnings_of(check_known(extra, strict=server.options.strict_fields)), *further]
     return {"warnings": warnings} if warnings else {}
 
