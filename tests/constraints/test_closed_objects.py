@@ -151,10 +151,16 @@ def test_alternatives_that_definitions_tell_apart_are_kept_to(more: dict[str, An
     assert not accepts(state, '{"type":"cat","dog":1}')
 
 
-def test_many_joined_parts_are_refused_in_a_line() -> None:
-    wide: dict[str, Any] = {"allOf": [{"properties": {f"p{i}": {}}} for i in range(2_000)]}
+@pytest.mark.parametrize(
+    "wide",
+    [
+        {"allOf": [{"properties": {f"p{i}": {}}} for i in range(2_000)]},
+        {"required": [f"p{i}" for i in range(20_000)]},
+    ],
+)
+def test_many_joined_parts_are_refused_in_a_line(wide: dict[str, Any]) -> None:
     schema = {
-        "properties": {f"q{i}": {"$ref": "#/$defs/wide", "required": ["x"]} for i in range(100)},
+        "properties": {f"q{i}": {"$ref": "#/$defs/wide", "properties": {"x": {}}} for i in range(100)},
         "$defs": {"wide": wide},
     }
     with pytest.raises(

@@ -312,6 +312,14 @@ def test_nothing_that_a_reference_leads_to_is_overlooked(schema: dict[str, Any],
         COMPILER.compile(JsonSchema(schema))
 
 
+@pytest.mark.parametrize("place", ["x-models", "default", "example"])
+def test_what_a_reference_leads_to_may_stand_where_keywords_describe(place: str) -> None:
+    schema = {"items": {"$ref": f"#/{place}/a"}, "type": "array", place: {"a": {"const": 1}}}
+    state = COMPILER.compile(JsonSchema(schema, whitespace="none"))
+    assert accepts(state, "[1,1]")
+    assert not accepts(state, "[2]")
+
+
 def test_a_place_is_that_of_a_definition_in_use() -> None:
     ill = {"items": {"uniqueItems": True}}
     schema = {"$ref": "#/$defs/b", "$defs": {"a": ill, "b": ill}}

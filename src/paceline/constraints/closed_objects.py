@@ -136,7 +136,7 @@ class _Closing:
     def _whole_of(self, path: Path, part: dict[str, Any]) -> _Whole:
         whole, seen = _Whole(), set[int]()
         self._add(part, whole, 0, seen)
-        self._num_joined += len(seen) + len(whole.names)
+        self._num_joined += len(seen) + len(whole.names) + len(whole.required)
         if self._num_joined > _MOST_JOINED:
             raise ConstraintError(
                 f"{said(path)}: allOf, anyOf and $ref join more than {_MOST_JOINED:,} parts and properties: write out "

@@ -191,11 +191,15 @@ def _is_unenforced(key: str, part: dict[str, Any]) -> bool:
 
 def leave_out_idle(schema: Any) -> None:
     """Take unsupported keywords that refuse nothing out of a schema and of all in it."""
-    for _, part in _all_parts(schema):
+    parts = list(_all_parts(schema))
+    # Such as #/x-definitions/a.
+    led_through = {key for _, part in parts if isinstance(part.get("$ref"), str) for key in part["$ref"].split("/")}
+    for _, part in parts:
         if isinstance(part.get("format"), str) and _describes(part):
             del part["format"]
         for keyword in [keyword for keyword in part if keyword in _SAID_ABOUT or keyword.startswith("x-")]:
-            del part[keyword]
+            if keyword not in led_through:
+                del part[keyword]
         if len(listed(part.get("oneOf"))) > 1:
             # Beside another keyword llguidance looks behind references, and sees what tells them apart.
             part["discriminator"] = {}
