@@ -19,7 +19,8 @@ ANY_SCHEMA_TEXT: Final = ANY_TEXT
 _MOST_LENGTH: Final = 4_096
 """Characters that are counted; a longer ``maxLength`` is no bound for an answer."""
 
-_OF_PATTERN: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+# A class without end goes to the end, so that nothing is looked for twice.
+_OF_PATTERN: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
 _NOT_KEPT: Final = re.compile(r"\\[bBAZz1-9k]")
 _OF_ASCII: Final = {
     r"\w": "[A-Za-z0-9_]",

@@ -17,12 +17,13 @@ _CLOSING: Final = "}]"
 NAME_MARK: Final = "paceline_parameter_"
 """Stands before the number of a name that is none in Python."""
 
+# A text without end goes to the end, so that nothing is looked for twice.
 _PYTHON_PART: Final = re.compile(
-    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?P<before>[(,]\s*)(?P<name>[^\s=,()\[\]{}'":]+)\s*=""", re.DOTALL
+    r"""'(?:[^'\\]|\\.)*'?|"(?:[^"\\]|\\.)*"?|(?P<before>[(,]\s*)(?P<name>[^\s=,()\[\]{}'":]+)\s*=""", re.DOTALL
 )
 _PYTHON_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:[-.][A-Za-z0-9_]+)*")
 _GEMMA_PART: Final = re.compile(
-    r"""<\|"\|>.*?<\|"\|>|"(?:[^"\\]|\\.)*"|(?P<before>(?:\A|(?<=[{,]))\s*)(?P<key>[^\s{}\[\],:"<>]+)\s*:""", re.DOTALL
+    r"""<\|"\|>.*?<\|"\|>|"(?:[^"\\]|\\.)*"?|(?P<before>(?:\A|(?<=[{,]))\s*)(?P<key>[^\s{}\[\],:"<>]+)\s*:""", re.DOTALL
 )
 _WORDS: Final = {"True": True, "False": False, "None": None}
 _COMPARED: Final[Mapping[str, Callable[[Fraction, Fraction], bool]]] = {
