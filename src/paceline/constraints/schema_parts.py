@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -54,6 +54,19 @@ def reachable(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
         yield paths.get(id(part), ()), part
         inner = [inside for path, inside in _inner((), part) if path[0] not in _SHARED]
         rest += reversed([*inner, *references.targets(part.get("$ref"))])
+
+
+def with_parts(part: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a copy of a schema in which each that stands right in it is what a function returns for it."""
+    found = dict(part)
+    for key, value in part.items():
+        if key in _LISTS and isinstance(value, list):
+            found[key] = [change(one) for one in value]
+        elif key in _MAPPINGS and isinstance(value, dict):
+            found[key] = {name: change(one) for name, one in value.items()}
+        elif key in _ONE:
+            found[key] = change(value)
+    return found
 
 
 def mapping(value: Any) -> dict[str, Any]:

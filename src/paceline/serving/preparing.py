@@ -217,7 +217,10 @@ async def with_constraint(host: ModelHost, asked: Asked) -> Asked:
         constraint, asked = await _compiled(host, named), await _warned(asked, named)
     if asked.tools is not None:
         call_format = call_format_of(asked.tools, served.call_format)
-        with_calls = calls_to_keep_to(asked.tools, named, call_format, served.model.target.vocabulary)
+        # Large schemas take a while.
+        with_calls = await asyncio.to_thread(
+            calls_to_keep_to, asked.tools, named, call_format, served.model.target.vocabulary
+        )
         if with_calls is not None and with_calls != named:
             named, constraint = with_calls, await _compiled(host, with_calls)
             asked = await _warned_of_tools(asked, asked.tools)

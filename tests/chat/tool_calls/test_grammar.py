@@ -12,6 +12,7 @@ import pytest
 from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.formats import FORMATS
 from paceline.chat.tool_calls.grammar import calls_grammar
+from paceline.chat.tool_calls.text_patterns import text_pattern
 from paceline.constraints import JsonSchema
 from paceline.core.errors import ConstraintError
 from tests.chat.tool_calls.answers import (
@@ -41,6 +42,7 @@ from tests.chat.tool_calls.answers import (
 )
 from tests.chat.tool_calls.machine import CONTROL_IDS, is_answer, text_of, tokens_of, written_at_random
 from tests.tiers import by_tier
+from tests.timing import assert_grows_with_length_alone
 
 FAMILIES = list(BY_NAME)
 
@@ -476,6 +478,74 @@ def test_a_name_that_could_not_be_read_back_is_refused(family: str, function: st
     with pytest.raises(ConstraintError, match="cannot be read where") as raised:
         calls_grammar(BY_NAME[family], [tool(function, {parameter: {}})], required=True, parallel=True)
     assert f"the name of {told}" in str(raised.value)
+
+
+@MARKS
+@EACH
+def test_properties_may_be_called_as_keywords_are(family: str, has_marks: bool) -> None:
+    called = ("definitions", "$defs", "default", "id", "enum", "properties")
+    inner = {"type": "object", "properties": {name: {"$ref": "#/$defs/Unit"} for name in called}, "required": [*called]}
+    asked = tool("f", {"within": inner}, ["within"])
+    asked["function"]["parameters"]["$defs"] = {"Unit": {"enum": ["celsius", "fahrenheit"]}}
+    for _, arguments in drawn(family, [asked], has_marks=has_marks, number=4):
+        assert arguments["within"].keys() == set(called)
+        assert set(arguments["within"].values()) <= {"celsius", "fahrenheit"}
+
+
+def test_a_reference_to_what_allows_all_is_followed() -> None:
+    asked = tool("f", {"all": {"type": "array", "items": {"$ref": "#/$defs/Any"}, "maxItems": 1}}, ["all"])
+    asked["function"]["parameters"]["$defs"] = {"Any": True}
+    assert drawn("glm", [asked], has_marks=False, number=4)
+
+
+def _row(number: int) -> dict[str, Any]:
+    """Return definitions each of which has the next as a part."""
+    parts = {f"d{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(number)}
+    return {"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": {**parts, f"d{number}": {"type": "string"}}}
+
+
+OVERSIZED: dict[str, tuple[dict[str, Any], str]] = {
+    "a long row": (_row(900), "too many parts lead to one another"),
+    "what many have": (
+        {
+            "properties": {f"p{i}": {"$ref": "#/$defs/Wide"} for i in range(300)},
+            "$defs": {"Wide": {"type": "object", "properties": {f"q{i}": {"type": "integer"} for i in range(500)}}},
+        },
+        "more than 524,288 characters",
+    ),
+    "many of many": (
+        {
+            "properties": {f"p{i}": {"type": "string"} for i in range(500)},
+            "anyOf": [{"required": [f"p{i}"]} for i in range(50)],
+        },
+        "more than 20,000 properties",
+    ),
+    "many joined to many": (
+        {
+            "properties": {
+                "x": {
+                    "properties": {f"p{i}": {"type": "string"} for i in range(1_500)},
+                    "anyOf": [{"properties": {f"q{i}": {"type": "string"}}} for i in range(200)],
+                }
+            }
+        },
+        "join more than 200,000 properties",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVERSIZED)
+def test_a_schema_that_comes_to_too_much_is_refused_in_a_line(name: str) -> None:
+    schema, reason = OVERSIZED[name]
+    asked = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    with pytest.raises(ConstraintError, match=f"^the parameters of function f: .*{reason}.*"):
+        calls_grammar(BY_NAME["glm"], asked, required=True, parallel=False)
+    parser = parser_of("glm", asked)
+    assert added([*parser.push(written("glm", [("f", {})])), *parser.finish()]).called == [("f", {})]
+
+
+def test_the_time_for_a_pattern_grows_with_its_length_alone() -> None:
+    assert_grows_with_length_alone(lambda length: text_pattern({"pattern": "[" * length}, strict=False), 16_000)
 
 
 @pytest.mark.parametrize("family", ["gemma", "lfm", "qwen-xml", "hermes"])

@@ -296,6 +296,25 @@ def test_values_are_of_the_types_behind_references(family: str, arguments: dict[
     assert whole(family, OF_TEXTS[family](call), [BEHIND]).called == [call]
 
 
+MANY_CHOICES = {"anyOf": [{"anyOf": [{"const": row * 80 + i} for i in range(80)]} for row in range(80)]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_call"),
+    [
+        ({"properties": {"a": MANY_CHOICES}}, False),
+        (MANY_CHOICES, True),
+        ({"allOf": [{"properties": {"a": {"minimum": number}}} for number in range(1_500)]}, False),
+        ({"allOf": [{"required": [{}]}, {"required": ["a"]}]}, True),
+    ],
+)
+def test_a_schema_that_takes_too_much_breaks_no_answer(parameters: dict[str, Any], is_call: bool) -> None:
+    asked = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    text = of_hermes(("f", {"a": "1"}))
+    message = whole("hermes", text, [asked])
+    assert (message.content, message.called) == (("", [("f", {"a": "1"})]) if is_call else (text, []))
+
+
 def test_a_value_is_what_the_model_says_it_is() -> None:
     """DeepSeek's tags tell texts from all else."""
     asked = [tool("f", {"a": {"type": ["string", "null", "integer"]}, "b": {}})]
@@ -537,6 +556,7 @@ BEGINNINGS = [
     ("glm", "<tool_call>", "f"),
     ("lfm", "<|tool_call_start|>[f(a=", "["),
     ("lfm", "<|tool_call_start|>", "'"),
+    ("lfm", '<|tool_call_start|>[f(a="', '\\"'),
     ("gemma", "<|tool_call>call:f{", 'a:<|"|>b<|"|>,'),
     ("kimi", "<|tool_call_begin|>", "a"),
     ("mistral", "[TOOL_CALLS]", "a"),

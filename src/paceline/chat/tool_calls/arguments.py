@@ -70,11 +70,10 @@ class ArgumentRules:
         if strict and style not in TAGS:
             _check_kept(schema)
         known = ParameterSchema(ready.schema)
-        variants = known.variants() or [{}]
+        variants = known.variants or [[]]
         names: dict[str, None] = {}
         rules = [name] if len(variants) == 1 else [f"{name}_o{number}" for number in range(len(variants))]
-        for rule, variant in zip(rules, variants, strict=True):
-            parameters = known.parameters(variant)
+        for rule, parameters in zip(rules, variants, strict=True):
             names.update((one.name, None) for one in parameters)
             if style in TAGS:
                 self._add_tagged(rule, style, known, parameters, strict=strict)

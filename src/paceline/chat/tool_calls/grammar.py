@@ -75,6 +75,11 @@ def calls_grammar(
             names = arguments.add(f"args_{number}", written.style, function.get("parameters") or {}, strict=strict)
         except ConstraintError as error:
             raise ConstraintError(f"the parameters of function {function['name']}: {error}") from None
+        except RecursionError:
+            raise ConstraintError(
+                f"the parameters of function {function['name']}: too many parts lead to one another in a row: write "
+                "them into fewer"
+            ) from None
         _check_names(call_format, written, function["name"], names)
     _add_calls(rules, "call", written, tools)
     several = parallel and written.between is not None

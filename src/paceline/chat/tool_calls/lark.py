@@ -7,11 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from paceline.constraints.compiling import CompilingLimits
 from paceline.constraints.grammars import schema_text
 from paceline.constraints.sources import Whitespace
+from paceline.core.errors import ConstraintError
 
 ANY_TEXT: Final = r"/(.|\n)*/"
 """Lark terminal of any text, the empty one included."""
+
+_MOST_CHARACTERS: Final = CompilingLimits().source_bytes
+"""Of a grammar: one of more could not be compiled, and parts that many others refer to may come to gigabytes."""
 
 
 class LarkRules:
@@ -28,12 +33,23 @@ class LarkRules:
         spellings = sorted(control_ids, key=len, reverse=True)
         self._spelled = re.compile(f"({'|'.join(map(re.escape, spellings))})") if spellings else None
         self._rules: dict[str, str] = {}
+        self._num_characters = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._rules
 
     def add(self, name: str, expression: str) -> None:
-        """Add a rule, or a terminal if the name is in capitals."""
+        """Add a rule, or a terminal if the name is in capitals.
+
+        Raises:
+            ConstraintError: the grammar is too large with it.
+        """
+        self._num_characters += len(name) + len(expression)
+        if self._num_characters > _MOST_CHARACTERS:
+            raise ConstraintError(
+                f"the grammar of calls has more than {_MOST_CHARACTERS:,} characters: send fewer tools, or smaller "
+                "parameters"
+            )
         self._rules[name] = expression or '""'
 
     def add_until(self, name: str, text: str, before: str = ANY_TEXT) -> None:

@@ -44,7 +44,7 @@ _OF_TEXTS: Final = ("xml-inline", "kv-lines")
 # What parts the name of an argument from whether it is a text, where a model says so.
 _SAYS_TEXT: Final = '" string="'
 # What reading a broken call may raise.
-_FAULTS: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_FAULTS: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, ConstraintError)
 # Content of these kinds says by itself whether it was cut off.
 _SELF_CLOSING: Final = ("json", "python-call-list")
 # Characters after which a parser is left for a new one: it keeps, and copies, all that it was fed.
@@ -87,7 +87,7 @@ class ToolCallParser:
         self._functions = {
             function.get("name"): function for tool in tools for function in [tool.get("function", tool)]
         }
-        self._schemas: dict[str, ParameterSchema | None] = {}
+        self._schemas: dict[str, ParameterSchema] = {}
         self._new_id = new_id or (lambda: random_id(call_format.id_length))
         self._template = load_template(call_format.template, call_format.name)
         self._first = re.compile(f"[{re.escape(call_format.firsts)}]") if call_format.firsts else None
@@ -362,26 +362,27 @@ class ToolCallParser:
             ValueError: one is missing that a call needs.
         """
         known = self._schema_of(name)
-        variants = [] if known is None else [known.parameters(variant) for variant in known.variants()]
         found = {}
         for key, value in arguments.items():
             key, _, said = key.partition(_SAYS_TEXT) if are_texts else (key, "", "")
             is_text = None if not are_texts or not said else said == "true"
-            schemas = [one.schema for variant in variants for one in variant if one.name == key]
-            found[key] = _value(value, known, schemas, are_texts=are_texts, is_text=is_text)
-        needed = [{one.name for one in variant if one.required} for variant in variants]
-        if needed and not any(names <= found.keys() for names in needed):
+            found[key] = _value(value, known, known.schemas.get(key, ()), are_texts=are_texts, is_text=is_text)
+        if known.variants and not any(
+            all(one.name in found for one in variant if one.required) for variant in known.variants
+        ):
             raise ValueError("half a call")
         return found
 
-    def _schema_of(self, name: str) -> ParameterSchema | None:
-        """Return the schema of a function's parameters; ``None`` where it has none that could be used."""
+    def _schema_of(self, name: str) -> ParameterSchema:
+        """Return the schema of a function's parameters; one of any where it has none that could be used."""
         if name not in self._schemas:
             schema = self._functions.get(name, {}).get("parameters")
             try:
-                self._schemas[name] = ParameterSchema(schema) if isinstance(schema, Mapping) and schema else None
-            except ConstraintError:
-                self._schemas[name] = None
+                known = ParameterSchema(schema if isinstance(schema, dict) else {})
+                _ = known.variants
+            except (ConstraintError, RecursionError):
+                known = ParameterSchema({})
+            self._schemas[name] = known
         return self._schemas[name]
 
     def _say(self, text: str) -> None:
@@ -425,10 +426,9 @@ class ToolCallParser:
             self._said = []
 
 
-def _value(value: Any, known: ParameterSchema | None, schemas: list[Any], *, are_texts: bool, is_text: Any) -> Any:
+def _value(value: Any, known: ParameterSchema, schemas: Sequence[Any], *, are_texts: bool, is_text: bool | None) -> Any:
     """Return the value of an argument, of which its function's variants may say different things."""
     schema: Any = schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
-    known = known or ParameterSchema({})
     if isinstance(value, list) and are_texts:
         # The library collects those of one name, where a template says so.
         return [value_of(one, known, schema, is_text=is_text) if isinstance(one, str) else one for one in value]

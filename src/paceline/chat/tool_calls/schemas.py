@@ -5,12 +5,14 @@ The grammar and the reader of calls both ask here: what one makes a model write,
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from paceline.constraints.schema_limits import SchemaBudget
-from paceline.constraints.schema_parts import References, listed, mapping, subschemas
+from paceline.constraints.schema_parts import References, listed, mapping, subschemas, with_parts
 from paceline.core.errors import ConstraintError
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -18,9 +20,8 @@ Schema: TypeAlias = Mapping[str, Any]
 TYPES: Final = ("string", "integer", "number", "boolean", "null", "object", "array")
 """All types of JSON, as schemas name them."""
 
-# What says nothing of a value: it may hold anything, also what looks like a reference.
-_DATA: Final = frozenset({"enum", "const", "default", "example", "examples"})
-_NAMES: Final = frozenset({"$id", "id", "$anchor", "$schema"})
+# What a part is not copied with, to be a schema of its own.
+_OF_WHOLES: Final = frozenset({"$defs", "definitions", "$id", "id", "$anchor", "$schema"})
 _UNIONS: Final = ("anyOf", "oneOf")
 _LOWER: Final = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"})
 _HIGHER: Final = frozenset({"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"})
@@ -28,6 +29,12 @@ _MOST_JOINED: Final = 64
 
 _MOST_STEPS: Final = 5_000
 """References, parts of ``allOf`` and choices that are followed to know what a part of a schema says."""
+
+_MOST_ENTRIES: Final = 200_000
+"""Properties and values that are joined to know it."""
+
+_MOST_PARAMETERS: Final = 20_000
+"""Parameters of all variants of a function."""
 
 
 class Parameter(NamedTuple):
@@ -58,20 +65,46 @@ class ParameterSchema:
         SchemaBudget().take(schema)
         self._whole = schema
         self._references = References(schema, list(subschemas(schema)))
-        self._num_steps = 0
+        self._num_steps = self._num_entries = 0
 
-    def variants(self) -> list[Schema]:
-        """Return the schemas of which the arguments keep to one."""
-        return [branch for branch in self.branches(self._whole) if _allows(branch, "object")]
+    @functools.cached_property
+    def variants(self) -> Sequence[Sequence[Parameter]]:
+        """The parameters of which the arguments keep to one list.
+
+        Raises:
+            ConstraintError: there are too many.
+        """
+        found = []
+        self._start_count()
+        num_parameters = 0
+        for branch in self._branches(self._whole, ()):
+            if not _allows(branch, "object"):
+                continue
+            found.append(self.parameters(branch))
+            num_parameters += len(found[-1])
+            if num_parameters > _MOST_PARAMETERS:
+                raise ConstraintError(
+                    f"the alternatives of the JSON schema have more than {_MOST_PARAMETERS:,} properties together: "
+                    "leave some out"
+                )
+        return found
+
+    @functools.cached_property
+    def schemas(self) -> Mapping[str, Sequence[Any]]:
+        """What each variant says of a parameter, by its name."""
+        found: dict[str, list[Any]] = {}
+        for one in itertools.chain.from_iterable(self.variants):
+            found.setdefault(one.name, []).append(one.schema)
+        return found
 
     def parameters(self, variant: Schema) -> list[Parameter]:
         """Return the parameters that a variant names, in its order, and then those that it needs alone."""
         properties = mapping(variant.get("properties"))
-        needed = [name for name in listed(variant.get("required")) if isinstance(name, str)]
+        needed = dict.fromkeys(name for name in listed(variant.get("required")) if isinstance(name, str))
         more = mapping(variant.get("additionalProperties"))
         return [
             *(Parameter(name, part, name in needed) for name, part in properties.items()),
-            *(Parameter(name, more, True) for name in dict.fromkeys(needed) if name not in properties),
+            *(Parameter(name, more, True) for name in needed if name not in properties),
         ]
 
     def resolved(self, schema: Any) -> Schema:
@@ -82,7 +115,7 @@ class ParameterSchema:
         Raises:
             ConstraintError: that takes too much.
         """
-        self._num_steps = 0
+        self._start_count()
         return self._resolved(schema, ())
 
     def branches(self, schema: Any) -> list[Schema]:
@@ -91,7 +124,7 @@ class ParameterSchema:
         Raises:
             ConstraintError: that takes too much.
         """
-        self._num_steps = 0
+        self._start_count()
         return list(self._branches(schema, ()))
 
     def types(self, schema: Any) -> list[str] | None:
@@ -124,12 +157,12 @@ class ParameterSchema:
                 return found
             seen = (*seen, reference)
             beside = {key: value for key, value in found.items() if key != "$ref"}
-            found = _joined(self._resolved(target, seen), beside)
+            found = self._join(self._resolved(target, seen), beside)
         parts = listed(found.get("allOf"))
         if parts:
             found = {key: value for key, value in found.items() if key != "allOf"}
             for part in parts:
-                found = _joined(found, self._resolved(part, seen))
+                found = self._join(found, self._resolved(part, seen))
         return found
 
     def _branches(self, schema: Any, seen: tuple[int, ...]) -> Iterator[Schema]:
@@ -143,6 +176,19 @@ class ParameterSchema:
             if id(choice) not in seen:
                 yield from self._branches({"allOf": [beside, choice]} if beside else choice, (*seen, id(choice)))
 
+    def _join(self, one: Schema, other: Schema) -> Schema:
+        parts = [part[key] for key in other if key in one for part in (one, other)]
+        self._num_entries += sum(len(part) for part in parts if isinstance(part, dict | list))
+        if self._num_entries > _MOST_ENTRIES:
+            raise ConstraintError(
+                f"$ref, allOf, anyOf and oneOf of the JSON schema join more than {_MOST_ENTRIES:,} properties and "
+                "values: write out what is wanted"
+            )
+        return _joined(one, other)
+
+    def _start_count(self) -> None:
+        self._num_steps = self._num_entries = 0
+
     def _count_step(self) -> None:
         self._num_steps += 1
         if self._num_steps > _MOST_STEPS:
@@ -151,26 +197,22 @@ class ParameterSchema:
                 "anyOf and oneOf: write out what is wanted"
             )
 
-    def _target(self, reference: str) -> dict[str, Any] | None:
-        return next((one for one in self._references.targets(reference) if isinstance(one, dict)), None)
+    def _target(self, reference: str) -> Any:
+        return next((one for one in self._references.targets(reference) if isinstance(one, dict | bool)), None)
 
-    def _copied(self, value: Any, names: dict[int, str], shared: dict[str, Any]) -> Any:
+    def _copied(self, schema: Any, names: dict[int, str], shared: dict[str, Any]) -> Any:
         """Return a copy that refers to what is shared alone, which is added to that."""
-        if isinstance(value, list):
-            return [self._copied(one, names, shared) for one in value]
-        if not isinstance(value, dict):
-            return value
-        copied = {
-            key: one if key in _DATA else self._copied(one, names, shared)
-            for key, one in value.items()
-            if not (key in ("$defs", "definitions") or (key in _NAMES and isinstance(one, str)))
-        }
-        reference = value.get("$ref")
+        if not isinstance(schema, dict):
+            return schema
+        own = {key: one for key, one in schema.items() if key not in _OF_WHOLES}
+        copied = with_parts(own, lambda part: self._copied(part, names, shared))
+        reference = schema.get("$ref")
         target = self._target(reference) if isinstance(reference, str) else None
         if target is not None and isinstance(reference, str):
             if id(target) not in names:
                 last = reference.rpartition("/")[2].strip("#")
-                name = last if last and last not in shared else f"{last}_{len(names)}"
+                # No two have one number.
+                name = f"{last}_{len(names)}"
                 names[id(target)] = name
                 shared[name] = None
                 shared[name] = self._copied(target, names, shared)
@@ -242,11 +284,11 @@ def _both(key: str, one: Any, other: Any) -> Any:
         }
         return {**one, **other, **shared}
     if key == "required" and isinstance(one, list) and isinstance(other, list):
-        return [*one, *(name for name in other if name not in one)]
+        return list(dict.fromkeys(name for name in (*one, *other) if isinstance(name, str)))
     if key == "type":
         return _shared_types(one, other)
     if key == "enum" and isinstance(one, list) and isinstance(other, list):
-        listed_there = [json.dumps(value, sort_keys=True) for value in other]
+        listed_there = {json.dumps(value, sort_keys=True) for value in other}
         return [value for value in one if json.dumps(value, sort_keys=True) in listed_there]
     if key in _UNIONS and isinstance(one, list) and isinstance(other, list) and len(one) * len(other) <= _MOST_JOINED:
         return [{"allOf": [left, right]} for left in one for right in other]
