@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from paceline.chat.tool_calls.base import ArgumentStyle
-from paceline.chat.tool_calls.lark import LarkRules, as_schema, as_string, without_text
+from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string, without_text
 from paceline.chat.tool_calls.literals import GEMMA_QUOTE, LiteralRules, gemma_key
 from paceline.chat.tool_calls.schemas import Parameter, ParameterSchema, Schema, choices, own_types
-from paceline.chat.tool_calls.text_patterns import ANY_SCHEMA_TEXT, text_pattern
+from paceline.chat.tool_calls.text_patterns import text_pattern
 from paceline.constraints.prepared_schemas import prepared
 from paceline.constraints.schema_parts import in_its_places, said
 from paceline.constraints.unsupported_keywords import named_places
@@ -166,7 +166,7 @@ class _TaggedValue:
         return [(True, f"({' | '.join(value for _, value in written)})")]
 
     def _is_any(self, texts: Sequence[Schema]) -> bool:
-        return any(not choices(one) and self._pattern(one) == ANY_SCHEMA_TEXT for one in texts)
+        return any(not choices(one) and self._pattern(one) == ANY_TEXT for one in texts)
 
     def _pattern(self, branch: Schema) -> str:
         return text_pattern(branch, strict=self._strict)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from paceline.chat.tool_calls.lark import LarkRules, as_schema, as_string
+from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string
 from paceline.chat.tool_calls.schemas import Parameter, ParameterSchema, Schema, choices, own_types
-from paceline.chat.tool_calls.text_patterns import ANY_SCHEMA_TEXT, text_pattern
+from paceline.chat.tool_calls.text_patterns import text_pattern
 from paceline.constraints.schema_parts import listed
 from paceline.core.errors import ConstraintError
 
@@ -170,7 +170,7 @@ class LiteralRules:
         if self._notation == "python":
             return as_schema({"type": "string", **said}, "none", strict=self._strict) if said else "PYTHON_STRING"
         pattern = text_pattern(said, strict=self._strict)
-        if pattern == ANY_SCHEMA_TEXT:
+        if pattern == ANY_TEXT:
             return "gemma_string"
         name = self._rule(said, "string", lambda name, _: self._add_gemma_text(name, pattern))
         return f"{self._rules.marks(GEMMA_QUOTE)} {name}"

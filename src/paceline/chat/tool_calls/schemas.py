@@ -74,8 +74,8 @@ class ParameterSchema:
         Raises:
             ConstraintError: there are too many.
         """
-        found = []
-        self._start_count()
+        self._num_steps = self._num_entries = 0
+        found: list[list[Parameter]] = []
         num_parameters = 0
         for branch in self._branches(self._whole, ()):
             if not _allows(branch, "object"):
@@ -107,24 +107,13 @@ class ParameterSchema:
             *(Parameter(name, more, True) for name in needed if name not in properties),
         ]
 
-    def resolved(self, schema: Any) -> Schema:
-        """Return a schema with what its reference and its ``allOf`` say, but for what is in its own parts.
-
-        A reference that leads nowhere, and one that leads to itself, is left where it is.
-
-        Raises:
-            ConstraintError: that takes too much.
-        """
-        self._start_count()
-        return self._resolved(schema, ())
-
     def branches(self, schema: Any) -> list[Schema]:
         """Return what a schema chooses from, references followed; the schema itself where it chooses nothing.
 
         Raises:
             ConstraintError: that takes too much.
         """
-        self._start_count()
+        self._num_steps = self._num_entries = 0
         return list(self._branches(schema, ()))
 
     def types(self, schema: Any) -> list[str] | None:
@@ -147,6 +136,10 @@ class ParameterSchema:
         return {**copied, "$defs": shared} if shared else copied
 
     def _resolved(self, schema: Any, seen: tuple[str, ...]) -> Schema:
+        """Return a schema with what its reference and its ``allOf`` say, but for what is in its own parts.
+
+        A reference that leads nowhere, and one that leads to itself, is left where it is.
+        """
         self._count_step()
         if not isinstance(schema, dict):
             return {"not": {}} if schema is False else {}
@@ -185,9 +178,6 @@ class ParameterSchema:
                 "values: write out what is wanted"
             )
         return _joined(one, other)
-
-    def _start_count(self) -> None:
-        self._num_steps = self._num_entries = 0
 
     def _count_step(self) -> None:
         self._num_steps += 1

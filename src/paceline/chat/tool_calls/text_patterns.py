@@ -13,9 +13,6 @@ from paceline.constraints.schema_parts import listed, mapping
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 
-ANY_SCHEMA_TEXT: Final = ANY_TEXT
-"""What a schema comes to that says nothing of a text."""
-
 _MOST_LENGTH: Final = 4_096
 """Characters that are counted; a longer ``maxLength`` is no bound for an answer."""
 
@@ -49,7 +46,7 @@ _FORMATS: Final = {
 
 
 def text_pattern(schema: Schema, *, strict: bool) -> str:
-    """Return the expression of the texts that a schema allows; :data:`ANY_SCHEMA_TEXT` for all.
+    """Return the expression of the texts that a schema allows; :data:`ANY_TEXT` for all.
 
     Args:
         schema: of a text, without references.
@@ -73,7 +70,7 @@ def text_pattern(schema: Schema, *, strict: bool) -> str:
         parts += [] if found is None else [f"/{need_llguidance().regex_to_lark(found, '')}/"]
     if isinstance(kind, str) and kind in _FORMATS and not parts:
         parts.append(f"/{_FORMATS[kind]}/")
-    return " & ".join(parts) or ANY_SCHEMA_TEXT
+    return " & ".join(parts) or ANY_TEXT
 
 
 def _length(value: Any) -> int | None:
