@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from paceline.serving.asked import Asked, read_asked
+from paceline.serving.bodies import ChatBody, CompletionBody, Speculative
 from paceline.serving.fields import HARMLESS, NEUTRAL
 from paceline.serving.settings import ServerOptions
 from tests.chat.conversing import CHATML
@@ -343,6 +344,8 @@ def test_a_value_that_cannot_be_used_names_its_field(strict: Hosted, name: str, 
         ("enable_thinking", "yes"),
         ("thinking", 5),
         ("thinking.type", "always"),
+        ("thinking.type", ["enabled"]),
+        ("thinking.type", {}),
         ("thinking.budget_tokens", -2),
         ("thinking.budget_tokens", "many"),
         ("reasoning", "low"),
@@ -360,6 +363,29 @@ def test_a_value_that_a_chat_cannot_use_names_its_field(strict: Hosted, name: st
     error = strict.refusal("/v1/chat/completions", {**CHAT, outer: {inner: value} if inner else value})
     assert error["param"] == name
     assert_no_flag_for_a_field(error["message"])
+
+
+FIELDS: Final = {*ChatBody.model_fields, *CompletionBody.model_fields, *NEUTRAL, *HARMLESS}
+WITHIN: Final[dict[str, list[str]]] = {
+    "thinking": ["type", "budget_tokens", "display"],
+    "reasoning": ["enabled", "effort", "max_tokens", "exclude"],
+    "tool_choice": ["type", "function", "name", "mode", "tools", "allowed_tools"],
+    "response_format": ["type", "schema", "json_schema"],
+    "structured_outputs": ["json", "json_object", "regex", "choice", "grammar"],
+    "stream_options": ["include_usage"],
+    "speculative": list(Speculative.model_fields),
+    "chat_template_kwargs": ["enable_thinking", "thinking", "messages"],
+}
+OF_EVERY_KIND: Final[list[Any]] = [True, -5, 1.5, "x", [], [1], ["x"], [[]], [{}], {}, {"a": 1}, {"type": [1]}]
+
+
+@pytest.mark.parametrize("name", [*sorted(FIELDS), *(f"{o}.{i}" for o, inner in WITHIN.items() for i in inner)])
+def test_no_value_of_any_field_is_more_than_the_server_can_take(server: Hosted, name: str) -> None:
+    outer, _, inner = name.partition(".")
+    for value in OF_EVERY_KIND:
+        for path, body in ((PATHS[0], BASE), (PATHS[2], CHAT)):
+            asked = {**body, "max_tokens": 1, "n_predict": None, outer: {inner: value} if inner else value}
+            assert server.post(path, asked).status_code in (200, 400), (path, value)
 
 
 SERVER_FLAGS = {"--max-n", "--max-stop", "--strict-fields", "--chat-template", "--chat-template-file"}

@@ -99,7 +99,7 @@ def _settings_in(name: str, given: dict[str, Any] | bool | None) -> Iterator[tup
         yield name, "reasoning", _switch(given, name)
         return
     kind = given.get("type") if name == "thinking" else None
-    if kind is not None and kind not in _TYPES:
+    if kind is not None and not (isinstance(kind, str) and kind in _TYPES):
         raise FieldError("thinking.type", f"thinking.type is {shown(kind)}: choose from {', '.join(_TYPES)}")
     yield "thinking.type", "reasoning", _TYPES.get(kind) if kind is not None else None
     if name == "thinking":
