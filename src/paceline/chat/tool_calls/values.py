@@ -155,7 +155,7 @@ def value_of(text: str, known: ParameterSchema, schema: Any, *, is_text: bool | 
     types = known.types(schema)
     if is_text or (is_text is None and types is None):
         return text
-    spelled = _spelled(text.strip())
+    spelled = _spelled(text.strip(), loosely=types is None or "string" not in types)
     kept = [one for one in spelled if types is None or any(_keeps_to(one, branch) for branch in branches)]
     if not kept and types is not None and "string" not in types:
         # It is no text, whatever else the schema says.
@@ -166,17 +166,22 @@ def value_of(text: str, known: ParameterSchema, schema: Any, *, is_text: bool | 
     return int(kept[0]) if is_whole else kept[0]
 
 
-def _spelled(text: str) -> list[Any]:
-    """Return what a text may spell, besides itself."""
+def _spelled(text: str, *, loosely: bool) -> list[Any]:
+    """Return what a text may spell, besides itself.
+
+    Args:
+        text: of a value.
+        loosely: also in ways that JSON lacks, as it can be no text: 007 is 7, and 1 is true.
+    """
     found = []
     try:
         found.append(json.loads(text, parse_constant=_refused))
     except (ValueError, RecursionError):
         if text in _WORDS:
             found.append(_WORDS[text])
-        else:
+        elif loosely:
             found += _numbers(text)
-    if text in ("0", "1"):
+    if loosely and text in ("0", "1"):
         found.append(text == "1")
     return [one for one in found if not (isinstance(one, float) and not math.isfinite(one))]
 
