@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from paceline.constraints.closed_objects import close_objects
-from paceline.constraints.schema_parts import References, listed, mapping, reachable, subschemas
+from paceline.constraints.schema_parts import References, is_number, listed, mapping, reachable, subschemas
 from paceline.constraints.unsupported_keywords import check_patterns, leave_out_idle, leave_out_unenforced, unenforced
 
 _JUST_WITHIN: Final = 1e-9
@@ -76,15 +76,15 @@ def _narrow_bounds(part: dict[str, Any]) -> None:
         ("maximum", "exclusiveMaximum", ("minimum", "exclusiveMinimum"), -1),
     ):
         limit: Any = part.get(bound) if part.get(excluded) is True else part.get(excluded)
-        if not _is_number(limit) or limit != int(limit):
+        if not _is_small(limit) or limit != int(limit):
             continue
-        if any(_is_number(part.get(key)) and 0 < (part[key] - limit) * sign < 1 for key in other):
+        if any(_is_small(part.get(key)) and 0 < (part[key] - limit) * sign < 1 for key in other):
             del part[excluded]
             part[bound] = limit + sign * _JUST_WITHIN
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGE
+def _is_small(value: Any) -> bool:
+    return is_number(value) and abs(value) < _LARGE
 
 
 def _name_properties(schema: Any) -> None:

@@ -11,7 +11,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from paceline.constraints.schema_parts import Path, References, listed, mapping, said, subschemas
+from paceline.constraints.schema_parts import Path, References, is_number, listed, mapping, said, subschemas
 from paceline.core.errors import ConstraintError
 
 MOST_NESTED = 100
@@ -76,7 +76,7 @@ class SchemaBudget:
                     "list more under required"
                 )
             multiple = part.get("multipleOf")
-            if isinstance(multiple, int | float) and not isinstance(multiple, bool):
+            if is_number(multiple):
                 own.setdefault(Fraction(str(multiple)), path)
             joining = joining or any(key in part for key in _JOINING)
         alternatives = _Alternatives(References(schema, parts))

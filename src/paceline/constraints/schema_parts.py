@@ -79,6 +79,11 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a number of JSON."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def said(path: Path) -> str:
     """Return a JSON pointer of at most 80 characters."""
     pointer = "#" + "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from paceline.constraints.schema_parts import Path, in_its_places, listed, mapping, reachable, said
+from paceline.constraints.schema_parts import Path, in_its_places, is_number, listed, mapping, reachable, said
 from paceline.core.errors import ConstraintError
 
 _MOST_NAMED: Final = 8
@@ -237,7 +237,7 @@ def _may_be(kind: str, part: dict[str, Any]) -> bool:
 
 
 def _at_most(value: Any, most: int) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value <= most
+    return is_number(value) and bool(value <= most)
 
 
 def named_places(places: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string
 from paceline.chat.tool_calls.schemas import Parameter, ParameterSchema, Schema, choices, own_types
 from paceline.chat.tool_calls.text_patterns import text_pattern
-from paceline.constraints.schema_parts import listed
+from paceline.constraints.schema_parts import is_number, listed
 from paceline.core.errors import ConstraintError
 
 Notation = Literal["gemma", "python"]
@@ -271,11 +271,11 @@ def _again(expression: str, least: int, most: int | None) -> str:
 
 
 def _count(value: Any, default: Any) -> Any:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else default
+    return int(value) if is_number(value) and value >= 0 else default
 
 
 def _number(value: Any, default: int) -> Any:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+    return value if is_number(value) else default
 
 
 def _above(value: Any) -> bool:

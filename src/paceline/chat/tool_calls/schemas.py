@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from paceline.constraints.schema_limits import SchemaBudget
-from paceline.constraints.schema_parts import References, listed, mapping, subschemas, with_parts
+from paceline.constraints.schema_parts import References, is_number, listed, mapping, subschemas, with_parts
 from paceline.core.errors import ConstraintError
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -286,7 +286,7 @@ def _both(key: str, one: Any, other: Any) -> Any:
         return False
     if key in ("items", "additionalProperties") and isinstance(one, dict) and isinstance(other, dict):
         return {"allOf": [one, other]}
-    if (key in _LOWER or key in _HIGHER) and isinstance(one, int | float) and isinstance(other, int | float):
+    if (key in _LOWER or key in _HIGHER) and is_number(one) and is_number(other):
         return min(one, other) if key in _LOWER else max(one, other)
     return other
 

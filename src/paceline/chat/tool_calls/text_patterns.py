@@ -9,7 +9,7 @@ from typing import Any, Final
 from paceline.chat.tool_calls.lark import ANY_TEXT
 from paceline.chat.tool_calls.schemas import Schema
 from paceline.constraints.installed import need_llguidance
-from paceline.constraints.schema_parts import listed, mapping
+from paceline.constraints.schema_parts import is_number, listed, mapping
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 
@@ -74,9 +74,7 @@ def text_pattern(schema: Schema, *, strict: bool) -> str:
 
 
 def _length(value: Any) -> int | None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or value > _MOST_LENGTH:
-        return None
-    return int(value)
+    return int(value) if is_number(value) and value <= _MOST_LENGTH else None
 
 
 def _searched(pattern: str) -> str | None:

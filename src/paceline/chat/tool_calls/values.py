@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from paceline.chat.tool_calls.schemas import ParameterSchema, Schema, choices, has_type, own_types
+from paceline.constraints.schema_parts import is_number
 
 _OPENING: Final = "{["
 _CLOSING: Final = "}]"
@@ -208,12 +209,8 @@ def _keeps_to(value: Any, branch: Schema) -> bool:
         return False
     if listed := choices(branch):
         return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in listed)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         return True
-    bounds = {key: Fraction(str(branch[key])) for key in _COMPARED if _is_number(branch.get(key))}
+    bounds = {key: Fraction(str(branch[key])) for key in _COMPARED if is_number(branch.get(key))}
     number = Fraction(str(value))
     return all(_COMPARED[key](number, bound) for key, bound in bounds.items())
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
