@@ -172,8 +172,10 @@ class Client:
 
     async def no_such_route(self) -> str:
         """Ask for what is not there."""
-        method, path = self.rng.choice((("GET", "/nothing"), ("PUT", "/completion"), ("GET", "/v1/models/no")))
-        return _checked(await ask(self.port, request_bytes(method, path)), 404)
+        method, path, status = self.rng.choice(
+            (("GET", "/nothing", 404), ("PUT", "/completion", 405), ("GET", "/v1/models/no", 404))
+        )
+        return _checked(await ask(self.port, request_bytes(method, path)), status)
 
     async def long_prompt(self) -> str:
         """Send a prompt that leaves little room."""

@@ -69,7 +69,7 @@ LOADS: Final = {
 @pytest.mark.parametrize(
     ("command", "columns"),
     some_long(
-        [(command, columns) for command in LOADS for columns in (80, 120)],
+        [*((command, 80) for command in LOADS), *((command, 120) for command in ("run", "chat", "demo", "bench"))],
         quick=[("run", 80), ("chat", 120), ("demo", 80)],
     ),
 )
