@@ -17,18 +17,8 @@ so a tree is drawn by giving each root-to-leaf path, here called a *line*, an id
   tokens, so that the next tree copies only what is new, not the whole prefix.
 - Commit keeps the cells of one line up to the chosen node and makes its id the main one; ids only swap roles.
 
-A recurrent model has no lines: of each sequence there is one state, and snapshots of it after the last rows of the
-latest *native call* (one ``llama_decode``). llama.cpp computes a native call in one graph run only where all sequences
-have as many rows. Else a later run may move the state of a sequence of an earlier one, and the snapshots stay behind.
-So what may be stepped back is in the last native call of a pass, where all steps are padded to the longest::
-
-    pass of four steps        native calls             rows of the second
-    prompt, 200 rows    ──►   first: the prompt        root, draft, draft, draft
-    root, 3 drafts      ──┐                            root, draft, pad, pad
-    root, 1 draft       ──┼►  second                   root, pad, pad, pad
-    root                ──┘
-
-Commit steps back over rejected rows and pads at once; without a commit, pads are dropped before the next native call.
+A recurrent model has no lines: of each sequence there is one state, and snapshots of it, which ``native_calls.py`` is
+about. Commit steps back over rejected rows and pads at once; without a commit, pads are dropped before the next call.
 
 What llama.cpp demands of a batch holds by construction: a line's cells are consecutive from position 0, lines that
 share a token in a pass hold equal positions before it, and their id sets are nested.
@@ -55,6 +45,7 @@ from paceline.engines.cell_count import CellCount
 from paceline.engines.forks import native_threads
 from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, loaded_model
 from paceline.engines.llama_cpp.native import get_logits_address
+from paceline.engines.llama_cpp.native_calls import native_calls
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.memory import Footprint, MemoryPlan
@@ -68,9 +59,6 @@ _SLOW_S: Final = 30.0
 
 _TRIAL_ROWS: Final = 5
 """Rows of the passes that show whether layers can be streamed; as many as a batch has at least."""
-
-_GRAPH_RUN_ROWS: Final = 8
-"""Rows that are taken to cost as much as another graph run, which reads all weights again."""
 
 
 @dataclass(slots=True)
@@ -147,21 +135,6 @@ class _Placement:
     decoded: bool = False
     tips: dict[int, int] | None = None
     fresh: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _NativeCall:
-    """Steps of a pass that llama.cpp computes together.
-
-    Attributes:
-        steps: which of the pass.
-        rows: rows that each is padded to; 0 for as many as it has.
-        even: whether each has as many then.
-    """
-
-    steps: Sequence[int]
-    rows: int
-    even: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -782,7 +755,7 @@ class LlamaCppEngine:
         self._drop_pads()
         # Before any call, as what an earlier one did to a state cannot be undone.
         self._check_room(sum(len(step.token_ids) for step in steps))
-        calls = self._native_calls(steps)
+        calls = native_calls([len(step.token_ids) for step in steps], self._capabilities.max_rollback or 0)
         copied: dict[int, FloatArray] = {}
         for call in calls:
             its_states = [states[index] for index in call.steps]
@@ -806,28 +779,6 @@ class LlamaCppEngine:
                 copied[index] = self._logit_rows(self._generation)[first : first + count].copy() if count else _NO_ROWS
                 first += count
         return copied
-
-    def _native_calls(self, steps: Sequence[Step]) -> list[_NativeCall]:
-        """Deal the steps of a pass out to native calls: what may be stepped back comes last, and evenly.
-
-        A step of one row never is, nor is one of more rows than there are snapshots, unless it is alone.
-        """
-        lengths = [len(step.token_ids) for step in steps]
-        limit = self._capabilities.max_rollback or 0
-        everything = range(len(steps))
-        if limit == 0 or min(lengths) == max(lengths):
-            return [_NativeCall(everything, 0, min(lengths) == max(lengths))]
-        longest = max((length for length in lengths if length <= limit + 1), default=0)
-        apart = {index for index, length in enumerate(lengths) if length > limit + 1}
-        single = [index for index, length in enumerate(lengths) if length == 1]
-        if longest > 1 and (apart or (longest - 1) * len(single) > _GRAPH_RUN_ROWS):
-            apart.update(single)
-        calls = []
-        if apart:
-            calls.append(_NativeCall([index for index in everything if index in apart], 0, even=len(apart) == 1))
-        if len(apart) < len(steps):
-            calls.append(_NativeCall([index for index in everything if index not in apart], longest, even=True))
-        return calls
 
     def _pad(self, state: _NativeSequence, step: Step, row: int, pads: int) -> int:
         """Write rows that stand for nothing behind those of ``step``; return the row after them."""
