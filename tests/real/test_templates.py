@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.exceptions import SecurityError
 
 from paceline.chat.messages import read_messages
 from paceline.chat.params import ChatParams
@@ -101,6 +102,10 @@ def test_templates_render_as_transformers_renders_them(models: Path, pytestconfi
                         [messages], tools=tools, chat_template=source, **SPECIAL, **options
                     )
                     (theirs,) = texts
+                except SecurityError:
+                    # Their sandbox lets no template add to a list of its own. llama.cpp does.
+                    counts["refused by their sandbox"] += 1
+                    continue
                 except Exception:
                     theirs = None
                 ours: str | None
@@ -114,10 +119,10 @@ def test_templates_render_as_transformers_renders_them(models: Path, pytestconfi
                     rendered.add(file.name)
     pytestconfig.stash[SUMMARY_LINES].append(
         f"chat templates: {len(files)}, renderings equal to transformers': {counts['equal']}, "
-        f"refused by both: {counts['refused by both']}"
+        f"refused by both: {counts['refused by both']}, by their sandbox alone: {counts['refused by their sandbox']}"
     )
     assert counts["equal"] >= 1800
-    assert counts["refused by both"] <= counts["equal"] // 5
+    assert counts["refused by both"] + counts["refused by their sandbox"] <= counts["equal"] // 5
     assert len(rendered) == len(files)
 
 
