@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import NoRoomError
+from paceline.core.logprobs import LogprobParams
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -43,6 +44,7 @@ from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from tests.conftest import SUMMARY_LINES
 from tests.helpers import (
+    NO_LOGPROBS,
     Answer,
     CountingPool,
     MoodyPolicy,
@@ -377,6 +379,7 @@ class Asked(NamedTuple):
     params: SamplingParams
     rules: StopRules
     constraint: Constraint | None = None
+    logprobs: LogprobParams = NO_LOGPROBS
 
 
 Amend: TypeAlias = Callable[[random.Random, Answer, ScriptedVocabulary], Asked]
@@ -394,6 +397,7 @@ def check_scene(
     draft_model: MakeDraft = same_vocabulary,
     make_model: Callable[[Scene, random.Random], LogitFunction] = build_model,
     make_engine: Callable[..., CountingEngine] = CountingEngine,
+    prepare: Callable[[DecodingLoop, CountingEngine], object] | None = None,
 ) -> None:
     """Decode a scene's requests plainly and then in each of its setups, and compare."""
     rng = random.Random(scene.seed)
@@ -417,11 +421,13 @@ def check_scene(
         answer = decode(engine, prompt, build_params(scene, rng, index), rules)
         if amend is not None:
             asked = amend(rng, answer, vocabulary)
-            answer = decode(engine, prompt, asked.params, asked.rules, constraint=asked.constraint)
+            answer = decode(
+                engine, prompt, asked.params, asked.rules, constraint=asked.constraint, logprobs=asked.logprobs
+            )
         plain.append(answer)
     for setup in scene.setups:
         assert_equals_plain(
-            scene, setup, model, vocabulary, context_length, plain, tally, watch, draft_model, make_engine
+            scene, setup, model, vocabulary, context_length, plain, tally, watch, draft_model, make_engine, prepare
         )
 
 
@@ -436,6 +442,7 @@ def assert_equals_plain(
     watch: Watch,
     draft_model: MakeDraft = same_vocabulary,
     make_engine: Callable[..., CountingEngine] = CountingEngine,
+    prepare: Callable[[DecodingLoop, CountingEngine], object] | None = None,
 ) -> None:
     """Decode the requests of ``plain`` together and speculatively, some cancelled on the way, and compare."""
     rng = random.Random(setup.seed)
@@ -470,6 +477,8 @@ def assert_equals_plain(
     policy = watch(build_policy(scene, setup, rng, costs))
     growth = rng.choice((0, 0, 3, 16))
     loop = DecodingLoop(engine, drafters, policy, clock=engine.clock, observers=policy.observers, growth=growth)
+    if prepare is not None:
+        prepare(loop, engine)
     joins = [0, *(rng.randint(0, 6) for _ in range(num_requests - 1))]
     cancels = {index: rng.randint(0, 8) for index in range(num_requests) if setup.cancels and rng.random() < 0.4}
 
@@ -486,6 +495,7 @@ def assert_equals_plain(
                         request.params,
                         request.rules,
                         speculation,
+                        logprobs=request.logprob_params,
                         constraint=expected.constraint,
                     )
                 )
@@ -516,6 +526,7 @@ def assert_equals_plain(
             assert answer.token_ids == expected.token_ids
             assert answer.finish_reason == expected.finish_reason
             assert answer.text == expected.text
+            assert answer.logprobs == expected.logprobs
             tally.finished += 1
             tally.partial += policy.partial[answer.request.id] > 0
             tally.bounded += policy.partial[answer.request.id] > 0 and setup.max_rollback is not None

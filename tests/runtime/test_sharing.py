@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -200,6 +200,7 @@ class Reader:
         assert self.text == wanted.text
         assert self.finish_reason == wanted.finish_reason
         assert stats.predicted_tokens == len(stats.arrivals_s) == len(self.token_ids)
+        assert stats.cached_tokens + stats.prompt_tokens == self.request.num_prompt
         tally.equal += 1
 
 
@@ -227,9 +228,11 @@ def run(loop: DecodingLoop, engine: ScriptedEngine, turn: Sequence[Wanted], rng:
         reader.check(tally)
 
 
-def play(seed: int, tally: Tally) -> None:
+def play(seed: int, tally: Tally, prepare: Callable[[DecodingLoop, ScriptedEngine], object] | None = None) -> None:
     scene = Scene(seed)
     loop, engine, pool = scene.loop()
+    if prepare is not None:
+        prepare(loop, engine)
     run(loop, engine, scene.first, scene.rng, tally)
     run(loop, engine, scene.second(), scene.rng, tally)
     assert pool.used_cells <= (engine.capabilities.cells or 1 << 30)

@@ -244,7 +244,9 @@ class Roster:
             return False
         request.sequence, request.cached = opened.sequence, opened.cached
         if request.num_output == 0:
-            request.stats.cached_tokens = opened.cached
+            stats = request.stats
+            # What it had read itself before it lost its place is no gift of others.
+            stats.cached_tokens = max(stats.cached_tokens, opened.cached - stats.prompt_tokens)
         return True
 
     # --- ending -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,160 @@
+"""Requests that lose their places at any moment say what each says alone, whatever a text, a grammar or a draft is in.
+
+A cache that runs full by itself preempts few requests, as it starts only those that fit. So here passes are refused at
+random (``squeezing.py``), in the scenes of the other proofs: most requests lose their place, many of them several times
+in a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from paceline.core.logprobs import LogprobParams
+from paceline.core.params import StopRules
+from paceline.engines.base import Engine
+from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.engines.sequence_pool import SequencePool
+from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.runtime.loop import DecodingLoop
+from tests.conftest import SUMMARY_LINES
+from tests.engines.tiny_models import VOCABULARY_SIZE
+from tests.helpers import PLAIN_PARAMS, Answer
+from tests.runtime import (
+    test_lossless,
+    test_lossless_constraints,
+    test_lossless_reasoning,
+    test_lossless_recurrent,
+    test_sharing,
+)
+from tests.runtime.squeezing import Squeeze, at_random
+from tests.runtime.test_lossless import Asked, Scene, scenes
+from tests.runtime.test_lossless_recurrent import Twins
+from tests.tiers import by_tier
+
+NUM_SCENES = by_tier(100, quick=24)
+LEAST = {
+    "in all": 1.0,
+    "with drafts": 0.2,
+    "in a prompt": 0.1,
+    "before it went on": 0.3,
+    "three times and more": 0.1,
+    "with text withheld": 0.03,
+}
+"""Places that are lost in each hard case, for each request. Half of the requests and more lose theirs."""
+
+small_head = test_lossless.small_head
+twins = test_lossless_recurrent.twins
+
+
+class Squeezes:
+    """Puts a squeeze on each loop, and adds up what they did."""
+
+    def __init__(self) -> None:
+        self._all: list[Squeeze] = []
+
+    def put_on(self, rng: random.Random, loop: DecodingLoop, engine: Engine) -> None:
+        squeeze = Squeeze(at_random(rng))
+        squeeze.put_on(loop, engine)
+        self._all.append(squeeze)
+
+    @property
+    def cases(self) -> Counter[str]:
+        """Places that were lost, by when."""
+        return sum((squeeze.cases for squeeze in self._all), Counter())
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests lost their place."""
+        return sum(squeeze.num_requests for squeeze in self._all)
+
+
+def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) -> Asked:
+    """Ask for log-probabilities, and for a grammar, which may begin behind a reasoning, or for a reasoning's budget."""
+    asked = Asked(answer.request.params, answer.request.rules)
+    kind = rng.randrange(3)
+    if kind:
+        other = test_lossless_constraints if kind == 1 else test_lossless_reasoning
+        asked = other.amend(rng, answer, vocabulary)
+    return asked._replace(logprobs=LogprobParams(rng.choice((None, 0, 3)), rng.random() < 0.5))
+
+
+def check(scene: Scene, tally: test_lossless.Tally, squeezes: Squeezes, **how: Any) -> None:
+    """Hold a scene's answers, in a cache that is squeezed, to those of plain decoding."""
+    prepare = functools.partial(squeezes.put_on, random.Random(scene.seed))
+    # Of several requests, and not the shortest.
+    test_lossless.check_scene(dataclasses.replace(scene, calm=True), tally, amend=amend, prepare=prepare, **how)
+
+
+def test_what_a_prompt_has_read_itself_was_in_no_cache() -> None:
+    """It was: 21 of 30 tokens, which it had read before it lost its place, were reported as reused."""
+    engine = ScriptedEngine(random_model(9, seed=1), ScriptedVocabulary.of_size(9), max_rows=8)
+    pool = SequencePool(engine, least_reuse=4)
+    loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock, pool=pool, prompt_rounds=math.inf)
+    Squeeze(itertools.chain([0, 0, 0, 0, 2], itertools.repeat(0))).put_on(loop, engine)
+    first = loop.add([1, 2, 3], PLAIN_PARAMS, StopRules(20))
+    loop.step()
+    second = loop.add([4] * 5 + [5] * 25, PLAIN_PARAMS, StopRules(5))
+    while loop.active:
+        loop.step()
+    assert (first.stats.preemptions, second.stats.preemptions) == (0, 1)
+    assert (second.stats.cached_tokens, second.stats.prompt_tokens) == (0, 30)
+
+
+def report(request: pytest.FixtureRequest, what: str, squeezes: Squeezes, compared: int) -> None:
+    """Fail unless most requests lost their places, and in each of the hard cases."""
+    line = (
+        f"preempted, {what}: {compared} requests equal to plain decoding, {squeezes.num_requests} of which lost their "
+        f"places; {dict(squeezes.cases)}"
+    )
+    request.config.stash[SUMMARY_LINES].append(line)
+    assert 2 * squeezes.num_requests > compared, line
+    for case, least in LEAST.items():
+        assert squeezes.cases[case] >= least * compared, line
+
+
+def test_texts_grammars_and_reasoning(request: pytest.FixtureRequest) -> None:
+    tally, squeezes = test_lossless.Tally(), Squeezes()
+
+    @settings(max_examples=NUM_SCENES)
+    @given(scene=scenes())
+    def played(scene: Scene) -> None:
+        check(scene, tally, squeezes)
+
+    played()
+    report(request, "alone", squeezes, tally.finished)
+
+
+def test_a_recurrent_state(twins: Twins, request: pytest.FixtureRequest) -> None:
+    """Each row of the real model is held to that of a reading from the beginning."""
+    tally, squeezes = test_lossless.Tally(), Squeezes()
+
+    @settings(max_examples=NUM_SCENES // 5)
+    @given(scene=scenes())
+    def played(scene: Scene) -> None:
+        setups = tuple(dataclasses.replace(setup, trees=False) for setup in scene.setups[:2])
+        check(
+            dataclasses.replace(scene, vocab_size=VOCABULARY_SIZE, setups=setups),
+            tally,
+            squeezes,
+            make_model=lambda scene, rng: twins.model,
+            make_engine=twins.make,
+        )
+
+    played()
+    report(request, "recurrent", squeezes, tally.finished)
+
+
+def test_beginnings_are_shared_and_what_was_read_is_kept(request: pytest.FixtureRequest) -> None:
+    tally, squeezes = test_sharing.Tally(), Squeezes()
+    for seed in range(NUM_SCENES // 4):
+        test_sharing.play(seed, tally, functools.partial(squeezes.put_on, random.Random(seed)))
+    report(request, "sharing", squeezes, tally.equal)
