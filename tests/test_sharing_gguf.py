@@ -5,6 +5,7 @@ Weights and cache are in F32, where passes of other widths and other places in t
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +16,7 @@ from paceline.drafters.registry import build_drafters
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft, embedded_target
+from tests.runtime.squeezing import Squeeze, at_random
 
 STEMS = ("INFO  server started on port 80\n" * 4, "def add(a, b):\n    return a + b\n\n" * 4)
 NUM_REQUESTS = 24
@@ -79,3 +81,30 @@ def test_requests_that_lose_their_place_say_the_same(model: paceline.Model) -> N
     together = [stream.result() for stream in streams]
     assert tokens(together) == tokens(alone)
     assert sum(each.stats.preemptions for each in together) >= 3
+
+
+def test_requests_whose_cache_is_squeezed_say_the_same(model: paceline.Model) -> None:
+    """Of eight answers each but the oldest may lose its place in any round, while its prompt is read too."""
+    asked = [
+        (
+            STEMS[number % 2] + f"{number} ",
+            paceline.GenerateOptions(max_tokens=40, temperature=0.8, seed=number, ignore_end=True, logprobs=2),
+        )
+        for number in range(8)
+    ]
+    alone = [model.generate(prompt, **options) for prompt, options in asked]
+    squeeze = Squeeze(at_random(random.Random(5)))
+    model.worker.call(lambda: squeeze.put_on(model.loop, model.target))
+    try:
+        streams = [model.stream(prompt, **options) for prompt, options in asked]
+        together = [stream.result() for stream in streams]
+    finally:
+        model.worker.call(squeeze.take_off)
+    assert tokens(together) == tokens(alone)
+    assert [each.text for each in together] == [each.text for each in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert [each.logprob for each in one.logprobs] == pytest.approx(
+            [each.logprob for each in other.logprobs], abs=1e-3
+        )
+    assert squeeze.num_requests >= 6
+    assert all(squeeze.cases[case] for case in ("with drafts", "before it went on", "three times and more"))

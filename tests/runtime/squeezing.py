@@ -13,10 +13,10 @@ from paceline.runtime.drafting import Drafts
 from paceline.runtime.loop import DecodingLoop
 
 
-def at_random(rng: random.Random) -> Iterator[int]:
-    """Yield refusals, in more than half of the rounds, that cost up to three places."""
+def at_random(rng: random.Random, share: float = 0.6) -> Iterator[int]:
+    """Yield refusals, in a share of the rounds, that cost up to three places."""
     while True:
-        yield 1 + rng.randint(0, 3) if rng.random() < 0.6 else 0
+        yield 1 + rng.randint(0, 3) if rng.random() < share else 0
 
 
 class Squeeze:
@@ -47,10 +47,15 @@ class Squeeze:
     def put_on(self, loop: DecodingLoop, engine: Engine) -> None:
         """Have the loop's engine refuse passes from now on."""
         self._forward, self._make_room = engine.forward, loop._roster.make_room
-        self._loop = loop
+        self._engine, self._loop = engine, loop
         engine.forward = self._squeezed  # type: ignore[method-assign]
         loop._roster.make_room = self._counted  # type: ignore[method-assign]
 
+    def take_off(self) -> None:
+        """Let everything pass again."""
+        del self._engine.forward, self._loop._roster.make_room
+
+    _engine: Engine
     _forward: Callable[[Sequence[Step]], ForwardOutput]
     _make_room: Callable[[Drafts], Emission | None]
     _loop: DecodingLoop
