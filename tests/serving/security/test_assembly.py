@@ -244,6 +244,55 @@ def test_what_is_no_http_is_told_so_in_words() -> None:
         assert (error["code"], error["message"]) == (400, "Invalid HTTP request received.")
 
 
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ("Content-Length: 5\r\nTransfer-Encoding: chunked", "more than once how long"),
+        ("transfer-encoding: chunked\r\ncontent-length: 5", "more than once how long"),
+        ("Content-Length: 0\r\nContent-Length: 0", "more than once how long"),
+        ("Content-Length: 0\r\nContent-Length: 5", "more than once how long"),
+        ("Content-Length: 5, 5", "more than once how long"),
+        ("Content-Length: +5", "Invalid HTTP"),
+        ("Content-Length: 0x5", "Invalid HTTP"),
+        ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", "more than once how long"),
+        ("Transfer-Encoding: chunked, identity", "Invalid HTTP"),
+        ("Transfer-Encoding: identity", "Invalid HTTP"),
+        ("Transfer-Encoding: xchunked", "Invalid HTTP"),
+        ("Transfer-Encoding : chunked", "Invalid HTTP"),
+        ("Transfer-Encoding: \vchunked", "Invalid HTTP"),
+        ("Transfer-Encoding:\r\n chunked", "goes on in the next line"),
+        ("X: a\r\n\tTransfer-Encoding: chunked", "goes on in the next line"),
+        ("X: a\nTransfer-Encoding: chunked", "ends without \\r\\n"),
+        ("X: a\rTransfer-Encoding: chunked", "Invalid HTTP"),
+        ("X: a\0", "Invalid HTTP"),
+        ("X\0: a", "Invalid HTTP"),
+        ("Transfer-Encoding: chunked\r\nX: a\n", "ends without \\r\\n"),
+    ],
+)
+def test_what_a_proxy_may_read_in_another_way_is_refused(headers: str, said: str) -> None:
+    """Where the two disagree on a request's end, one client's bytes begin the request of another."""
+    routes, hidden = Echo(), b"0\r\n\r\nGET /hidden HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with serving(routes, SecuritySettings()) as port, Socket(port) as client:
+        client.send("POST / HTTP/1.1", "host: localhost", headers, "", body=hidden)
+        assert client.line() == "HTTP/1.1 400 Bad Request"
+        head, _, body = client.rest().partition("\r\n\r\n")
+    assert "connection: close" in head
+    assert said in json.loads(body)["error"]["message"]
+    assert not routes.scopes
+
+
+def test_chunks_are_of_http_1_1() -> None:
+    routes = Echo()
+    with serving(routes, SecuritySettings()) as port:
+        for version, status in (("1.0", "400 Bad Request"), ("1.1", "200 OK")):
+            with Socket(port) as client:
+                client.send(
+                    f"POST / HTTP/{version}", "host: localhost", "Transfer-Encoding: CHUNKED", "", body=b"0\r\n\r\n"
+                )
+                assert client.line() == f"HTTP/1.1 {status}"
+    assert len(routes.scopes) == 1
+
+
 def test_connections_beyond_the_limit_are_refused() -> None:
     with serving(Echo(), SecuritySettings(max_connections=2)) as port, Socket(port) as first, Socket(port) as second:
         for client in (first, second):

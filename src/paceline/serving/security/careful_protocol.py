@@ -22,9 +22,18 @@ _MOST_AHEAD: Final = 1 << 16
 _HEAD_END: Final = re.compile(rb"\n\r?\n")
 """What ends the headers of a request, as h11 has it."""
 
+_LOOSE_LINE: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
+"""An end of a line, or one that goes on in the next, of which h11 and a proxy in front of it may think differently."""
+
+_FRAMING: Final = re.compile(rb"(?i)\n(?:content-length|(transfer-encoding))[ \t]*:([^\r\n]*)")
+"""A header that says how long the body is."""
+
 
 class CarefulProtocol(H11Protocol):
     """Notices clients that leave, answers nonsense at most once, and ends without waiting for halves of requests.
+
+    What a proxy in front may read in another way than h11 is refused: where the two disagree on where a request ends,
+    one client's bytes become the beginning of another's request.
 
     h11 bounds what is incomplete: headers that arrive in one piece may be of any size, and in small pieces how large
     they may be depends on the pieces. So the headers are measured here.
@@ -62,6 +71,9 @@ class CarefulProtocol(H11Protocol):
                     f"the first line and the headers of the request have more than {self.max_header_bytes} bytes: send "
                     "fewer, and texts in the body",
                 )
+                return
+            if end is not None and (fault := _ambiguity(head[: end.end()])) is not None:
+                self._refuse(400, fault)
                 return
         super().handle_events()
 
@@ -110,3 +122,18 @@ class CarefulProtocol(H11Protocol):
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+
+def _ambiguity(head: bytes) -> str | None:
+    """Return what a proxy may read in another way in a request's first line and headers; ``None`` for nothing."""
+    if _LOOSE_LINE.search(head):
+        return "a line of the headers ends without \\r\\n, or goes on in the next line: end each line with \\r\\n"
+    framing = _FRAMING.findall(head)
+    if len(framing) > 1 or any(b"," in value and not encoding for encoding, value in framing):
+        return (
+            "the request says more than once how long its body is (Content-Length, Transfer-Encoding): say it once, in "
+            "one header"
+        )
+    if framing and framing[0][0] and not head.partition(b"\r\n")[0].endswith(b"HTTP/1.1"):
+        return "the request has a Transfer-Encoding, which is of HTTP/1.1 alone: send Content-Length, or speak HTTP/1.1"
+    return None
