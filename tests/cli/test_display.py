@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.chat.reasoning import AnswerPart
-from paceline.cli.display import AnswerWriter, error_console, escape_what_streams_lack, output_console, print_path
+from paceline.cli.display import AnswerWriter, error_console, output_console, prepare_streams, print_path
 from paceline.core.text import TextSegment
 
 HOSTILE = "a\x1b]0;title\x07\x9b2J\u202eb"
@@ -103,7 +103,8 @@ def test_what_a_stream_lacks_is_spelled(encoding: str, monkeypatch: pytest.Monke
     written = io.BytesIO()
     stream = io.TextIOWrapper(written, encoding=encoding, errors="strict")
     monkeypatch.setattr(sys, "stdout", stream)
-    escape_what_streams_lack()
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    prepare_streams()
     print("日\udcff")
     stream.flush()
     shown = written.getvalue().decode(encoding)

@@ -626,6 +626,22 @@ def test_a_full_or_closed_output_is_one_line() -> None:
     assert ended.stderr.startswith(b"paceline: standard output is closed")
 
 
+@pytest.mark.parametrize("to", some_long(["/dev/full", "&-", "reader that left"], quick=["/dev/full", "&-"]))
+def test_an_answer_needs_no_standard_error(to: str) -> None:
+    """What is said there, as of the built-in model, is dropped, and does not come to stand in the answer."""
+    command = [sys.executable, "-m", "paceline", "run", "-p", "x", *FAST]
+    left, nowhere = os.pipe()
+    os.close(left)
+    with os.fdopen(nowhere, "wb", 0) as unread:
+        redirected = "" if to == "reader that left" else f"2>{to}"
+        outcome = subprocess.run(
+            ["sh", "-c", f'exec "$@" {redirected}', "sh", *command], stdout=subprocess.PIPE, stderr=unread, check=False
+        )
+    expected = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    assert (outcome.returncode, outcome.stdout) == (0, expected.stdout)
+    assert outcome.stdout
+
+
 @pytest.mark.parametrize("encoding", some_long(["cp1252", "ascii"], quick=["cp1252"]))
 def test_an_answer_reaches_a_stream_that_lacks_its_characters(encoding: str) -> None:
     """The stop text is what the model cannot help saying, so that the answer has a known character."""

@@ -37,15 +37,53 @@ _COLOUR_SYSTEMS = {
 }
 
 
-def escape_what_streams_lack() -> None:
-    r"""Let standard output and error write what their encoding lacks as ``\xHH`` or ``\uXXXX``, instead of failing.
+def prepare_streams() -> None:
+    r"""Let no command fail for its standard streams but for an answer that cannot be written.
 
-    To be called once, before anything is printed. Windows writes redirected output in the system's own code page, and
-    a name of a file may hold bytes that are no text.
+    What their encoding lacks is written as ``\xHH`` or ``\uXXXX``: Windows writes redirected output in the system's own
+    code page, and a name of a file may hold bytes that are no text. What standard error cannot take (closed, on a full
+    disk, a pipe that nobody reads any more) is dropped. To be called once, before anything is printed.
     """
+    for number in range(3):
+        # A file that is opened later would else take the place of a closed stream, and get what is written there.
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if sys.stderr is None:
+        # Where it is None, print() takes standard output.
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # it stays open
+    elif isinstance(sys.stderr, io.TextIOWrapper):
+        raw = getattr(sys.stderr.buffer, "raw", sys.stderr.buffer)
+        if isinstance(raw, io.RawIOBase) and not isinstance(raw, _Unfailing):
+            buffer = io.BufferedWriter(_Unfailing(raw))
+            sys.stderr = io.TextIOWrapper(buffer, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+
+
+class _Unfailing(io.RawIOBase):
+    """Writes where another writes, and drops what that cannot take."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
+    def isatty(self) -> bool:
+        return self._raw.isatty()
+
+    def write(self, data: Any) -> int:
+        try:
+            written = self._raw.write(data)
+        except OSError:
+            written = None
+        return len(data) if written is None else written
 
 
 class _PrintableConsole(Console):

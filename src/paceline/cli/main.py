@@ -22,7 +22,7 @@ from paceline.cli.convert import EPILOG as CONVERT_EPILOG
 from paceline.cli.convert import convert
 from paceline.cli.demo import EPILOG as DEMO_EPILOG
 from paceline.cli.demo import demo
-from paceline.cli.display import escape_what_streams_lack
+from paceline.cli.display import prepare_streams
 from paceline.cli.doctor import EPILOG as DOCTOR_EPILOG
 from paceline.cli.doctor import doctor
 from paceline.cli.inflate import EPILOG as INFLATE_EPILOG
@@ -107,15 +107,17 @@ def _options(
 def main() -> None:
     """Run the command line; errors become one line on stderr and an exit status."""
     try:
-        if sys.stdout is None:
+        prepare_streams()
+        # A server writes nothing there.
+        if sys.stdout is None and sys.argv[1:2] != ["serve"]:
             raise InputError("standard output is closed: there is nowhere to write the answer to")
-        escape_what_streams_lack()
         try:
             with _warnings_in_one_line():
                 app()
         except SystemExit:
             # The interpreter flushes too, but has nobody to tell that it failed.
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
             raise
     except InputError as error:
         _fail(error, exits.BAD_INPUT)
@@ -154,13 +156,8 @@ def _warnings_in_one_line() -> Iterator[None]:
 
 
 def _fail(error: Exception, status: int) -> None:
-    # Where standard error is closed or full, the status says what there is left to say.
-    if sys.stderr is not None:
-        try:
-            print(f"paceline: {printable_line(in_flags(str(error)))}", file=sys.stderr, flush=True)
-        except OSError:
-            # Else the interpreter tries to write it at exit, and ends with a status of its own.
-            sys.stderr = None
+    # Where standard error takes nothing, the status says what there is left to say.
+    print(f"paceline: {printable_line(in_flags(str(error)))}", file=sys.stderr)
     sys.exit(status)
 
 
