@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -40,15 +40,23 @@ class Process:
 
 
 @contextmanager
-def served(*options: str, variables: Mapping[str, str] | None = None) -> Iterator[Process]:
-    """Yield a server of the embedded pair, once it says that it is ready; it is killed if it still runs afterwards."""
+def served(
+    *options: str, variables: Mapping[str, str] | None = None, before: Callable[[], object] = heed_interrupts
+) -> Iterator[Process]:
+    """Yield a server of the embedded pair, once it says that it is ready; it is killed if it still runs afterwards.
+
+    Args:
+        options: of the command.
+        variables: of the environment, beside those of the tests.
+        before: is called in the new process before the command.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "serve", *UNMEASURED, *options],
         env={**os.environ, **{"PACELINE_PORT": "0"}, **(variables or {})},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_interrupts,
+        preexec_fn=before,
     )
     assert process.stderr is not None
     running = Process("", process)

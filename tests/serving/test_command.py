@@ -24,7 +24,7 @@ from paceline.serving.hosting import ModelHost, NotReadyError, ServedModel
 from paceline.serving.llama_flags import FOREIGN, remarks_on
 from tests import tiers
 from tests.serving.hosted import events_of, hosted, scripted
-from tests.serving.processes import served
+from tests.serving.processes import UNMEASURED, served
 from tests.serving.security.certificates import CERTIFICATE, KEY
 from tests.timing import WAIT_S
 
@@ -262,7 +262,9 @@ def test_a_stream_that_runs_when_the_signal_comes_is_finished() -> None:
     assert not any("Traceback" in line for line in running.said)
 
 
-@pytest.mark.parametrize("stop", tiers.some_long([signal.SIGTERM, signal.SIGINT], quick=[signal.SIGTERM]))
+@pytest.mark.parametrize(
+    "stop", tiers.some_long([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], quick=[signal.SIGTERM, signal.SIGHUP])
+)
 def test_what_still_runs_after_the_grace_time_is_ended_with_a_word(stop: signal.Signals) -> None:
     endless = {**BODY, "max_tokens": -1}
     outcomes: list[httpx.Response] = []
@@ -310,6 +312,46 @@ def test_a_second_signal_ends_the_server_at_once(second: signal.Signals) -> None
         running.signal(second)
         assert running.status() == 0
     assert not any("Traceback" in line for line in running.said)
+
+
+def test_a_terminal_that_is_closed_ends_the_server_in_good_order_but_not_under_nohup() -> None:
+    with served("--grace", "60") as running, httpx.Client(base_url=running.url, timeout=WAIT_S) as client:
+        with client.stream("POST", "/completion", json={**BODY, "n_predict": 300, "stream": True}) as response:
+            lines = response.iter_lines()
+            assert next(lines)
+            running.signal(signal.SIGHUP)
+            while takes_requests(running.url):
+                pass
+            # The terminal's own comes after that of its shell.
+            running.signal(signal.SIGHUP)
+            assert json.loads([line for line in lines if line][-1].removeprefix("data: "))["tokens_predicted"] == 300
+        assert running.status() == 0
+    with served(before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as running:
+        running.signal(signal.SIGHUP)
+        assert httpx.post(f"{running.url}/completion", json={**BODY, "n_predict": 3}, timeout=WAIT_S).status_code == 200
+        running.signal(signal.SIGTERM)
+        assert running.status() == 0
+
+
+@pytest.mark.parametrize("streams", ["full", "closed"])
+def test_a_server_needs_no_standard_stream(streams: str, tmp_path: Path) -> None:
+    path, redirected = tmp_path / "s.sock", "<&- >&- 2>&-" if streams == "closed" else "> /dev/full 2> /dev/full"
+    command = [sys.executable, "-m", "paceline", "serve", *UNMEASURED, "--host", str(path)]
+    process = subprocess.Popen(["sh", "-c", f'exec "$@" {redirected}', "sh", *command])
+    try:
+        while not path.is_socket():
+            assert process.poll() is None
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=WAIT_S
+        ) as client:
+            while client.get("/health").status_code == 503:
+                pass
+            assert client.post("/completion", json={**BODY, "n_predict": 5}).json()["tokens_predicted"] == 5
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def takes_requests(url: str) -> bool:

@@ -36,6 +36,9 @@ _FLUSH_S: Final = 1.0
 _HARD_S: Final = 5
 """Seconds after the grace time in which nothing may be under way any more, in threads too."""
 
+_HANGUP: Final = getattr(signal, "SIGHUP", None)
+"""What a terminal sends that is closed; Windows has no such signal."""
+
 _OTHER_FILES: Final = 512
 """Files that are open beside connections, at most: those of one go, the model's, sockets to listen on. Where none is
 left, asyncio reports that for each connection that waits, thousands of times a second."""
@@ -54,6 +57,9 @@ class _Uvicorn(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal: the first ends the server in good order, another one at once."""
+        if self.signals and sig == _HANGUP:
+            # A terminal that is closed says so twice, by its shell too, and systemd says so after SIGTERM.
+            return
         self.signals += 1
         # uvicorn would leave requests at the second as they are, and report each of them as a failure.
         self.should_exit = True
@@ -67,7 +73,9 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Take signals while the server runs; the process ends as it likes afterwards."""
-        taken = (signal.SIGINT, signal.SIGTERM)
+        asked = [number for number in (signal.SIGINT, signal.SIGTERM, _HANGUP) if number is not None]
+        # What was ignored from the start still is, as SIGHUP under nohup.
+        taken = [number for number in asked if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self.handle_exit) for number in taken}
         try:
             yield
