@@ -240,7 +240,7 @@ def test_many_probabilities_are_written_in_a_thread(
 ) -> None:
     written_by: set[int] = set()
     write: Callable[[Any], bytes] = as_events if stream else to_json
-    monkeypatch.setattr("paceline.serving.in_turn._MOST_LISTED", 200)
+    monkeypatch.setattr("paceline.serving.work._MOST_AT_ONCE", 200)
 
     def noted(value: Any) -> bytes:
         written_by.add(threading.get_ident())

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import replace
@@ -46,7 +45,6 @@ from paceline.serving.errors import (
     response_of,
 )
 from paceline.serving.fields import FieldError, check_known, unknown_within
-from paceline.serving.in_turn import in_turn
 from paceline.serving.leaving import while_there
 from paceline.serving.model_facts import models_of, props_of
 from paceline.serving.openapi import ERROR_RESPONSES, document
@@ -57,6 +55,7 @@ from paceline.serving.security import SecuritySettings, secured
 from paceline.serving.server import Server
 from paceline.serving.shapes import to_json
 from paceline.serving.token_texts import check_ids, piece_of, read_ids, text_of
+from paceline.serving.work import Kind, kind_of_reading
 
 
 def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
@@ -81,9 +80,9 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
         return to_json(document(app))
 
     @router.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
+    async def openapi(request: Request) -> Response:
         # It takes 0.1 s at the first time.
-        return _json(await asyncio.to_thread(described))
+        return _json(await server.work.share_of(request.scope).do(Kind.UPKEEP, described))
 
     app.include_router(router)
     for kind in (PacelineError, HTTPException, RequestValidationError, Exception):
@@ -166,28 +165,46 @@ def _add_health(router: APIRouter, server: Server) -> None:
 
 def _add_generation(router: APIRouter, server: Server) -> None:
     async def asked_of(request: Request, body: CompletionBody | ChatBody, api: Api) -> Asked:
-        served, biases = server.host.served, body.logit_bias
+        served, biases, share = server.host.served, body.logit_bias, server.work.share_of(request.scope)
         listed = len(biases) if isinstance(biases, dict | list) else 0
-        asked = await in_turn(
+        kind = await _kind_of(request)
+        asked = await share.do(
+            kind,
             lambda: read_asked(body, api, defaults=served.options, settings=server.options, verbose=server.verbose),
             # Long bodies may have many messages and names, all of which are looked at.
-            listed + len(await request.body()) // _BYTES_AN_ITEM,
+            num_items=listed + len(await request.body()) // _BYTES_AN_ITEM,
         )
-        return await with_constraint(server.host, await with_bias(server.host, asked))
+        return await with_constraint(server.host, share, await with_bias(server.host, share, kind, asked))
 
-    async def prepared_chat(body: ChatBody, asked: Asked, max_tokens: int | None) -> PreparedPrompt:
+    async def prepared_completion(
+        request: Request, body: CompletionBody, api: Api
+    ) -> tuple[Asked, list[PreparedPrompt]]:
+        asked = await asked_of(request, body, api)
+        return asked, await prepare_completions(
+            server.host,
+            server.work.share_of(request.scope),
+            await _kind_of(request),
+            body.prompt,
+            num_choices=asked.num_choices,
+            most=server.options.max_choices,
+        )
+
+    async def prepared_chat(request: Request, body: ChatBody, *, counts: bool = False) -> tuple[Asked, PreparedPrompt]:
+        asked = await asked_of(request, body, "chat")
         # The template tells of the tools even where none may be called, as a history of calls is read with them.
         told = body.tools if asked.tools is None else asked.tools.tools
-        return await prepare_chat(server.host, body, max_tokens=max_tokens, tools=told, asked=asked.tools)
+        return asked, await prepare_chat(
+            server.host,
+            server.work.share_of(request.scope),
+            await _kind_of(request, body.messages, told),
+            body,
+            max_tokens=0 if counts else asked.options.get("max_tokens"),
+            tools=told,
+            asked=asked.tools,
+        )
 
     async def complete(request: Request, body: CompletionBody, api: Api) -> Response:
-        asked = await asked_of(request, body, api)
-        prompts = await while_there(
-            request,
-            prepare_completions(
-                server.host, body.prompt, num_choices=asked.num_choices, most=server.options.max_choices
-            ),
-        )
+        asked, prompts = await while_there(request, prepared_completion(request, body, api))
         return await server.answer(request, asked, prompts)
 
     @router.post("/completion", summary="Go on with a text", openapi_extra=documented(CompletionBody))
@@ -204,8 +221,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=documented(ChatBody))
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> Response:
-        asked = await asked_of(request, body, "chat")
-        prompt = await while_there(request, prepared_chat(body, asked, asked.options.get("max_tokens")))
+        asked, prompt = await while_there(request, prepared_chat(request, body))
         if asked.stream and prompt.reasoning_format == "deepseek-legacy":
             raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
         if asked.echo and not (prompt.chat and prompt.chat.continued):
@@ -220,7 +236,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     )
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
     async def input_tokens(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> dict[str, Any]:
-        prompt = await prepared_chat(body, await asked_of(request, body, "chat"), 0)
+        _, prompt = await while_there(request, prepared_chat(request, body, counts=True))
         return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
     @router.post(
@@ -269,13 +285,17 @@ def _refusing(what: str) -> Callable[[], Awaitable[None]]:
 
 
 def _add_tokens(router: APIRouter, server: Server) -> None:
-    # Texts may be as long as bodies. All that is done with them is done in threads, the writing of answers too.
+    async def answered(request: Request, answer: Callable[[], bytes]) -> Response:
+        # Texts may be as long as bodies. All that is done with them is done in threads, the writing of answers too.
+        work = server.work.share_of(request.scope).do(await _kind_of(request), answer)
+        return _json(await while_there(request, work))
+
     @router.post("/tokenize", summary="Turn a text into tokens", openapi_extra=documented(TokenizeBody))
-    async def tokenize(body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))]) -> Response:
+    async def tokenize(request: Request, body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))]) -> Response:
         vocabulary = server.host.served.model.target.vocabulary
         warned = _warned(body, server)
 
-        def answered() -> bytes:
+        def answer() -> bytes:
             token_ids = encode(
                 read_mixed(body.content, "content"),
                 vocabulary,
@@ -288,19 +308,21 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
             pieces = ((token_id, _text_or_bytes(piece_of(token_id, vocabulary))) for token_id in token_ids)
             return to_json({"tokens": [{"id": token_id, "piece": piece} for token_id, piece in pieces], **warned})
 
-        return _json(await asyncio.to_thread(answered))
+        return await answered(request, answer)
 
     @router.post("/detokenize", summary="Turn tokens into a text", openapi_extra=documented(DetokenizeBody))
-    async def detokenize(body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))]) -> Response:
+    async def detokenize(
+        request: Request, body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))]
+    ) -> Response:
         vocabulary = server.host.served.model.target.vocabulary
         warned = _warned(body, server)
 
-        def answered() -> bytes:
+        def answer() -> bytes:
             token_ids = read_ids(body.tokens, "tokens")
             check_ids(token_ids, vocabulary, "tokens")
             return to_json({"content": text_of(token_ids, vocabulary), **warned})
 
-        return _json(await asyncio.to_thread(answered))
+        return await answered(request, answer)
 
     @router.post(
         "/apply-template", summary="Write a conversation as the model's template has it",
@@ -309,13 +331,22 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
     async def apply_template(
         request: Request, body: Annotated[TemplateBody, Depends(body_of(TemplateBody))]
     ) -> Response:
-        prompt = await prepare_chat(server.host, body, max_tokens=0, tools=body.tools)
-        warned = await in_turn(
-            # A client may send what it would ask the model.
-            lambda: _warned(body, server, also=ChatBody.model_fields, further=prompt.warnings),
-            len(await request.body()) // _BYTES_AN_ITEM,
+        share, kind = server.work.share_of(request.scope), await _kind_of(request, body.messages, body.tools)
+        prompt = await while_there(
+            request, prepare_chat(server.host, share, kind, body, max_tokens=0, tools=body.tools)
         )
-        return _json(to_json({"prompt": prompt.text, **warned}))
+
+        def answer() -> bytes:
+            # A client may send what it would ask the model.
+            warned = _warned(body, server, also=ChatBody.model_fields, further=prompt.warnings)
+            return to_json({"prompt": prompt.text, **warned})
+
+        return _json(await share.do(kind, answer, num_items=len(await request.body()) // _BYTES_AN_ITEM))
+
+
+async def _kind_of(request: Request, *lists: Sequence[Any] | str | None) -> Kind:
+    """Return of which kind it is to read a request with lists of messages and tools."""
+    return kind_of_reading(len(await request.body()), sum(len(each) for each in lists if isinstance(each, list)))
 
 
 def _warned(
@@ -355,9 +386,9 @@ def _add_facts(router: APIRouter, server: Server) -> None:
         return {**found, "id": name}
 
     @router.get("/props", summary="How requests are answered that say nothing")
-    async def props() -> dict[str, Any]:
-        served = server.host.served
-        return await asyncio.to_thread(props_of, served, server.options)
+    async def props(request: Request) -> dict[str, Any]:
+        served, share = server.host.served, server.work.share_of(request.scope)
+        return await share.do(Kind.UPKEEP, lambda: props_of(served, server.options))
 
     @router.post("/props", include_in_schema=False)
     async def set_props() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from paceline.core.errors import ClosedError, PacelineError
 from paceline.models.description import ModelDescription
 from paceline.options import read_options
 from paceline.planning.registry import check_asked
+from paceline.serving.work import in_own_thread
 
 HostState: TypeAlias = Literal["loading", "ready", "failed", "closing"]
 """What has become of the model. ``closing``: the server ends, and takes nothing more."""
@@ -145,13 +145,13 @@ class ModelHost:
     async def load(self) -> None:
         """Load the model; an error is kept."""
         try:
-            served = await asyncio.to_thread(self._load, self._report)
+            served = await in_own_thread(lambda: self._load(self._report))
         except PacelineError as error:
             if not self._given_up:
                 self.state, self.error = "failed", error
             return
         if self._given_up:
-            await asyncio.to_thread(served.model.close)
+            await in_own_thread(served.model.close)
             return
         self._served = served
         self.state = "ready"
@@ -168,7 +168,7 @@ class ModelHost:
         """End what still runs and free the model."""
         self.stop_taking()
         if self._served is not None:
-            await asyncio.to_thread(self._served.model.close)
+            await in_own_thread(self._served.model.close)
 
     def _report(self, share: float) -> None:
         if self._given_up:

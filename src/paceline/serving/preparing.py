@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import json
 from collections.abc import Mapping, Sequence
@@ -25,13 +24,15 @@ from paceline.serving.chats import chat_params_of, followed
 from paceline.serving.constraints import Named
 from paceline.serving.fields import FieldError
 from paceline.serving.hosting import ModelHost, ServedModel
-from paceline.serving.in_turn import in_turn
 from paceline.serving.prompts import encode, read_prompts
 from paceline.serving.token_texts import check_ids, text_of
 from paceline.serving.tools import AskedTools, call_format_of, calls_to_keep_to, told_tools
+from paceline.serving.work import Kind, Share
 
 
-async def prepare_completions(host: ModelHost, prompt: Any, *, num_choices: int, most: int) -> list[PreparedPrompt]:
+async def prepare_completions(
+    host: ModelHost, share: Share, kind: Kind, prompt: Any, *, num_choices: int, most: int
+) -> list[PreparedPrompt]:
     """Return the prompts of a completion.
 
     Control tokens that the text of a prompt spells are control tokens, as in llama-server: whoever completes texts
@@ -39,6 +40,8 @@ async def prepare_completions(host: ModelHost, prompt: Any, *, num_choices: int,
 
     Args:
         host: has the model.
+        share: does the work.
+        kind: of the work.
         prompt: the field ``prompt`` of the request.
         num_choices: answers to each prompt.
         most: answers that one request may have, to all prompts together.
@@ -61,12 +64,13 @@ async def prepare_completions(host: ModelHost, prompt: Any, *, num_choices: int,
             found.append(PreparedPrompt(token_ids, text_of(token_ids, vocabulary)))
         return found
 
-    # A long text takes a while, and neither other requests nor the engine wait for it.
-    return await asyncio.to_thread(read)
+    return await share.do(kind, read)
 
 
 async def prepare_chat(
     host: ModelHost,
+    share: Share,
+    kind: Kind,
     body: ChatBody | TemplateBody,
     *,
     max_tokens: int | None,
@@ -77,6 +81,8 @@ async def prepare_chat(
 
     Args:
         host: has the model.
+        share: does the work.
+        kind: of the work.
         body: of the request.
         max_tokens: most tokens that the answer may have.
         tools: functions that the template may describe.
@@ -95,7 +101,7 @@ async def prepare_chat(
             "start the server with --chat-template-file"
         )
     try:
-        chat, warnings = await _written(served, body, tools, max_tokens)
+        chat, warnings = await share.do(kind, lambda: _written(served, body, tools, max_tokens))
     except ContextLengthError as error:
         if error.num_tokens is None:
             raise
@@ -103,7 +109,8 @@ async def prepare_chat(
     except InputError as error:
         if type(error) is not InputError:
             raise
-        raise FieldError(await _at_fault(served, body, tools, max_tokens), str(error)) from None
+        name = await share.do(kind, lambda: _at_fault(served, body, tools, max_tokens))
+        raise FieldError(name, str(error)) from None
     prompt = PreparedPrompt(
         chat.token_ids,
         chat.text,
@@ -116,12 +123,12 @@ async def prepare_chat(
     if call_format is None or asked is None:
         return prompt
     # The library that reads calls takes a second to import.
-    await asyncio.to_thread(load_template, call_format.template, call_format.name)
+    await share.do(Kind.UPKEEP, lambda: load_template(call_format.template, call_format.name))
     options = with_marks_kept(chat.options, call_format, served.model.target.vocabulary)
     return replace(prompt, options=options, call_format=call_format, tools=asked)
 
 
-async def _written(
+def _written(
     served: ServedModel,
     body: ChatBody | TemplateBody,
     tools: Sequence[Mapping[str, Any]] | None,
@@ -135,11 +142,11 @@ async def _written(
     told = told_tools(tools)
     variables = {**_usual_variables(template, params, told), **params.template_variables}
     params = replace(params, template_variables=variables)
-    chat = await served.model.achat_prompt(body.messages, tools=told, chat=params, max_tokens=max_tokens)
+    chat = served.model.chat_prompt(body.messages, tools=told, chat=params, max_tokens=max_tokens)
     return chat, warnings
 
 
-async def _at_fault(
+def _at_fault(
     served: ServedModel,
     body: ChatBody | TemplateBody,
     tools: Sequence[Mapping[str, Any]] | None,
@@ -151,7 +158,7 @@ async def _at_fault(
             continue
         others = body.model_copy(update={name: None})
         try:
-            await _written(served, others, None if name == "tools" else tools, max_tokens)
+            _written(served, others, None if name == "tools" else tools, max_tokens)
         except InputError:
             continue
         return name
@@ -179,11 +186,13 @@ def _usual_variables(
     return {name: value for name, value in usual.items() if name in template.variables}
 
 
-async def with_bias(host: ModelHost, asked: Asked) -> Asked:
+async def with_bias(host: ModelHost, share: Share, kind: Kind, asked: Asked) -> Asked:
     """Return what is asked for, with biases of texts as those of their tokens, and end tokens banned if that is asked.
 
     Args:
         host: has the model.
+        share: does the work.
+        kind: of the work.
         asked: what a request asks for.
     """
     vocabulary = host.served.model.target.vocabulary
@@ -201,11 +210,11 @@ async def with_bias(host: ModelHost, asked: Asked) -> Asked:
             raise FieldError("logit_bias", f"token id {unknown} is not in the vocabulary of {vocabulary.size}")
         return biases
 
-    biases = await (asyncio.to_thread(read) if asked.bias_texts else in_turn(read, len(given)))
+    biases = await share.do(kind, read, num_items=None if asked.bias_texts else len(given))
     return replace(asked, options={**asked.options, "logit_bias": biases}) if biases else asked
 
 
-async def with_constraint(host: ModelHost, asked: Asked) -> Asked:
+async def with_constraint(host: ModelHost, share: Share, asked: Asked) -> Asked:
     """Return what is asked for, with what the answer is to keep to compiled for the model.
 
     Raises:
@@ -214,36 +223,38 @@ async def with_constraint(host: ModelHost, asked: Asked) -> Asked:
     served, named = host.served, asked.named
     constraint = None
     if named is not None:
-        constraint, asked = await _compiled(host, named), await _warned(asked, named)
+        constraint, asked = await _compiled(host, share, named), await _warned(share, asked, named)
     if asked.tools is not None:
         call_format = call_format_of(asked.tools, served.call_format)
         # Large schemas take a while.
-        with_calls = await asyncio.to_thread(
-            calls_to_keep_to, asked.tools, named, call_format, served.model.target.vocabulary
-        )
+        tools, vocabulary = asked.tools, served.model.target.vocabulary
+        with_calls = await share.do(Kind.COMPILING, lambda: calls_to_keep_to(tools, named, call_format, vocabulary))
         if with_calls is not None and with_calls != named:
-            named, constraint = with_calls, await _compiled(host, with_calls)
-            asked = await _warned_of_tools(asked, asked.tools)
+            named, constraint = with_calls, await _compiled(host, share, with_calls)
+            asked = await _warned_of_tools(share, asked, tools)
     return asked if constraint is None else replace(asked, named=named, constraint=constraint)
 
 
-async def _compiled(host: ModelHost, named: Named) -> Constraint:
+async def _compiled(host: ModelHost, share: Share, named: Named) -> Constraint:
     try:
-        return await asyncio.to_thread(host.served.model.compile, named.source)
+        return await share.do(Kind.COMPILING, lambda: host.served.model.compile(named.source))
     except ConstraintError as error:
         raise FieldError(named.field, str(error)) from None
 
 
-async def _warned(asked: Asked, named: Named) -> Asked:
+async def _warned(share: Share, asked: Asked, named: Named) -> Asked:
     """Say what of a schema nothing keeps the answer to."""
     source = named.source
-    if not isinstance(source, JsonSchema) or not (places := await asyncio.to_thread(lambda: source.unenforced)):
+    if not isinstance(source, JsonSchema):
+        return asked
+    places = await share.do(Kind.COMPILING, lambda: source.unenforced)
+    if not places:
         return asked
     warning = f"{named.field} is not strict, and nothing keeps the answer to {named_places(places)}: check it"
     return replace(asked, warnings=(*asked.warnings, warning))
 
 
-async def _warned_of_tools(asked: Asked, tools: AskedTools) -> Asked:
+async def _warned_of_tools(share: Share, asked: Asked, tools: AskedTools) -> Asked:
     """Say what of the parameters of functions that are not strict nothing keeps calls to."""
 
     def read() -> list[str]:
@@ -259,7 +270,7 @@ async def _warned_of_tools(asked: Asked, tools: AskedTools) -> Asked:
                 )
         return found
 
-    return replace(asked, warnings=(*asked.warnings, *await asyncio.to_thread(read)))
+    return replace(asked, warnings=(*asked.warnings, *await share.do(Kind.COMPILING, read)))
 
 
 def check_length(num_tokens: int, context_length: int) -> None:

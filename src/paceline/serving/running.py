@@ -184,6 +184,7 @@ async def _serve(
             timer.cancel()
         host.stop_taking()
         await loading
+        server.work.close()
         await host.close()
     if host.error is not None:
         raise host.error

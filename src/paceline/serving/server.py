@@ -16,13 +16,13 @@ from paceline.serving.asked import Api, Asked, at_fault
 from paceline.serving.errors import RefusedError, error_of
 from paceline.serving.event_stream import EventStream
 from paceline.serving.hosting import ModelHost, ServedModel
-from paceline.serving.in_turn import in_turn
 from paceline.serving.leaving import while_there
 from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.security import namespace_of
 from paceline.serving.settings import ServerOptions
 from paceline.serving.shapes import ChatShape, CompletionShape, NativeShape, Shape, as_events, to_json
 from paceline.serving.slots import SlotBoard
+from paceline.serving.work import Kind, Share, Work
 
 _WHOLE_ROUNDS: Final = 16
 """Rounds that are looked at together where nobody reads them as they come."""
@@ -46,6 +46,7 @@ class Server:
         host: has the model, or will have.
         options: of the server.
         verbose: whether answers tell prompt and settings unasked.
+        work: what is done in threads.
         metrics: what the server did; ``None`` until there is a model.
     """
 
@@ -53,6 +54,7 @@ class Server:
         self.host = host
         self.options = options
         self.verbose = verbose
+        self.work = Work()
         self.metrics: ServerMetrics | None = None
         self._board: SlotBoard | None = None
         self._endings: set[asyncio.Task[None]] = set()
@@ -118,25 +120,26 @@ class Server:
         except InputError as error:
             raise at_fault(asked, error, served.check) from None
         board.add(answer)
-        shape = _SHAPES[asked.api](answer)
+        shape, share = _SHAPES[asked.api](answer), self.work.share_of(request.scope)
         try:
             await while_there(request, answer.admitted())
             if not asked.stream:
-                return await self._whole(request, answer, shape)
+                return await self._whole(request, answer, shape, share)
         except BaseException:
             self._over(answer)
             raise
         return EventStream(
-            self._stream(answer, shape),
+            self._stream(answer, shape, share),
             over=lambda: self._over(answer),
             ping_s=asked.ping_s,
         )
 
-    async def _whole(self, request: Request, answer: Answer, shape: Shape) -> Response:
+    async def _whole(self, request: Request, answer: Answer, shape: Shape, share: Share) -> Response:
         """Wait for an answer for as long as the client does."""
         await while_there(request, self._followed(answer))
         _check_whole(answer)
-        body = await in_turn(lambda: to_json(shape.whole()), sum(choice.num_listed for choice in answer.choices))
+        listed = sum(choice.num_listed for choice in answer.choices)
+        body = await share.do(Kind.WRITING, lambda: to_json(shape.whole()), num_items=listed)
         self._over(answer)
         return Response(body, media_type="application/json")
 
@@ -146,13 +149,14 @@ class Server:
         async for events in answer.rounds(every):
             self._note(answer, events)
 
-    async def _stream(self, answer: Answer, shape: Shape) -> AsyncIterator[bytes]:
+    async def _stream(self, answer: Answer, shape: Shape, share: Share) -> AsyncIterator[bytes]:
         try:
             async for events in answer.rounds():
                 self._note(answer, events)
                 _check_whole(answer)
                 listed = sum(_num_listed(event) for event in events)
-                written = await in_turn(functools.partial(_written, shape, events), listed)
+                write = functools.partial(_written, shape, events)
+                written = await share.do(Kind.WRITING, write, num_items=listed)
                 if written:
                     yield written
             if shape.ends_with_done:

@@ -1,0 +1,199 @@
+"""Work that would hold up the event loop: done in threads, by its kind, and for each key in turn.
+
+::
+
+    share.do(kind, function) ──> waits:  key a: 1 2 3 4     ──the next key's first──> a thread of that kind
+                                         key b: 1                                     (a, b, a, a, a)
+
+Each kind has threads and queues of its own: a prompt of a line waits for no grammar and for no text of megabytes. No
+key has all threads of a kind, so that another one finds a thread at once, or after one piece of work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from starlette.types import Scope
+
+from paceline.core.errors import QueueFullError
+from paceline.serving.security import namespace_of
+
+_T = TypeVar("_T")
+
+
+class Kind(enum.Enum):
+    """What work is; its value is what it does, and how many threads it has."""
+
+    SHORT = ("reading usual texts", 4)
+    LONG = ("reading long texts", 4)
+    COMPILING = ("compiling grammars", 2)
+    WRITING = ("writing long answers", 2)
+    UPKEEP = ("telling of the server", 2)
+
+
+MOST_WAITING: Final = 256
+"""Pieces of work of one kind that may wait for one key."""
+
+_MOST_AT_ONCE: Final = 500
+"""Items of a list that are read or written at once, in about 2 ms; of more a thread takes care."""
+
+_SHORT_BYTES: Final = 1 << 15
+_SHORT_ITEMS: Final = 64
+
+
+def kind_of_reading(num_bytes: int, num_items: int = 1) -> Kind:
+    """Return of which kind it is to read what a request says: short ones take some 20 ms at most.
+
+    Args:
+        num_bytes: of its texts, or of its whole body.
+        num_items: messages and tools.
+    """
+    return Kind.SHORT if num_bytes <= _SHORT_BYTES and num_items <= _SHORT_ITEMS else Kind.LONG
+
+
+class Work:
+    """The threads of a server, and who waits for them. All of it belongs to the event loop.
+
+    Args:
+        most_waiting: pieces of work of one kind that may wait for one key.
+    """
+
+    def __init__(self, most_waiting: int = MOST_WAITING) -> None:
+        self._queues = {kind: _Queue(kind, most_waiting) for kind in Kind}
+
+    def share_of(self, scope: Scope) -> Share:
+        """Return what does work for a request, in the turn of its key."""
+        # Without the request's salt: whoever sends many salts has one turn.
+        return Share(self._queues, namespace_of(scope))
+
+    def close(self) -> None:
+        """Start nothing more. What a thread has begun goes on to its end."""
+        for queue in self._queues.values():
+            queue.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Does work for one key."""
+
+    _queues: dict[Kind, _Queue]
+    _key: str
+
+    async def do(self, kind: Kind, function: Callable[[], _T], *, num_items: int | None = None) -> _T:
+        """Return what a function comes to.
+
+        Whoever is cancelled while the work waits takes it out of the queue. Work that has begun goes on, and nobody
+        hears of it.
+
+        Args:
+            kind: of the work.
+            function: called in a thread.
+            num_items: of the lists that it reads or writes, where these decide whether it takes long: few are seen to
+                at once.
+
+        Raises:
+            QueueFullError: too much waits for this key.
+        """
+        if num_items is not None and num_items <= _MOST_AT_ONCE:
+            return function()
+        return await self._queues[kind].do(self._key, function)
+
+
+class _Queue:
+    """Work of one kind.
+
+    Args:
+        kind: of the work.
+        most_waiting: pieces of it that may wait for one key.
+    """
+
+    def __init__(self, kind: Kind, most_waiting: int) -> None:
+        self._what, self._free = kind.value
+        self._most_waiting = most_waiting
+        self._most_of_a_key = max(self._free - 1, 1)
+        self._pool = ThreadPoolExecutor(self._free, f"paceline-{kind.name.lower()}")
+        self._running: Counter[str] = Counter()
+        # By key, that whose turn is next first.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def do(self, key: str, function: Callable[[], _T]) -> _T:
+        await self._turn_of(key)
+        loop = asyncio.get_running_loop()
+        done: Future[_T] = self._pool.submit(function)
+
+        def leave(_: object) -> None:
+            # The loop may have ended before the work.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._leave, key)
+
+        # Whoever waits may be cancelled, and the thread is busy all the same.
+        done.add_done_callback(leave)
+        return await asyncio.wrap_future(done)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _turn_of(self, key: str) -> None:
+        """Wait until a thread is free and it is this key's turn."""
+        waiting = self._waiting.get(key, ())
+        if len(waiting) >= self._most_waiting:
+            raise QueueFullError(
+                f"{self._what}: {len(waiting)} requests of this client wait for it, and no more may: ask again later"
+            )
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(turn)
+        self._give()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._forget(key, turn)
+            else:
+                self._leave(key)
+            raise
+
+    def _give(self) -> None:
+        """Let those begin whose turn it is."""
+        while self._free:
+            key = next((key for key in self._waiting if self._running[key] < self._most_of_a_key), None)
+            if key is None:
+                return
+            turns = self._waiting.pop(key)
+            turn = turns.popleft()
+            if turns:
+                # Behind all others.
+                self._waiting[key] = turns
+            if not turn.cancelled():
+                self._running[key] += 1
+                self._free -= 1
+                turn.set_result(None)
+
+    def _forget(self, key: str, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting.get(key)
+        if turns is not None and turn in turns:
+            turns.remove(turn)
+            if not turns:
+                del self._waiting[key]
+
+    def _leave(self, key: str) -> None:
+        self._running[key] -= 1
+        if not self._running[key]:
+            del self._running[key]
+        self._free += 1
+        self._give()
+
+
+async def in_own_thread(function: Callable[[], _T]) -> _T:
+    """Return what a function comes to that takes seconds and is called once, such as loading a model."""
+    pool = ThreadPoolExecutor(1, "paceline-once")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, function)
+    finally:
+        pool.shutdown(wait=False)

@@ -1,0 +1,233 @@
+"""Work in threads: kinds apart, keys in turn, and nothing for clients that have left. Held by events, not by time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from benchmarks.server_soak.wire import Answer, Connection, ask, request_bytes
+
+from paceline.core.errors import QueueFullError
+from paceline.serving.security import ApiKeys, SecuritySettings
+from paceline.serving.security.api_keys import keep_namespace
+from paceline.serving.work import MOST_WAITING, Kind, Share, Work, kind_of_reading
+from tests.serving.live import Live, live
+from tests.timing import WAIT_S
+
+MANY = 30
+
+
+def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await test()
+
+    asyncio.run(bounded())
+
+
+def share_of(work: Work, key: str) -> Share:
+    scope: dict[str, Any] = {"type": "http"}
+    keep_namespace(scope, key)
+    return work.share_of(scope)
+
+
+class Held:
+    """Work that is held until it is let go.
+
+    Attributes:
+        begun: names of what began, in order.
+    """
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self._let_go = threading.Semaphore(0)
+
+    def __call__(self, name: str) -> Callable[[], str]:
+        def work() -> str:
+            self.begun.append(name)
+            assert self._let_go.acquire(timeout=WAIT_S)
+            return name
+
+        return work
+
+    def let_go(self, count: int = 1) -> None:
+        self._let_go.release(count)
+
+    async def until_begun(self, count: int) -> None:
+        while len(self.begun) < count:
+            await asyncio.sleep(0)
+        # What else may begin has had its chance.
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(self.begun) == count
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_key_with_much_to_do_leaves_a_thread_to_others(kind: Kind) -> None:
+    async def test() -> None:
+        work, held = Work(), Held()
+        slow = [asyncio.create_task(share_of(work, "a").do(kind, held("a"))) for _ in range(MANY)]
+        await held.until_begun(kind.value[1] - 1)
+        assert await share_of(work, "b").do(kind, lambda: "done") == "done"
+        held.let_go(MANY)
+        assert await asyncio.gather(*slow) == ["a"] * MANY
+        work.close()
+
+    in_loop(test)
+
+
+def test_keys_have_a_piece_of_work_each_in_turn() -> None:
+    async def test() -> None:
+        work, held = Work(), Held()
+        tasks = []
+        for name in ("x", "y", "a1", "a2", "a3", "b1", "b2", "c1"):
+            tasks.append(asyncio.create_task(share_of(work, name[0]).do(Kind.COMPILING, held(name))))
+            await asyncio.sleep(0)
+        for count in range(2, len(tasks) + 1):
+            await held.until_begun(count)
+            held.let_go()
+        held.let_go()
+        await asyncio.gather(*tasks)
+        assert held.begun == ["x", "y", "a1", "b1", "c1", "a2", "b2", "a3"]
+        work.close()
+
+    in_loop(test)
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun() -> None:
+    async def test() -> None:
+        work, held = Work(most_waiting=2), Held()
+        share = share_of(work, "a")
+        first, *others = [asyncio.create_task(share.do(Kind.COMPILING, held(name))) for name in "123"]
+        await held.until_begun(1)
+        with pytest.raises(QueueFullError, match="compiling grammars: 2 requests of this client wait"):
+            await share.do(Kind.COMPILING, held("4"))
+        others[0].cancel()
+        await asyncio.gather(others[0], return_exceptions=True)
+        # There is room again, and what was begun keeps its thread to its end though nobody waits for it.
+        others.append(asyncio.create_task(share.do(Kind.COMPILING, held("5"))))
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await held.until_begun(1)
+        held.let_go(3)
+        assert await asyncio.gather(*others[1:]) == ["3", "5"]
+        assert held.begun == ["1", "3", "5"]
+        work.close()
+
+    in_loop(test)
+
+
+def test_an_error_is_that_of_the_work_and_frees_its_thread() -> None:
+    async def test() -> None:
+        work = Work()
+        for _ in range(5):
+            with pytest.raises(ZeroDivisionError):
+                await share_of(work, "a").do(Kind.COMPILING, lambda: 1 / 0)
+        work.close()
+
+    in_loop(test)
+
+
+def test_few_items_take_no_thread() -> None:
+    async def test() -> None:
+        work, here = Work(), threading.get_ident()
+        for num_items, elsewhere in ((500, False), (501, True), (None, True)):
+            thread = await share_of(work, "a").do(Kind.WRITING, threading.get_ident, num_items=num_items)
+            assert (thread != here) == elsewhere
+        work.close()
+
+    in_loop(test)
+
+
+def test_long_texts_and_many_messages_are_read_apart_from_short_ones() -> None:
+    assert kind_of_reading(1 << 15, 64) is Kind.SHORT
+    assert kind_of_reading((1 << 15) + 1) is Kind.LONG
+    assert kind_of_reading(100, 65) is Kind.LONG
+
+
+# Over HTTP
+
+
+def keyed(path: str, body: dict[str, Any], key: str) -> bytes:
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    return request_bytes("POST", path, json.dumps(body).encode(), headers=headers)
+
+
+async def plain(server: Live, key: str) -> Answer:
+    return await ask(server.port, keyed("/completion", {"prompt": "abc", "n_predict": 2}, key))
+
+
+TWO_KEYS = SecuritySettings(keys=ApiKeys(["a", "b"]))
+SCHEMA = {"prompt": "abc", "n_predict": 2, "json_schema": {"type": "object"}}
+LONG_TEXT = {"content": "a" * (1 << 16)}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/completion", SCHEMA), ("/tokenize", LONG_TEXT)])
+def test_what_one_key_has_waiting_keeps_nobody_elses_completion(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither grammars that are compiled nor texts that are tokenized."""
+    held = Held()
+
+    async def test() -> None:
+        async with live(security=TWO_KEYS) as server:
+            vocabulary = server.model.target.vocabulary
+            tokenize = vocabulary.tokenize
+
+            def slow(text: str, **options: Any) -> list[int]:
+                return tokenize(held("text")() and "a" if len(text) > 1000 else text, **options)
+
+            def compile_slowly(source: object) -> None:
+                held("grammar")()
+
+            monkeypatch.setattr(vocabulary, "tokenize", slow)
+            monkeypatch.setattr(server.model, "compile", compile_slowly)
+            waiting = [await Connection.open(server.port) for _ in range(MANY)]
+            for connection in waiting:
+                await connection.send(keyed(path, body, "a"))
+            while not held.begun:
+                await asyncio.sleep(0)
+            # Those that came are in the server before what is asked after them.
+            for key in ("b", "a"):
+                assert (await plain(server, key)).status == 200
+            assert len(held.begun) < MANY
+            held.let_go(MANY)
+            for connection in waiting:
+                assert (await connection.answer()).status == 200
+                connection.close()
+            assert len(held.begun) == MANY
+
+    in_loop(test)
+
+
+def test_more_than_may_wait_is_told_to_come_again_and_who_left_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held()
+
+    async def test() -> None:
+        async with live(security=TWO_KEYS) as server:
+            server.server.work = Work(most_waiting=3)
+            monkeypatch.setattr(server.model, "compile", lambda source: held("grammar")() and None)
+            waiting = [await Connection.open(server.port) for _ in range(4)]
+            for connection in waiting:
+                await connection.send(keyed("/completion", SCHEMA, "a"))
+            queue = server.server.work._queues[Kind.COMPILING]
+            await server.until(lambda: sum(map(len, queue._waiting.values())) == 3)
+            refused = await ask(server.port, keyed("/completion", SCHEMA, "a"))
+            assert refused.status == 429
+            assert refused.head.headers["retry-after"] == "1"
+            assert "3 requests of this client wait" in refused.json()["error"]["message"]
+            for connection in waiting[1:]:
+                connection.close()
+            await server.until(lambda: b'status="499"} 3.0' in server.server.metrics.render()[0])  # type: ignore[union-attr]
+            held.let_go(4)
+            assert (await waiting[0].answer()).status == 200
+            waiting[0].close()
+            assert (await plain(server, "a")).status == 200
+            assert held.begun == ["grammar"]
+
+    in_loop(test)
+    assert MOST_WAITING >= MANY
