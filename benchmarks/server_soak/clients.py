@@ -11,7 +11,7 @@ import contextlib
 import json
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from benchmarks.server_soak.wire import Answer, Connection, Head, ask, post_bytes, request_bytes
@@ -36,10 +36,12 @@ class Client:
     Attributes:
         port: of the server.
         rng: of all choices.
+        headers: of all requests; a key, where the server asks for one.
     """
 
     port: int
     rng: random.Random
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     async def plain(self) -> str:
         """Wait for a whole answer."""
@@ -86,7 +88,7 @@ class Client:
         """Send half a body, and leave."""
         body = json.dumps(self._body()).encode()
         async with await Connection.open(self.port) as connection:
-            await connection.send(request_bytes("POST", "/completion", body[: len(body) // 2], length=len(body)))
+            await connection.send(self._request("POST", "/completion", body[: len(body) // 2], length=len(body)))
             await asyncio.sleep(self.rng.choice((0.0, _PAUSE_S)))
             if self.rng.random() < 0.5:
                 connection.reset()
@@ -97,7 +99,7 @@ class Client:
         body = json.dumps(self._body()).encode()
         step = max(1, len(body) // 8)
         async with await Connection.open(self.port) as connection:
-            await connection.send(request_bytes("POST", "/v1/completions", length=len(body)))
+            await connection.send(self._request("POST", "/v1/completions", length=len(body)))
             for start in range(0, len(body), step):
                 await connection.send(body[start : start + step])
                 await asyncio.sleep(_PAUSE_S)
@@ -142,9 +144,11 @@ class Client:
         size = (MAX_BODY_MIB << 20) + 1
         async with await Connection.open(self.port) as connection:
             if self.rng.random() < 0.5:
-                await connection.send(request_bytes("POST", "/completion", length=size))
+                await connection.send(self._request("POST", "/completion", length=size))
             else:
-                head = "POST /completion HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+                fields = {"Host": "localhost", "Transfer-Encoding": "chunked", **self.headers}
+                lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+                head = f"POST /completion HTTP/1.1\r\n{lines}\r\n"
                 await connection.send(f"{head}{size:x}\r\n".encode() + b" " * size + b"\r\n0\r\n\r\n")
             head_of = await connection.head()
         return _checked(Answer(head_of, b""), 413)
@@ -168,14 +172,14 @@ class Client:
                 b'{"prompt": "a", "n": 1000}',
             )
         )
-        return _checked(await ask(self.port, request_bytes("POST", self.rng.choice(_PATHS), body)), 400)
+        return _checked(await ask(self.port, self._request("POST", self.rng.choice(_PATHS), body)), 400)
 
     async def no_such_route(self) -> str:
         """Ask for what is not there."""
         method, path, status = self.rng.choice(
             (("GET", "/nothing", 404), ("PUT", "/completion", 405), ("GET", "/v1/models/no", 404))
         )
-        return _checked(await ask(self.port, request_bytes(method, path)), status)
+        return _checked(await ask(self.port, self._request(method, path)), status)
 
     async def long_prompt(self) -> str:
         """Send a prompt that leaves little room."""
@@ -214,9 +218,9 @@ class Client:
     async def tokens(self) -> str:
         """Turn a text into tokens and back."""
         text = self.rng.choice(_PROMPTS) * self.rng.randint(1, 50)
-        found = await ask(self.port, post_bytes("/tokenize", {"content": text}))
+        found = await ask(self.port, self._post_to("/tokenize", {"content": text}))
         _checked(found, 200)
-        back = await ask(self.port, post_bytes("/detokenize", found.json()))
+        back = await ask(self.port, self._post_to("/detokenize", found.json()))
         if back.json()["content"] != text:
             raise SoakError(f"{text[:50]!r} came back as {back.body[:100]!r}")
         return "200"
@@ -226,7 +230,13 @@ class Client:
         return {"prompt": prompt, "n_predict": self.rng.randint(1, 24), "seed": self.rng.randrange(1 << 32), **fields}
 
     def _post(self, body: Mapping[str, Any]) -> bytes:
-        return post_bytes(self.rng.choice(_PATHS), body)
+        return self._post_to(self.rng.choice(_PATHS), body)
+
+    def _post_to(self, path: str, body: Mapping[str, Any]) -> bytes:
+        return post_bytes(path, body, headers=self.headers)
+
+    def _request(self, method: str, path: str, body: bytes = b"", *, length: int | None = None) -> bytes:
+        return request_bytes(method, path, body, length=length, headers=self.headers)
 
     async def _leave(self, *, reset: bool) -> str:
         async with await Connection.open(self.port) as connection:

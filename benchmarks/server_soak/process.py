@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
-from benchmarks.server_soak.wire import HOST, ask, request_bytes
+from benchmarks.server_soak.wire import HOST, Answer, ask, request_bytes
 from paceline.core.errors import CapabilityError
 
 _START_S: Final = 180.0
@@ -26,22 +27,41 @@ class Serving:
     Attributes:
         port: where it listens.
         log: the file with all it wrote.
+        tls: what its certificate is checked by, where it speaks TLS.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        port: int,
+        log: Path,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self._process = process
         self._memory = psutil.Process(process.pid)
+        self._headers = headers
         self.port = port
         self.log = log
+        self.tls = tls
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def start(cls, flags: Sequence[str], log: Path) -> AsyncIterator[Serving]:
+    async def start(
+        cls,
+        flags: Sequence[str],
+        log: Path,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> AsyncIterator[Serving]:
         """Start a server and wait until its model is there; leaving kills it if it still runs.
 
         Args:
             flags: of ``paceline serve``.
             log: takes all that it writes.
+            headers: of what is asked here; its key, where it has one.
+            tls: what its certificate is checked by, where it speaks TLS.
 
         Raises:
             CapabilityError: it does not come up.
@@ -54,7 +74,7 @@ class Serving:
                 sys.executable, "-m", "paceline", "serve", "--port", str(port), *flags,
                 stdin=asyncio.subprocess.DEVNULL, stdout=written, stderr=written,
             )  # fmt: skip
-        serving = cls(process, port, log)
+        serving = cls(process, port, log, headers or {}, tls)
         try:
             await serving._wait_until_ready()
             yield serving
@@ -67,7 +87,7 @@ class Serving:
         async def ready() -> None:
             while True:
                 with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                    if (await ask(self.port, request_bytes("GET", "/health"))).status == 200:
+                    if (await self._get("/health")).status == 200:
                         return
                 if self._process.returncode is not None:
                     raise CapabilityError(f"paceline serve ended as it started: {self.text()[-500:]}")
@@ -83,19 +103,33 @@ class Serving:
         return self.log.read_text(errors="replace")
 
     def resident_bytes(self) -> int:
-        """Return the memory it holds."""
-        return int(self._memory.memory_info().rss)
+        """Return the memory that it and its children hold; 0 where it is gone."""
+        return sum(process.memory_info().rss for process in self._processes())
+
+    def cpu_s(self) -> float:
+        """Return the seconds that it and its children have computed for."""
+        return sum(sum(process.cpu_times()[:2]) for process in self._processes())
+
+    def is_running(self) -> bool:
+        """Return whether it lives."""
+        return self._process.returncode is None
+
+    def _processes(self) -> list[Any]:
+        try:
+            return [self._memory, *self._memory.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     async def metrics(self) -> dict[str, float]:
         """Return what ``/metrics`` says: values by names with labels."""
-        answer = await ask(self.port, request_bytes("GET", "/metrics"))
+        answer = await self._get("/metrics")
         lines = (line.rpartition(" ") for line in answer.body.decode().splitlines() if not line.startswith("#"))
         # vLLM's names have the model's name as a label, and nothing is told by it here.
         return {name.partition("{engine=")[0]: float(value) for name, _, value in lines}
 
     async def slots(self) -> list[dict[str, Any]]:
         """Return what ``/slots`` says."""
-        slots: list[dict[str, Any]] = (await ask(self.port, request_bytes("GET", "/slots"))).json()
+        slots: list[dict[str, Any]] = (await self._get("/slots")).json()
         return slots
 
     async def in_flight(self) -> tuple[int, int, int]:
@@ -109,6 +143,9 @@ class Serving:
         """Wait until nothing runs and nothing waits."""
         while await self.in_flight() != (0, 0, 0):
             await asyncio.sleep(_POLL_S)
+
+    async def _get(self, path: str) -> Answer:
+        return await ask(self.port, request_bytes("GET", path, headers=self._headers), tls=self.tls)
 
     def terminate(self) -> None:
         """Send SIGTERM."""

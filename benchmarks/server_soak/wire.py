@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -63,9 +65,10 @@ def request_bytes(
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def post_bytes(path: str, body: Mapping[str, Any]) -> bytes:
+def post_bytes(path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> bytes:
     """Return a request with a JSON body."""
-    return request_bytes("POST", path, json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+    content = json.dumps(body).encode()
+    return request_bytes("POST", path, content, headers={"Content-Type": "application/json", **(headers or {})})
 
 
 class Connection:
@@ -80,12 +83,15 @@ class Connection:
         self.writer = writer
 
     @classmethod
-    async def open(cls, port: int, *, receive_bytes: int | None = None) -> Connection:
+    async def open(
+        cls, port: int, *, receive_bytes: int | None = None, tls: ssl.SSLContext | None = None
+    ) -> Connection:
         """Connect.
 
         Args:
             port: of the server.
             receive_bytes: size of the buffer that the kernel receives into; by default the kernel's choice.
+            tls: what the server's certificate is checked by, where it speaks TLS.
         """
         own = socket.socket()
         own.setblocking(False)
@@ -94,7 +100,9 @@ class Connection:
         try:
             await asyncio.get_running_loop().sock_connect(own, (HOST, port))
             # A small limit, or asyncio would read ahead for a reader that is slow on purpose.
-            reader, writer = await asyncio.open_connection(sock=own, limit=1 << (16 if receive_bytes is None else 10))
+            limit = 1 << (16 if receive_bytes is None else 10)
+            name = None if tls is None else "localhost"
+            reader, writer = await asyncio.open_connection(sock=own, limit=limit, ssl=tls, server_hostname=name)
         except BaseException:
             own.close()
             raise
@@ -111,7 +119,8 @@ class Connection:
 
     def reset(self) -> None:
         """Drop the connection, without the usual farewell."""
-        self._own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with contextlib.suppress(OSError):  # the server was faster
+            self._own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def send(self, data: bytes) -> None:
@@ -148,8 +157,8 @@ class Connection:
         return Answer(head, b"".join([chunk async for chunk in self.chunks(head)]))
 
 
-async def ask(port: int, request: bytes) -> Answer:
+async def ask(port: int, request: bytes, *, tls: ssl.SSLContext | None = None) -> Answer:
     """Return the answer to one request on a connection of its own."""
-    async with await Connection.open(port) as connection:
+    async with await Connection.open(port, tls=tls) as connection:
         await connection.send(request)
         return await connection.answer()
