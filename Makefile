@@ -5,6 +5,7 @@
 #   make test-all    all of them, with every random scene, and the planner's of the sources as they are too
 #   make test-real   tests with templates, vocabularies and a model that others made: downloads 170 MB the first time
 #   make test-page   tests of the server's page in a browser: needs Chromium and npm, downloads 50 MB the first time
+#   make attack      attacks on a server and on all that reads and writes files, for two minutes, or for SECONDS=3600
 #   make bench       the measurements behind the figures in the documentation
 #   make release-check PYTHONS="python3.11 python3.12" KEEP=dist    archive and wheels, tried in empty environments
 #   make docs        the documentation as a site in build/site, with all its links checked
@@ -35,9 +36,12 @@ PAGE := build/page
 
 # Tests of one file stay in one process, as they share models.
 WORKERS ?= 2
+
+# How long `make attack` attacks.
+SECONDS ?= 120
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all test-real test-page lint types quick unit long interpreted bench train release-check docs tables clean
+.PHONY: demo test test-all test-real test-page lint types quick unit long interpreted attack bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/paceline demo
@@ -95,6 +99,9 @@ $(PAGE)/.unpacked: | $(VENV)/.installed-dev
 	$(INSTALL) "$$(echo $(WHEEL)/*.whl)[browser]"
 	cd $(PAGE) && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-*.tgz
 	touch $@
+
+attack: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks attack --seconds $(SECONDS)
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks

@@ -10,14 +10,14 @@ from typing import Any
 import typer
 
 from benchmarks import acceptance, lossless, overhead, plain_speed, planning, soak, speed
+from benchmarks.attack.command import EPILOG as ATTACK_EPILOG
+from benchmarks.attack.command import attack
 from benchmarks.beside_server import EPILOG as BESIDE_SERVER_EPILOG
 from benchmarks.beside_server import beside_server
 from benchmarks.chats import EPILOG as CHATS_EPILOG
 from benchmarks.chats import chats
 from benchmarks.cores import EPILOG as CORES_EPILOG
 from benchmarks.cores import cores
-from benchmarks.fuzz_server import EPILOG as FUZZ_SERVER_EPILOG
-from benchmarks.fuzz_server import fuzz_server
 from benchmarks.inflation import EPILOG as INFLATION_EPILOG
 from benchmarks.inflation import inflation
 from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
@@ -98,7 +98,7 @@ app.command("translation", epilog=TRANSLATION_EPILOG)(translation)
 app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
 app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)
 app.command("chats", epilog=CHATS_EPILOG)(chats)
-app.command("fuzz-server", epilog=FUZZ_SERVER_EPILOG)(fuzz_server)
+app.command("attack", epilog=ATTACK_EPILOG)(attack)
 app.command("server-soak", epilog=SERVER_SOAK_EPILOG)(server_soak)
 app.command("sharing", epilog=SHARING_EPILOG)(sharing)
 app.command("structured", epilog=STRUCTURED_EPILOG)(structured)

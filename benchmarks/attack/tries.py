@@ -1,0 +1,105 @@
+"""Tries of one kind: each by a number, from which all its choices follow, so that it can be made again alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+OVERRUN_S: Final = 15.0
+"""Seconds beyond a kind's share of the time for the tries that are under way then."""
+
+_MOST_FAILURES: Final = 20
+"""Of one kind, after which it has shown enough."""
+
+
+class AttackError(Exception):
+    """Something happened that no attack may bring about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What an attack brought about.
+
+    Attributes:
+        kind: of attack.
+        seed: of the campaign.
+        number: of the try; ``None`` where it was not one alone.
+        what: happened.
+    """
+
+    kind: str
+    seed: int
+    number: int | None
+    what: str
+
+    @property
+    def again(self) -> str:
+        """Return the command that makes it again."""
+        number = "" if self.number is None else f" --try {self.number}"
+        return f"python -m benchmarks attack --kind {self.kind} --seed {self.seed}{number}"
+
+
+Attempt = Callable[[random.Random], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Tries:
+    """The tries of a kind.
+
+    Attributes:
+        kind: its name.
+        seed: of the campaign.
+        only: number of the one try that is made, if it is one alone.
+        count: tries that came to their end.
+        failures: what they brought about.
+    """
+
+    kind: str
+    seed: int
+    only: int | None = None
+    count: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+    def fail(self, what: str, number: int | None = None) -> None:
+        """Note a failure."""
+        self.failures.append(Failure(self.kind, self.seed, number if number is not None else self.only, what))
+
+    async def run(self, attempt: Attempt, *, at_once: int, until_s: float, patience_s: float) -> None:
+        """Make tries, at least one, until the time is over or there are failures enough.
+
+        Args:
+            attempt: makes one; raises :class:`AttackError`, or an error of the connection, where it fails.
+            at_once: tries under way.
+            until_s: of the monotonic clock; no try begins later.
+            patience_s: longest that a try may take. What is under way :data:`OVERRUN_S` after the end is given up, and
+                counts for nothing.
+        """
+        numbers = iter([self.only] if self.only is not None else range(1 << 62))
+        workers = [asyncio.create_task(self._work(attempt, numbers, until_s, patience_s)) for _ in range(at_once)]
+        _, late = await asyncio.wait(workers, timeout=max(0.0, until_s + OVERRUN_S - time.monotonic()))
+        for worker in late:
+            worker.cancel()
+        for result in await asyncio.gather(*workers, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+        if not self.count:
+            self.fail(f"no try had come to its end {OVERRUN_S:g} s after the time for all of them")
+
+    async def _work(self, attempt: Attempt, numbers: Iterator[int], until_s: float, patience_s: float) -> None:
+        for number in numbers:
+            try:
+                async with asyncio.timeout(patience_s):
+                    await attempt(random.Random(f"{self.seed} {self.kind} {number}"))
+            except AttackError as error:
+                self.fail(str(error), number)
+            except TimeoutError:
+                self.fail(f"no answer after {patience_s:g} s", number)
+            except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+                self.fail(f"{type(error).__name__}: {error}", number)
+            self.count += 1
+            if time.monotonic() >= until_s or len(self.failures) >= _MOST_FAILURES:
+                return
