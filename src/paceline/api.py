@@ -111,6 +111,7 @@ class GenerateOptions(TypedDict, total=False):
     policy: PolicyName | None
     cache_prompt: bool | None
     namespace: str | None
+    client: str | None
     logprobs: int | None
     post_sampling_probs: bool | None
     constraint: Source | Constraint | None
@@ -133,7 +134,7 @@ class Model:
         pool: gives out the target's sequences; by default one that keeps none whose request is over.
         costs: what passes take, by which prompts are read in chunks beside running answers; ``None`` learns it.
         max_running: most answers under way at once; by default as many as the engine has sequences.
-        max_waiting: most requests that wait for their start; ``None`` for any number.
+        max_waiting: most requests of one client that wait for their start; ``None`` for any number.
         worker: the thread in which the engines were opened; by default a new one.
         closing: called once, before anything is freed.
         defaults: how answers are sampled where a call does not say it.
@@ -608,7 +609,7 @@ def load(
         prompt_cache_mib: most host memory, in MiB, for what finished requests have read and said, so that requests that
             begin alike need not read it again; as much again for the draft model's. 0 keeps nothing. With ``exact``
             nothing is kept either.
-        max_waiting: most requests that wait for their start; ``None`` for any number.
+        max_waiting: most requests of one client that wait for their start; ``None`` for any number.
         report: told the share done while the draft ``"self"`` is made, and then while costs are measured, in the
             thread that loads; an error that it raises ends the load.
 

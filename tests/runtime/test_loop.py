@@ -784,6 +784,90 @@ class TestNobodyWaitsForEver:
             DecodingLoop(counting_engine(), [], NO_SPECULATION, **limits)
 
 
+class TestTurns:
+    """Clients take turns; the requests of one of them keep their order."""
+
+    @staticmethod
+    def add(loop: DecodingLoop, client: str, count: int = 1, *, tokens: int = 2) -> list[Request]:
+        return [loop.add([1, 2], GREEDY, StopRules(tokens), cache=CacheParams(client=client)) for _ in range(count)]
+
+    @staticmethod
+    def ends(loop: DecodingLoop) -> list[str]:
+        """Return whose requests ended, in that order."""
+        ended = [emission.request for emission in drain(loop) if emission.finish_reason is not None]
+        for client in {request.cache.client for request in ended}:
+            ids = [request.id for request in ended if request.cache.client == client]
+            assert ids == sorted(ids)
+        return [request.cache.client for request in ended]
+
+    @pytest.mark.parametrize("places", [1, 2, 4])
+    def test_a_hundred_that_wait_hold_up_nobody_else(self, places: int) -> None:
+        loop = DecodingLoop(counting_engine(), [], NO_SPECULATION, max_running=places)
+        self.add(loop, "many", 100)
+        loop.step()
+        self.add(loop, "one")
+        ends = self.ends(loop)
+        # Those that run, and one more, as the turn was the other's before it came.
+        assert ends.index("one") <= places + 1
+        assert ends.count("many") == 100
+
+    def test_turns_alternate(self) -> None:
+        loop = DecodingLoop(counting_engine(), [], NO_SPECULATION, max_running=1)
+        for client in "aaabbc":
+            self.add(loop, client)
+        assert self.ends(loop) == list("abcaba")
+
+    def test_who_comes_again_and_again_takes_no_turns_of_others(self) -> None:
+        loop = DecodingLoop(counting_engine(), [], NO_SPECULATION, max_running=1)
+        self.add(loop, "many", 8)
+        ends = []
+        for _ in range(30):
+            if all(request.cache.client != "again" for request in loop.active):
+                self.add(loop, "again")
+            ends += [emission.request.cache.client for emission in loop.step() if emission.finish_reason is not None]
+        assert ends[:12] == ["many", "again"] * 6
+
+    def test_places_are_shared_alike_whoever_takes_longer(self) -> None:
+        loop = DecodingLoop(counting_engine(), [], NO_SPECULATION, max_running=4)
+        self.add(loop, "long", 8, tokens=40)
+        self.add(loop, "short", 40, tokens=2)
+        loop.step()
+        for _ in range(10):
+            running = Counter(request.cache.client for request in loop.active if request.sequence >= 0)
+            assert running["long"] == 2
+            loop.step()
+
+    def test_each_client_has_a_queue_of_its_own(self) -> None:
+        loop = DecodingLoop(counting_engine(), [], NO_SPECULATION, max_running=2, max_waiting=3)
+        self.add(loop, "many", 5)
+        with pytest.raises(QueueFullError, match="3 requests wait and 2 run"):
+            self.add(loop, "many")
+        self.add(loop, "other", 3)
+        with pytest.raises(QueueFullError, match="3 requests wait and 0 run"):
+            self.add(loop, "other")
+        assert Counter(self.ends(loop)) == {"many": 5, "other": 3}
+        self.add(loop, "many", 5)
+
+    def test_who_has_most_makes_room(self) -> None:
+        """The youngest of the client with most requests, not of all."""
+        engine = counting_engine(cells=20)
+        loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock, growth=0)
+        many = self.add(loop, "many", 3, tokens=8)
+        (one,) = self.add(loop, "one", tokens=8)
+        drain(loop)
+        assert one.stats.preemptions == 0
+        assert [request.stats.preemptions > 0 for request in many] == [False, True, True]
+        assert [request.output_ids for request in (*many, one)] == [[3, 4, 5, 6, 7, 8, 9, 0]] * 4
+
+    def test_nothing_is_kept_of_a_client_that_is_gone(self) -> None:
+        loop = DecodingLoop(counting_engine(), [], NO_SPECULATION, max_running=2)
+        for client in map(str, range(10)):
+            self.add(loop, client)
+        loop.cancel(loop.active[-1])
+        drain(loop)
+        assert not loop._roster._turns
+
+
 def test_what_is_read_again_is_no_further_prompt() -> None:
     engine = counting_engine(cells=44, cost=lambda rows, context: 1.0)
     loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock, growth=0)

@@ -115,7 +115,7 @@ class Scene:
             draft_max=rng.choice((None, None, 1, 3)),
         )
         plain = decode(ScriptedEngine(self.model, self.vocabulary), prompt_ids, params, rules)
-        cache = cache or CacheParams(rng.random() < 0.9, rng.choice(("", "", "other")))
+        cache = cache or CacheParams(rng.random() < 0.9, rng.choice(("", "", "other")), rng.choice(("", "", "a", "b")))
         return Wanted(prompt_ids, params, rules, speculation, cache, plain.token_ids, plain.text, plain.finish_reason)
 
     def loop(self) -> tuple[DecodingLoop, ScriptedEngine, SequencePool]:

@@ -14,7 +14,7 @@ import paceline
 from paceline.core.arrays import Float64Array
 from paceline.serving.settings import ServerOptions
 from tests.serving.hosted import NAME, Hosted, hosted, json_of, scripted
-from tests.serving.scripted import writing_model
+from tests.serving.scripted import Turnstile, writing_model
 from tests.timing import LoopTime
 
 ENDLESS: dict[str, Any] = {"prompt": "abc", "n_predict": -1, "ignore_eos": True, "seed": 1}
@@ -121,6 +121,40 @@ def test_what_was_read_is_shared_with_nobody_else() -> None:
         assert [cached("a"), cached("b"), cached("a", cache_salt="x")] == [whole] * 3
         assert cached("a", cache_salt="y") == 0
         assert cached("a", cache_prompt=False) == 0
+
+
+def test_keys_take_turns() -> None:
+    """Of ten answers that wait for one key, in a namespace apart, one at most goes before another key's next."""
+    gate = Turnstile(writing_model())
+    body = {"prompt": "a", "n_predict": 300, "ignore_eos": True}
+
+    def load() -> Any:
+        return scripted(target=gate, drafts=False, max_sequences=1, max_waiting=10)
+
+    with hosted(load, ServerOptions(api_key=("many", "one"))) as running, ThreadPoolExecutor(3) as threads:
+
+        def ask(key: str, **fields: Any) -> int:
+            return running.post(
+                "/completion", {**body, **fields}, headers={"Authorization": f"Bearer {key}"}
+            ).status_code
+
+        def admitted(count: int) -> bool:
+            choices = [choice for answer in running.server.board.answers for choice in answer.choices]
+            return sum(choice.stream.request is not None for choice in choices) == count
+
+        many = threads.submit(ask, "many", n=11, cache_salt="x")
+        gate.let_until(lambda: admitted(11))
+        more = threads.submit(ask, "many", cache_salt="y")
+        gate.let_until(more.done)
+        assert more.result() == 429, "the queue of this key is full"
+        one = threads.submit(ask, "one")
+        gate.let_until(lambda: admitted(12))
+        answers = running.server.board.answers
+        requests = [choice.stream.request for answer in answers for choice in answer.choices]
+        gate.open()
+        assert (many.result(), one.result()) == (200, 200)
+    starts = [request.stats.added_s + (request.stats.queue_s or 0.0) for request in requests if request is not None]
+    assert sorted(starts).index(starts[-1]) in (1, 2)
 
 
 def test_what_is_refused_is_counted_before_a_route_sees_it_too() -> None:

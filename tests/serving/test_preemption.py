@@ -100,7 +100,7 @@ def plain() -> Iterator[Hosted]:
 
 @pytest.fixture(scope="module")
 def squeezed() -> Iterator[tuple[Hosted, Squeeze]]:
-    squeeze = Squeeze(at_random(random.Random(1), 0.3))
+    squeeze = Squeeze(at_random(random.Random(1), 0.45))
     with hosted(lambda: scripted(REASONING, target=writing_model())) as running:
         running.model.worker.call(lambda: squeeze.put_on(running.model.loop, running.model.target))
         yield running, squeeze

@@ -426,23 +426,27 @@ class SpeculationParams:
 
 @dataclass(frozen=True, slots=True)
 class CacheParams:
-    """What a request may start from of all that was read before, and who may start from what it reads.
+    """Whose a request is: what it may start from of all that was read before, who may start from it, and when it may.
 
     A beginning that is not read again is the same text. Its rows may differ by rounding where passes of another width,
     or at other places in the cache, made them.
 
     Attributes:
         cache_prompt: whether tokens that were read for other requests need not be read again.
-        namespace: whose the request is: nothing is shared between namespaces.
+        namespace: whose the text is: nothing is shared between namespaces.
+        client: whose turn it is: requests that wait start in the order they came for one client, and by turns among
+            several. A client may have several namespaces.
     """
 
     cache_prompt: bool = setting(True, Option(kind="truth"))
     namespace: str = setting("", Option(kind="other", parse=lambda texts: texts[-1]))
+    client: str = setting("", Option(kind="other", parse=lambda texts: texts[-1]))
 
     def __post_init__(self) -> None:
         take_values(self)
-        if not isinstance(self.namespace, str):
-            raise InputError(f"the namespace is {shown(self.namespace)}: give a text")
+        for name, value in (("namespace", self.namespace), ("client", self.client)):
+            if not isinstance(value, str):
+                raise InputError(f"the {name} is {shown(value)}: give a text")
 
 
 def check_draft_min(draft_min: int, draft_max: int) -> None:

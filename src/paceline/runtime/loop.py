@@ -69,7 +69,7 @@ class DecodingLoop:
             decode, which draft nothing meanwhile; infinity reads prompts as fast as can be, beside drafts.
         costs: what passes take, by which those chunks are cut; ``None`` learns it.
         max_running: most requests that run at once; by default as many as the engine has sequences.
-        max_waiting: most requests that wait for their start; ``None`` for any number.
+        max_waiting: most requests of one client that wait for their start; ``None`` for any number.
         growth: tokens that every request that runs must be able to say before the cache is full, for one to start.
     """
 
@@ -137,7 +137,7 @@ class DecodingLoop:
             params: how it is sampled.
             rules: when it ends.
             speculation: how it is sped up.
-            cache: what it may start from, and who may start from what it reads.
+            cache: whose it is, what it may start from, and who may start from what it reads.
             logprobs: which log-probabilities come with its answer.
             constraint: what the answer may say, as it stands at the answer's beginning; ``None`` for anything.
             verifier: judges its drafts, in place of the one that ``speculation`` names; it has the constraint then.
@@ -146,7 +146,7 @@ class DecodingLoop:
         Raises:
             InputError: the prompt is empty, has unknown tokens, or the policy cannot be lossless for it.
             ContextLengthError: the prompt leaves no room in the context for a token of answer.
-            QueueFullError: as many wait as may.
+            QueueFullError: as many of its client wait as may.
         """
         try:
             self._check(prompt_ids, params, rules)

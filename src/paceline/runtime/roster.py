@@ -6,6 +6,9 @@
                ^                  │
                └────preempt───────┘        the cache was full: what the request said stands, its cells are free
 
+Whoever has least runs next: of clients that wait, one with the fewest requests that run starts one, and of several such
+clients the one whose latest start, or first wait, is longest ago. Who has most makes room for the others.
+
 Starting a request opens its sequence and tells drafters and policy of it; finishing or preempting closes it. Where a
 request starts again, its prompt and its answer so far are read, and it goes on as if nothing had been: its noise
 depends on seed and position alone.
@@ -20,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,7 +77,7 @@ class Roster:
         drafting: holds trees of theirs, and knows which drafters are told of requests that start and end.
         clock: by which it is told how long they wait.
         max_running: most requests that run at once.
-        max_waiting: most requests that wait; ``None`` for any number.
+        max_waiting: most requests of one client that wait; ``None`` for any number.
         growth: tokens that every request that runs must be able to say before the cache is full, for one to start.
     """
 
@@ -105,6 +108,9 @@ class Roster:
         self._shares_reading = pool.keeps and engine.capabilities.max_rollback is None
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
+        # When clients that have requests had their latest turns; of one that had none, when it came.
+        self._turns: dict[str, int] = {}
+        self._num_turns = 0
         # Prompts that were read before they were asked for, by request, until it starts.
         self._read: dict[int, ReadPrompt] = {}
         # Requests that the policy knows.
@@ -148,25 +154,39 @@ class Roster:
         """Let a request wait for its start.
 
         Raises:
-            QueueFullError: too many wait.
+            QueueFullError: too many of its client wait.
         """
-        free = max(self._max_running - len(self._running), 0)
-        if self._max_waiting is not None and len(self._waiting) >= self._max_waiting + free:
-            raise QueueFullError(
-                f"{len(self._waiting) - free} requests wait and {len(self._running) + free} run, which is the most "
-                f"(max_waiting is {self._max_waiting}): try again later, ask for fewer at once, or raise max_waiting"
-            )
+        client = request.cache.client
+        if self._max_waiting is not None:
+            waiting = sum(other.cache.client == client for other in self._waiting)
+            free = max(self._max_running - len(self._running) - (len(self._waiting) - waiting), 0)
+            if waiting >= self._max_waiting + free:
+                raise QueueFullError(
+                    f"{waiting - free} requests wait and {self._num_of(client) + free} run, which is the most "
+                    f"(max_waiting is {self._max_waiting}): try again later, ask for fewer at once, or raise "
+                    "max_waiting"
+                )
         if read is not None:
             self._read[request.id] = read
         request.stats.added_s = self._clock.now_s()
         self._waiting.append(request)
+        if client not in self._turns:
+            self._take_turn(client)
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Start requests in the order they came, for as long as there is room."""
-        for request in list(self._waiting):
-            if self._running and (len(self._running) >= self._max_running or not self._fits(request)):
+        """Start requests for as long as there is room: of each client in the order they came, by turns."""
+        queues: dict[str, deque[Request]] = {}
+        if len(self._running) < self._max_running:
+            for request in self._waiting:
+                queues.setdefault(request.cache.client, deque()).append(request)
+        while queues and len(self._running) < self._max_running:
+            client = min(queues, key=lambda client: self._claim(queues[client][0]))
+            request = queues[client].popleft()
+            if not queues[client]:
+                del queues[client]
+            if self._running and not self._fits(request):
                 break
             if self._awaits_another(request):
                 continue
@@ -176,6 +196,20 @@ class Roster:
             except Exception as error:
                 # It ends this request, not the others.
                 self._fail(request, error)
+
+    def _claim(self, first: Request) -> tuple[int, bool, int]:
+        """Return what puts a client's first request before those of others: the least goes first."""
+        client = first.cache.client
+        # A place that was lost comes first where it is nobody else's turn.
+        return self._num_of(client), first.stats.queue_s is None, self._turns.get(client, 0)
+
+    def _num_of(self, client: str) -> int:
+        """Return how many requests of a client run."""
+        return sum(request.cache.client == client for request in self._running.values())
+
+    def _take_turn(self, client: str) -> None:
+        self._num_turns += 1
+        self._turns[client] = self._num_turns
 
     def _fits(self, request: Request) -> bool:
         """Return whether there is room for all a request has, and for what those that run will say meanwhile."""
@@ -218,6 +252,7 @@ class Roster:
             self._running[request.id] = request
             self._waiting.remove(request)
             self._end_wait(request)
+            self._take_turn(request.cache.client)
         except BaseException:
             self._running.pop(request.id, None)
             self._let_go(request)
@@ -269,6 +304,9 @@ class Roster:
         request.finish_reason = reason
         if self._running.pop(request.id, None) is None:
             self._waiting.remove(request)
+        client = request.cache.client
+        if not self._num_of(client) and all(other.cache.client != client for other in self._waiting):
+            self._turns.pop(client, None)
 
     def _end_wait(self, request: Request) -> None:
         """Count how long a request waited for its first start."""
@@ -333,7 +371,9 @@ class Roster:
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def make_room(self, drafts: Drafts) -> Emission | None:
-        """Preempt the youngest request that holds cells; where only one does, it has all there is, and ends.
+        """Preempt a request that holds cells, the youngest of whose client has most of them.
+
+        Where only one holds cells, it has all there are, and ends.
 
         Args:
             drafts: of this round, some of which have to be judged later.
@@ -343,17 +383,19 @@ class Roster:
         """
         holders = [request for request in self._running.values() if request.cached > 0]
         candidates = holders or list(self._running.values())
-        youngest = candidates[-1]
+        counts = Counter(request.cache.client for request in candidates)
+        most = max(counts.values())
+        loser = next(request for request in reversed(candidates) if counts[request.cache.client] == most)
         if len(candidates) > 1:
-            self.preempt(youngest)
+            self.preempt(loser)
             for request, tree in zip(drafts.requests, drafts.trees, strict=True):
-                if request is youngest and tree.num_drafted and request.verifier.judges_every_draw:
+                if request is loser and tree.num_drafted and request.verifier.judges_every_draw:
                     self._drafting.keep(request, tree)
             return None
-        return self.end(youngest, "no_room")
+        return self.end(loser, "no_room")
 
     def preempt(self, request: Request) -> None:
-        """Take a running request's place in the cache; it is the next to start again."""
+        """Take a running request's place in the cache; it is its client's next to start again."""
         self._waiting.appendleft(request)
         del self._running[request.id]
         request.stats.preemptions += 1

@@ -372,12 +372,14 @@ class Answer:
         served: the model.
         asked: what is asked for.
         prompts: to answer.
-        namespace: whose the request is: nothing that was read is shared with others.
+        namespace: whose the texts are: nothing that was read is shared with others.
+        client: who asks: turns are taken with others, who are told nothing of it.
         most_s: seconds after which answers end where they are; 0 for no limit.
 
     Attributes:
         id: of the answer, for the client.
         created: when it was asked for, in seconds since 1970.
+        client: who asks.
         served: the model.
         asked: what is asked for.
         choices: in the order of prompts, and of the choices of each.
@@ -385,10 +387,18 @@ class Answer:
     """
 
     def __init__(
-        self, served: ServedModel, asked: Asked, prompts: Sequence[PreparedPrompt], *, namespace: str, most_s: float
+        self,
+        served: ServedModel,
+        asked: Asked,
+        prompts: Sequence[PreparedPrompt],
+        *,
+        namespace: str,
+        client: str,
+        most_s: float,
     ) -> None:
         self.id = f"chatcmpl-{secrets.token_urlsafe(24)}"
         self.created = int(time.time())
+        self.client = client
         self.served = served
         self.asked = asked
         self.choices: list[Choice] = []
@@ -399,7 +409,8 @@ class Answer:
                 for choice in range(asked.num_choices):
                     options = asked.options.copy()
                     options.update(prompt.options)
-                    options.update({"choice": choice, "namespace": namespace, "constraint": asked.constraint})
+                    options.update({"choice": choice, "constraint": asked.constraint})
+                    options.update({"namespace": namespace, "client": client})
                     stream = served.model.astream(prompt.token_ids, **options)
                     self.choices.append(Choice(len(self.choices), prompt, stream, asked))
         except BaseException:

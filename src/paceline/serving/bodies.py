@@ -92,7 +92,10 @@ def _kind_of(field: TableField) -> Any:
     return kinds.get(field.option.kind, Any)
 
 
-_WRITTEN_OUT: Final = ("logit_bias", "stop", "reasoning_budget", "preserved_ids", "namespace", "order", "choice")
+_WRITTEN_OUT: Final = (
+    *("logit_bias", "stop", "reasoning_budget", "preserved_ids", "order", "choice"),
+    *("namespace", "client"),
+)
 """Fields of the table that a request has in another form, or that are not a client's to set."""
 
 

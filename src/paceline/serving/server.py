@@ -114,9 +114,10 @@ class Server:
         """
         board = self.board
         served = self.host.served
+        client = namespace_of(request.scope)
         namespace = namespace_of(request.scope, asked.cache_salt or None)
         try:
-            answer = Answer(served, asked, prompts, namespace=namespace, most_s=self.options.request_s)
+            answer = Answer(served, asked, prompts, namespace=namespace, client=client, most_s=self.options.request_s)
         except InputError as error:
             raise at_fault(asked, error, served.check) from None
         board.add(answer)

@@ -35,7 +35,7 @@ class ServerOptions:
         strict_fields: refuse requests with fields that nobody knows, instead of naming the fields in a warning.
         kv_unified: whether each request may have the whole context, and all share its room; else each has its part.
             ``None`` is yes where the number of requests is not given.
-        max_waiting: most requests that wait for their start; more are told to come again.
+        max_waiting: most requests of one API key that wait for their start; more are told to come again.
         max_choices: most answers that one request may ask for.
         max_stop: most stop texts of one request.
         max_body: most bytes of a request, in MiB.
@@ -188,7 +188,7 @@ class ServerOptions:
             kind="whole",
             low=0,
             flags=("--max-waiting",),
-            help="Requests that may wait for their start.",
+            help="Requests that may wait for their start, for each API key.",
         ),
     )
     max_choices: int = setting(
