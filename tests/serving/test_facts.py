@@ -120,6 +120,38 @@ def test_places_tell_what_is_under_way() -> None:
         assert again["next_token"][0]["has_next_token"] is False
 
 
+def test_what_others_ask_is_not_told() -> None:
+    """Their seeds and settings are theirs, while an answer runs and after; so is the end of its reasoning."""
+    gate = Turnstile(writing_model())
+    options = ServerOptions(api_key=("mine", "yours"))
+    mine, yours = ({"Authorization": f"Bearer {key}"} for key in options.api_key)
+    with hosted(lambda: scripted(target=gate, drafts=False, max_sequences=1), options) as running:
+        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "seed": 77, "stream": True}
+        url = f"{running.url}/v1/chat/completions"
+
+        def slot(headers: dict[str, str]) -> dict[str, Any]:
+            (found,) = running.get("/slots", headers=headers).json()
+            return dict(found)
+
+        with running.web.stream("POST", url, json={**body, "ignore_eos": True}, headers=mine) as response:
+            gate.let(4)
+            lines = response.iter_lines()
+            answer_id = json.loads(next(lines).removeprefix("data: "))["id"]
+            assert gate.waiting.wait(WAIT_S)
+            own, other = slot(mine), slot(yours)
+            assert (own.pop("params")["seed"], own["is_processing"]) == (77, True)
+            assert other == own
+            assert "77" not in json.dumps(other)
+            for asked_id in (answer_id, "x"):
+                control = {"id": asked_id, "action": "reasoning_end"}
+                told = running.post("/v1/chat/completions/control", control, headers=yours).json()
+                assert told["message"] == "no active completion for this id"
+            gate.open()
+            assert [line for line in lines if line]
+        assert "params" in slot(mine)
+        assert "params" not in slot(yours)
+
+
 def test_all_places_taken_is_status_503_where_that_is_asked() -> None:
     gate = Turnstile(writing_model())
     with hosted(lambda: scripted(target=gate, drafts=False, max_sequences=1)) as running:

@@ -51,7 +51,7 @@ from paceline.serving.openapi import ERROR_RESPONSES, document
 from paceline.serving.page.files import add_page
 from paceline.serving.preparing import prepare_chat, prepare_completions, with_bias, with_constraint
 from paceline.serving.prompts import encode, read_mixed
-from paceline.serving.security import SecuritySettings, secured
+from paceline.serving.security import SecuritySettings, namespace_of, secured
 from paceline.serving.server import Server
 from paceline.serving.shapes import to_json
 from paceline.serving.token_texts import check_ids, piece_of, read_ids, text_of
@@ -245,9 +245,9 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         openapi_extra=documented(ControlBody),
     )
     @router.post("/chat/completions/control", include_in_schema=False)
-    async def control(body: Annotated[ControlBody, Depends(body_of(ControlBody))]) -> dict[str, Any]:
+    async def control(request: Request, body: Annotated[ControlBody, Depends(body_of(ControlBody))]) -> dict[str, Any]:
         warned = _warned(body, server)
-        answer = server.board.answer(body.id)
+        answer = server.board.answer(body.id, namespace_of(request.scope))
         if answer is None:
             return {"success": False, "message": "no active completion for this id", **warned}
         ended = [await choice.stream.end_reasoning() for choice in answer.choices]
@@ -397,10 +397,10 @@ def _add_facts(router: APIRouter, server: Server) -> None:
         )
 
     @router.get("/slots", summary="What is under way")
-    async def slots(fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
+    async def slots(request: Request, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
         if not server.options.slots:
             raise NotOfferedError("this server does not tell what is under way: start it with --slots")
         board = server.board
         if fail_on_no_slot and board.num_busy >= server.host.served.max_running:
             raise RefusedError(503, "unavailable_error", "no slot available")
-        return board.facts()
+        return board.facts(namespace_of(request.scope))

@@ -23,8 +23,8 @@ class SlotBoard:
     def __init__(self, served: ServedModel) -> None:
         self._served = served
         self._latest: list[tuple[int, Answer, Choice] | None] = [None] * served.max_running
-        # Of places whose latest answer is over.
-        self._past: list[dict[str, Any] | None] = [None] * served.max_running
+        # Of places whose latest answer is over: whose it was, and what is known of it.
+        self._past: list[tuple[str, dict[str, Any]] | None] = [None] * served.max_running
         self._answers: dict[str, Answer] = {}
         self._tasks = 0
 
@@ -33,9 +33,10 @@ class SlotBoard:
         """All answers under way."""
         return list(self._answers.values())
 
-    def answer(self, answer_id: str) -> Answer | None:
-        """Return the answer under way that has this id."""
-        return self._answers.get(answer_id)
+    def answer(self, answer_id: str, client: str) -> Answer | None:
+        """Return the answer of a client that is under way and has this id."""
+        answer = self._answers.get(answer_id)
+        return answer if answer is not None and answer.client == client else None
 
     def add(self, answer: Answer) -> None:
         """Take note of an answer that was taken."""
@@ -56,7 +57,7 @@ class SlotBoard:
         self._answers.pop(answer.id, None)
         for number, latest in enumerate(self._latest):
             if latest is not None and latest[1] is answer:
-                self._past[number] = self._facts(number)
+                self._past[number] = (answer.client, self._facts(number))
                 self._latest[number] = None
 
     @property
@@ -64,9 +65,16 @@ class SlotBoard:
         """Places in use."""
         return sum(self._is_busy(number) for number in range(len(self._latest)))
 
-    def facts(self) -> list[dict[str, Any]]:
-        """Return what is known of each place."""
-        return [self._facts(number) for number in range(len(self._latest))]
+    def facts(self, client: str) -> list[dict[str, Any]]:
+        """Return what a client may know of each place: of answers to others how much they say, not what they ask."""
+        found = []
+        for number, (latest, past) in enumerate(zip(self._latest, self._past, strict=True)):
+            facts = self._facts(number)
+            owner = latest[1].client if latest is not None else past[0] if past is not None else client
+            if owner != client:
+                del facts["params"]
+            found.append(facts)
+        return found
 
     def _is_busy(self, number: int) -> bool:
         latest = self._latest[number]
@@ -82,7 +90,8 @@ class SlotBoard:
         }
         latest = self._latest[number]
         if latest is None:
-            return self._past[number] or facts
+            past = self._past[number]
+            return facts if past is None else past[1].copy()
         task, answer, choice = latest
         request = choice.stream.request
         # What is not streamed is looked at by several rounds at once, and the engine is ahead.
