@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from paceline.constraints import Gbnf
+from paceline.constraints import Gbnf, gbnf
+from paceline.constraints.character_sets import holding, unions
 from paceline.constraints.gbnf_reader import Chars, Choice, Node, Ref, Repeat, Sequence, Token, read_gbnf
 from paceline.core.errors import ConstraintError
 from paceline.engines.scripted import ScriptedVocabulary
@@ -140,13 +141,54 @@ def test_groups_in_groups() -> None:
     assert accepts(grammar, "a" * 50)
 
 
+class Counted(dict[int, list[int]]):
+    """Counts what is looked up."""
+
+    num_looked_up = 0
+
+    def __getitem__(self, key: int) -> list[int]:
+        self.num_looked_up += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_sets_that_include_one_another(seed: int) -> None:
+    draws = random.Random(seed)
+    number = draws.randint(1, 30)
+    own = {key: 1 << key if draws.random() < 0.7 else 0 for key in range(number)}
+    included = Counted({key: draws.choices(range(number), k=draws.randint(0, 3)) for key in range(number)})
+    found = unions(own, included)
+    assert included.num_looked_up == 2 * number
+    for key in range(number):
+        reached, rest = set[int](), [key]
+        while rest:
+            each = rest.pop()
+            if each not in reached:
+                reached.add(each)
+                rest += included[each]
+        assert found[key] == sum(own[each] for each in reached)
+
+
+def test_what_holds_of_parts_that_refer_to_one_another() -> None:
+    rules = read_gbnf('root ::= a b | "x"\na ::= b c*\nb ::= c? | a\nc ::= "c" root+\nd ::= d | a "d" | d b', no_token)
+    assert [name for name, rule in rules.items() if id(rule) in holding(rules, characters=False)] == ["root", "a", "b"]
+    assert [name for name, rule in rules.items() if id(rule) in holding(rules, characters=True)] == [*rules]
+    without_end = read_gbnf('root ::= a | "x"\na ::= b\nb ::= a b', no_token)
+    assert [name for name, rule in without_end.items() if id(rule) in holding(without_end, characters=True)] == ["root"]
+
+
 NUM_GRAMMARS = by_tier(150, quick=60)
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_the_texts_of_random_grammars(part: int) -> None:
+@pytest.mark.parametrize(
+    ("part", "steps"), [(0, None), (1, None), (0, 0), (1, 50)], ids=["first", "second", "characters", "few lexemes"]
+)
+def test_the_texts_of_random_grammars(part: int, steps: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if steps is not None:
+        monkeypatch.setattr(gbnf, "_MOST_STEPS", steps)
+    seeds = range(part, NUM_GRAMMARS, 2 if steps is None else 4)
     num_texts = num_accepted = 0
-    for seed in range(part, NUM_GRAMMARS, 2):
+    for seed in seeds:
         draws = random.Random(seed)
         names = ["root", "x", "y", "z"][: draws.randint(1, 4)]
         text = "\n".join(f"{name} ::= {random_choice(draws, names, 0)}" for name in names)
@@ -161,8 +203,8 @@ def test_the_texts_of_random_grammars(part: int) -> None:
             assert accepts(state, word) == wanted, f"{seed}: {word!r}\n{text}"
             num_texts += 1
             num_accepted += wanted
-    assert num_texts > NUM_GRAMMARS * 13
-    assert num_accepted > NUM_GRAMMARS * 2
+    assert num_texts > len(seeds) * 26
+    assert num_accepted > len(seeds) * 4
 
 
 WORDS = ["".join(word) for length in range(6) for word in product("abc", repeat=length)]

@@ -174,6 +174,27 @@ SOURCES: dict[str, tuple[Callable[[], Source], str | None]] = {
     "GBNF rules": (lambda: Gbnf("root ::= r0\n" + rules(3_000, "NEXT", '"b"', "::=")), "3,002 rules, and the most is"),
     "GBNF counts": (lambda: Gbnf('root ::= (("a"{1,50}){1,50}){1,50}'), "more than 2,000 repetitions"),
     "GBNF nullable": (lambda: Gbnf('root ::= (x* y*)*\nx ::= y* | "x"?\ny ::= (x? "y"?)*'), None),
+    "GBNF alike up to the end": (
+        lambda: Gbnf("root ::= " + " | ".join(['[ab]* "a"' + " [ab]" * 10] * 300)),
+        None,
+    ),
+    "GBNF nearly alike": (
+        lambda: Gbnf("root ::= " + " | ".join(f'[ab]* "{i:b}" "a"' + " [ab]" * (i % 40) for i in range(300))),
+        None,
+    ),
+    "GBNF of one large class": (
+        lambda: Gbnf("root ::= " + "x " * 5_000 + f"\nx ::= [{''.join(chr(0x100 + 2 * i) for i in range(14_000))}]"),
+        None,
+    ),
+    "GBNF rules of one rule": (
+        lambda: Gbnf(
+            f"root ::= ({' | '.join(f'r{i}' for i in range(1_900))})*\nw ::= {'[ab] ' * 1_900}\n"
+            + "\n".join(f'r{i} ::= w "{i}" w' for i in range(1_900))
+        ),
+        None,
+    ),
+    "GBNF parts of nothing": (lambda: Gbnf("root ::= " + "|" * 200_000), "more than 100,000 groups and repetitions"),
+    "GBNF a long name of a token": (lambda: Gbnf(f"root ::= <{'a' * 400_000}>"), "is no single token of this model"),
     "GBNF words": (lambda: Gbnf("root ::= (" + " | ".join(f'"{i:b}"' for i in range(1_000)) + ")* [01]"), None),
 }
 

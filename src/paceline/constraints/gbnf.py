@@ -6,11 +6,14 @@ llama.cpp's own example for arithmetic could not end an answer. See :mod:`~pacel
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import groupby
+from typing import NamedTuple
 
+from paceline.constraints.budget import Budget, SpentError
+from paceline.constraints.character_sets import CharacterSets, holding
 from paceline.constraints.gbnf_reader import (
     Chars,
     Choice,
@@ -33,13 +36,22 @@ MOST_RULES = 2_000
 _LONGEST_RUN = 8
 """Parts of a sequence that are taken off a lexeme one by one, from its end; a longer one falls apart at once."""
 
-_MOST_COMPARED = 100_000
-"""Pairs of lexemes to compare; where there are more, all are characters."""
+_MOST_STEPS = 700_000
+"""Steps to tell what may be a lexeme; where that takes more, only characters are."""
+
+_AT_A_GLANCE = 8
+"""Pairs of lexemes that are told apart in one step, where one look at their characters does."""
+
+_STEP_BITS = 1_000
+"""Bits of a set that are taken for one step."""
 
 _MOST_DEPTH = 100
 """Parts in parts of one lexeme."""
 
 _TOO_LARGE = 1 << 30
+
+_LONGEST_NAME = 256
+"""Characters of the name of a token; a tokenizer may take long for a text that is longer."""
 
 _DEEPEST = 6
 """Groups in groups that are written as such; what is deeper becomes a rule, as llguidance reads 30."""
@@ -62,7 +74,8 @@ def lark_of(text: str, vocabulary: Vocabulary) -> str:
 
 
 def _lark_of(text: str, vocabulary: Vocabulary) -> str:
-    rules = _reachable(read_gbnf(text, lambda named: _token_of(named, vocabulary)))
+    token_of = cache(partial(_token_of, vocabulary=vocabulary))
+    rules = _reachable(read_gbnf(text, token_of))
     if len(rules) > MOST_RULES:
         raise ConstraintError(f"the grammar has {len(rules):,} rules, and the most is {MOST_RULES:,}: make it smaller")
     _check_ends(rules)
@@ -76,7 +89,7 @@ def _token_of(named: str, vocabulary: Vocabulary) -> int:
         if not (number.isascii() and number.isdecimal() and int(number) < vocabulary.size):
             raise ConstraintError(f"{named[:40]} names no token: this model has those from 0 to {vocabulary.size - 1}")
         return int(number)
-    found = vocabulary.tokenize(named, add_special=False, parse_special=True)
+    found = vocabulary.tokenize(named, add_special=False, parse_special=True) if len(named) <= _LONGEST_NAME else []
     spelled = [vocabulary.token_spelling(token_id) for token_id in found]
     if len(found) != 1 or spelled != [named.encode()]:
         raise ConstraintError(f"{named[:40]} is no single token of this model: put a text in quotes")
@@ -101,37 +114,13 @@ def _reachable(rules: dict[str, Node]) -> dict[str, Node]:
 
 def _check_ends(rules: dict[str, Node]) -> None:
     """Refuse a rule whose texts never end, as it needs itself."""
-    ends: set[str] = set()
-    users: dict[str, list[str]] = {name: [] for name in rules}
-    for name, node in rules.items():
-        for used in _references(node):
-            users[used].append(name)
-    rest = list(rules)
-    while rest:
-        name = rest.pop()
-        if name not in ends and _can_end(rules[name], ends):
-            ends.add(name)
-            rest += users[name]
-    for name in rules:
-        if name not in ends:
+    ends = holding(rules, characters=True)
+    for name, rule in rules.items():
+        if id(rule) not in ends:
             raise ConstraintError(
                 f"the grammar cannot be used: a text of the rule {name[:60]} never ends, as the rule always needs "
                 "itself: add an alternative that does not"
             )
-
-
-def _can_end(node: Node, ends: Collection[str]) -> bool:
-    match node:
-        case Ref():
-            return node.name in ends
-        case Sequence():
-            return all(_can_end(item, ends) for item in node.items)
-        case Choice():
-            return any(_can_end(option, ends) for option in node.options)
-        case Repeat():
-            return node.least == 0 or _can_end(node.item, ends)
-        case _:
-            return True
 
 
 def _without_right_recursion(name: str, node: Node) -> Node:
@@ -154,48 +143,72 @@ def _choice(options: list[Node]) -> Node:
     return options[0] if len(options) == 1 else Choice(tuple(options))
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """How many places and parts a part has, and how deep they are nested."""
+class _Extent(NamedTuple):
+    """How large a part is with all that it refers to.
+
+    Attributes:
+        places: characters, and parts that say nothing.
+        depth: how deep parts are nested.
+        ranges: of its classes of characters, as often as they are written.
+    """
 
     places: int
     depth: int
+    ranges: int
+
+
+@dataclass(slots=True)
+class _Found:
+    """A lexeme, the parts that are it, and the characters that may follow one of them."""
+
+    lexeme: Lexeme
+    nodes: set[int] = field(default_factory=set)
+    after: int = 0
+
+    def add(self, node: Node, after: int) -> None:
+        self.nodes.add(id(node))
+        self.after |= after
 
 
 class _Writer:
     """Decides what becomes a lexeme, and writes the grammar.
 
     Parts that need no recursion begin as lexemes. One that could swallow what follows another is taken apart, until
-    none could. Nodes are known by their identity, since where a part stands decides what may follow it.
+    none could. Nodes are known by their identity, since where a part stands decides what may follow it. Where it takes
+    too long to tell, only characters are lexemes: the texts are the same, and masks cost more.
     """
 
     def __init__(self, rules: dict[str, Node], end_ids: list[int]) -> None:
         self._rules = rules
         self._end_ids = end_ids
-        self._mask_of = _masks(node for rule in rules.values() for node in nodes_of(rule))
-        self._flat = self._flat_rules()
-        self._nullable = self._nullable_rules()
-        self._first = self._first_masks()
-        self._follow = self._follow_masks()
+        self._sets = CharacterSets(rules)
+        self._extents: dict[int, _Extent | None] = {}
+        self._flat: dict[str, _Extent] = {}
+        self._find_flat()
+        self._budget = Budget(_MOST_STEPS // (1 + self._sets.num_bits // _STEP_BITS))
+        self._is_spent = False
         self._broken: set[int] = set()
         self._cuts: dict[int, tuple[Node, list[Node]]] = {}
-        self._lexemes: dict[int, tuple[Node, Lexeme]] = {}
+        self._lexemes: dict[int, Lexeme | None] = {}
+        self._alike: dict[Lexeme, Lexeme] = {}
+        self._swallowed: dict[tuple[int, int], int] = {}
 
     def write(self) -> str:
-        while found := self._swallowing():
-            self._broken |= found
-        self._names = {"root": "start"}
+        try:
+            while found := self._swallowing():
+                self._broken |= found
+        except SpentError:
+            self._is_spent = True
+        self._names: dict[str | int, str] = {"root": "start"}
         self._pending: list[tuple[str, Node]] = [("start", self._rules["root"])]
-        lines = []
+        self._lines: list[str] = []
         while self._pending:
             name, node = self._pending.pop()
-            lines.append(f"{name}: {self._written(node, 0)}")
-        return "\n".join(lines)
+            self._lines.append(f"{name}: {self._written(node, 0)}")
+        return "\n".join(self._lines)
 
-    # What may come first and next, in characters.
-
-    def _flat_rules(self) -> dict[str, _Extent]:
-        """Return the size of the rules that are in themselves nowhere, and have no tokens."""
+    def _find_flat(self) -> None:
+        """Find the size of the rules that are in themselves nowhere, and have no tokens."""
         missing: dict[str, set[str]] = {}
         users: dict[str, list[str]] = {name: [] for name in self._rules}
         ready: list[str] = []
@@ -207,28 +220,30 @@ class _Writer:
                 users[used].append(name)
             if not missing[name]:
                 ready.append(name)
-        self._flat = {}
         while ready:
             name = ready.pop()
             extent = self._extent(self._rules[name])
-            if extent is None:
-                continue
+            assert extent is not None, "a rule is ready when all that it refers to are known"
             self._flat[name] = extent
             for user in users[name]:
                 if user in missing:
                     missing[user].discard(name)
                     if not missing[user]:
                         ready.append(user)
-        return self._flat
 
     def _extent(self, node: Node) -> _Extent | None:
-        """Return how large a part is with all that it refers to; ``None`` where that has no end, or is not known."""
+        """Return how large a part is; ``None`` where that has no end."""
+        if id(node) not in self._extents:
+            self._extents[id(node)] = self._find_extent(node)
+        return self._extents[id(node)]
+
+    def _find_extent(self, node: Node) -> _Extent | None:
         match node:
             case Chars():
-                return _Extent(1, 1)
+                return _Extent(1, 1, len(node.ranges))
             case Ref():
                 below = self._flat.get(node.name)
-                return None if below is None else _Extent(below.places, below.depth + 1)
+                return None if below is None else below._replace(depth=below.depth + 1)
             case Token():
                 return None
         parts = [self._extent(part) for part in parts_of(node)]
@@ -238,112 +253,31 @@ class _Writer:
         times = node.most if isinstance(node, Repeat) and node.most is not None and node.most <= COPIED else 1
         # Parts that say nothing count too, as there may be ever so many.
         places = min(1 + max(times, 1) * sum(part.places for part in known), _TOO_LARGE)
-        return _Extent(places, 1 + max((part.depth for part in known), default=0))
-
-    def _nullable_rules(self) -> set[str]:
-        found: set[str] = set()
-        while more := {
-            name for name, node in self._rules.items() if name not in found and self._is_nullable(node, found)
-        }:
-            found |= more
-        return found
-
-    def _is_nullable(self, node: Node, rules: Collection[str]) -> bool:
-        match node:
-            case Ref():
-                return node.name in rules
-            case Sequence():
-                return all(self._is_nullable(item, rules) for item in node.items)
-            case Choice():
-                return any(self._is_nullable(option, rules) for option in node.options)
-            case Repeat():
-                return node.least == 0 or self._is_nullable(node.item, rules)
-            case _:
-                return False
-
-    def _first_masks(self) -> dict[str, int]:
-        self._first = dict.fromkeys(self._rules, 0)
-        changed = True
-        while changed:
-            changed = False
-            for name in reversed(self._rules):
-                mask = self._first_of(self._rules[name])
-                changed = changed or mask != self._first[name]
-                self._first[name] = mask
-        return self._first
-
-    def _first_of(self, node: Node) -> int:
-        mask = 0
-        match node:
-            case Chars():
-                return self._mask_of[node]
-            case Ref():
-                return self._first[node.name]
-            case Sequence():
-                for item in node.items:
-                    mask |= self._first_of(item)
-                    if not self._is_nullable(item, self._nullable):
-                        break
-            case Choice():
-                for option in node.options:
-                    mask |= self._first_of(option)
-            case Repeat():
-                return self._first_of(node.item)
-        return mask
-
-    def _follow_masks(self) -> dict[str, int]:
-        follow = dict.fromkeys(self._rules, 0)
-        rest = dict.fromkeys(reversed(self._rules))
-        while rest:
-            name, _ = rest.popitem()
-            stack = [(self._rules[name], follow[name])]
-            while stack:
-                node, after = stack.pop()
-                if isinstance(node, Ref) and after & ~follow[node.name]:
-                    follow[node.name] |= after
-                    rest[node.name] = None
-                stack += self._with_follow(node, after)
-        return follow
-
-    def _with_follow(self, node: Node, after: int) -> list[tuple[Node, int]]:
-        """Return the parts of a node, each with the characters that may come after it."""
-        match node:
-            case Sequence():
-                return self._sequence_with_follow(node.items, after)
-            case Choice():
-                return [(option, after) for option in node.options]
-            case Repeat():
-                return [(node.item, after if node.most == 1 else after | self._first_of(node.item))]
-            case _:
-                return []
-
-    def _sequence_with_follow(self, items: Iterable[Node], after: int) -> list[tuple[Node, int]]:
-        found = []
-        for item in reversed(list(items)):
-            found.append((item, after))
-            after = self._first_of(item) | (after if self._is_nullable(item, self._nullable) else 0)
-        return found
+        ranges = min(sum(part.ranges for part in known), _TOO_LARGE)
+        return _Extent(places, 1 + max((part.depth for part in known), default=0), ranges)
 
     # What is a lexeme.
 
     def _lexeme(self, node: Node) -> Lexeme | None:
         """Return the automaton of a part that is to be a lexeme."""
-        if id(node) in self._broken:
+        if id(node) in self._broken or self._is_spent:
             return None
-        if id(node) not in self._lexemes:
-            extent = self._extent(node)
-            if extent is None:
-                return None
-            if extent.places > MOST_PLACES or extent.depth > _MOST_DEPTH:
-                self._broken.add(id(node))
-                return None
-            try:
-                # The node is kept too, so that nothing else has its identity.
-                self._lexemes[id(node)] = node, lexeme_of(node, self._rules, self._mask_of)
-            except TooLargeError:
-                self._broken.add(id(node))
-                return None
-        return self._lexemes[id(node)][1]
+        # All that refer to a rule share its automaton.
+        body = self._rules[node.name] if isinstance(node, Ref) else node
+        if id(body) not in self._lexemes:
+            self._lexemes[id(body)] = self._build(body)
+        return self._lexemes[id(body)]
+
+    def _build(self, node: Node) -> Lexeme | None:
+        extent = self._extent(node)
+        if extent is None or extent.places > MOST_PLACES or extent.depth > _MOST_DEPTH:
+            return None
+        self._budget.take(extent.ranges)
+        try:
+            lexeme = lexeme_of(node, self._rules, self._sets.first, self._budget)
+        except TooLargeError:
+            return None
+        return self._alike.setdefault(lexeme, lexeme)
 
     def _is_flat(self, node: Node) -> bool:
         return self._extent(node) is not None
@@ -361,69 +295,96 @@ class _Writer:
         return items
 
     def _cut(self, node: Sequence) -> list[Node]:
+        if self._is_spent:
+            return list(node.items)
         if id(node) not in self._cuts:
-            # The node is kept too, so that nothing else has its identity.
-            self._cuts[id(node)] = node, _runs(node.items, self._is_flat)
+            # The nodes are kept, so that nothing else has their identity.
+            runs = _runs(node.items, self._is_flat)
+            self._cuts[id(node)] = node, runs
+            for run in runs:
+                if isinstance(run, Sequence):
+                    self._sets.add(run)
         return self._cuts[id(node)][1]
 
     def _swallowing(self) -> set[int]:
-        """Return the nodes of lexemes that could swallow what follows another."""
-        found: dict[int, tuple[Lexeme, int]] = {}
+        """Return the nodes of lexemes that could swallow what follows another.
+
+        Raises:
+            SpentError: it takes too long to tell.
+        """
+        found: dict[int, _Found] = {}
         seen: set[str] = {"root"}
-        stack: list[tuple[Node, int]] = [(self._rules["root"], self._follow["root"])]
+        stack: list[tuple[Node, int]] = [(self._rules["root"], self._sets.follow["root"])]
         while stack:
             node, after = stack.pop()
+            self._budget.take(1)
             lexeme = self._lexeme(node)
             if lexeme is not None:
-                found[id(node)] = lexeme, after | (found[id(node)][1] if id(node) in found else 0)
+                found.setdefault(id(lexeme), _Found(lexeme)).add(node, after)
             elif isinstance(node, Ref):
                 if node.name not in seen:
                     seen.add(node.name)
-                    stack.append((self._rules[node.name], self._follow[node.name]))
+                    stack.append((self._rules[node.name], self._sets.follow[node.name]))
             elif isinstance(node, Sequence):
-                stack += self._sequence_with_follow(self._items(node), after)
+                stack += self._sets.followed(self._items(node), after)
+            elif isinstance(node, Repeat):
+                stack.append((node.item, after if node.most == 1 else after | self._sets.first(node.item)))
             else:
-                stack += self._with_follow(node, after)
-        return self._clashes(found)
+                stack += [(option, after) for option in parts_of(node)]
+        return self._clashes(found.values())
 
-    def _clashes(self, found: dict[int, tuple[Lexeme, int]]) -> set[int]:
-        longer = {key: lexeme for key, (lexeme, _) in found.items() if not lexeme.is_single}
-        if len(longer) * len(found) > _MOST_COMPARED:
-            return set(longer)
+    def _clashes(self, found: Collection[_Found]) -> set[int]:
+        longer = [each for each in found if not each.lexeme.is_single]
         clashes: set[int] = set()
-        for lexeme, after in found.values():
-            for key, other in longer.items():
-                if key not in clashes and lexeme.first_mask & other.first_mask and swallowed(lexeme, other) & after:
-                    clashes.add(key)
+        for shorter in found:
+            self._budget.take(1 + len(longer) // _AT_A_GLANCE)
+            first, after = shorter.lexeme.first_mask, shorter.after
+            for other in longer:
+                # One look at their characters tells most of them apart.
+                if not (other.lexeme.first_mask & first and other.lexeme.further_mask & after):
+                    continue
+                if other.nodes - clashes and self._takes(shorter.lexeme, other.lexeme) & after:
+                    clashes |= other.nodes
         return clashes
+
+    def _takes(self, shorter: Lexeme, longer: Lexeme) -> int:
+        pair = id(shorter), id(longer)
+        if pair not in self._swallowed:
+            self._swallowed[pair] = swallowed(shorter, longer, self._budget)
+        return self._swallowed[pair]
 
     # How a grammar is written.
 
     def _written(self, node: Node, depth: int) -> str:
         lexeme = self._lexeme(node)
-        if lexeme is not None:
-            return f"/{_regex(node, self._rules)}/" if lexeme.masks else '""'
-        if depth > _DEEPEST and not isinstance(node, Ref | Token):
+        if lexeme is not None and not lexeme.masks:
+            return '""'
+        if isinstance(node, Ref):
+            # Written once, however many parts refer to it.
+            key = node.name if lexeme is None else id(lexeme)
+            if key not in self._names:
+                self._names[key] = f"{'r' if lexeme is None else 'L'}{len(self._names)}"
+                if lexeme is None:
+                    self._pending.append((self._names[key], self._rules[node.name]))
+                else:
+                    self._lines.append(f"{self._names[key]}: /{_regex(node, self._rules)}/")
+            return self._names[key]
+        if lexeme is not None or isinstance(node, Chars):
+            return f"/{_regex(node, self._rules)}/"
+        if depth > _DEEPEST and not isinstance(node, Token):
             self._pending.append((f"g{len(self._pending)}_{id(node)}", node))
             return self._pending[-1][0]
         match node:
-            case Ref():
-                if node.name not in self._names:
-                    self._names[node.name] = f"r{len(self._names)}"
-                    self._pending.append((self._names[node.name], self._rules[node.name]))
-                return self._names[node.name]
             case Token():
                 # An end token ends the answer, whatever a grammar says of others.
                 ids = sorted({*node.ids, *self._end_ids}) if node.negated else node.ids
                 return f"<[{'^' if node.negated else ''}{','.join(map(str, ids))}]>"
             case Sequence():
-                return " ".join(self._written(item, depth + 1) for item in self._items(node))
+                return " ".join(self._written(item, depth + 1) for item in self._items(node)) or '""'
             case Choice():
                 return f"({' | '.join(self._written(option, depth + 1) for option in node.options)})"
             case Repeat():
                 return f"({self._written(node.item, depth + 1)}){_counts(node)}"
-            case Chars():
-                raise AssertionError("a character is always a lexeme")
 
 
 def _runs(items: tuple[Node, ...], is_flat: Callable[[Node], bool]) -> list[Node]:
@@ -439,18 +400,6 @@ def _runs(items: tuple[Node, ...], is_flat: Callable[[Node], bool]) -> list[Node
 
 def _sequence(items: tuple[Node, ...]) -> Node:
     return items[0] if len(items) == 1 else Sequence(items)
-
-
-def _masks(nodes: Iterable[Node]) -> dict[Chars, int]:
-    """Return each class as bits, one for characters that all classes have or lack together."""
-    classes = {node for node in nodes if isinstance(node, Chars)}
-    bounds = sorted({bound for each in classes for first, last in each.ranges for bound in (first, last + 1)})
-    masks = {}
-    for each in classes:
-        masks[each] = 0
-        for first, last in each.ranges:
-            masks[each] |= (1 << bisect_left(bounds, last + 1)) - (1 << bisect_left(bounds, first))
-    return masks
 
 
 def _counts(node: Repeat) -> str:

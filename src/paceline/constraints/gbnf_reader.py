@@ -5,6 +5,7 @@ Names may have underscores too. Left recursion, which llama.cpp refuses, is allo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,10 +21,16 @@ MOST_NESTED = 60
 MOST_ELEMENTS = 20_000
 """Characters of literals, classes and references of all rules."""
 
+MOST_PARTS = 100_000
+"""Groups, alternatives and repetitions of all rules, some of which may say nothing."""
+
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
+_SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_NAME = re.compile(r"[A-Za-z0-9_-]*")
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Code points from and to, both included; ascending, and apart from one another."""
@@ -103,7 +110,9 @@ class _Reader:
         self._text = text.split("\0")[0]
         self._token_of = token_of
         self._at = 0
-        self._num_elements = 0
+        self._num_elements = self._num_parts = 0
+        # By identity, of the rule that is being read: its parts are held by those that they are put into.
+        self._repeated: dict[int, int] = {}
         self.references: dict[str, int] = {}
 
     def rules(self) -> dict[str, Node]:
@@ -114,6 +123,7 @@ class _Reader:
             self._space(newlines=False)
             self._expect("::=", f"::= after the name {name[:40]}")
             self._space(newlines=True)
+            self._repeated.clear()
             rules[name] = self._choice(0)
             if self._next() and self._next() not in "\r\n":
                 raise self.error(f"{self._next()!r} is not expected here")
@@ -129,13 +139,14 @@ class _Reader:
         return self._text[self._at : self._at + 1]
 
     def _space(self, *, newlines: bool) -> None:
-        spaces = " \t\r\n" if newlines else " \t"
-        while self._next() and self._next() in spaces + "#":
-            if self._next() == "#":
-                while self._next() and self._next() not in "\r\n":
-                    self._at += 1
-            else:
-                self._at += 1
+        self._skip(_SPACE_AND_LINES if newlines else _SPACE)
+
+    def _skip(self, pattern: re.Pattern[str]) -> str:
+        """Go on behind what a pattern matches, and return that."""
+        found = pattern.match(self._text, self._at)
+        assert found is not None, "every pattern matches no text at all too"
+        self._at = found.end()
+        return found[0]
 
     def _expect(self, wanted: str, said: str) -> None:
         if not self._text.startswith(wanted, self._at):
@@ -143,17 +154,27 @@ class _Reader:
         self._at += len(wanted)
 
     def _name(self) -> str:
-        start = self._at
-        while _is_word(self._next()):
-            self._at += 1
-        if self._at == start:
+        name = self._skip(_NAME)
+        if not name:
             raise self.error("expected the name of a rule")
-        return self._text[start : self._at]
+        return name
 
     def _count(self) -> None:
         self._num_elements += 1
         if self._num_elements > MOST_ELEMENTS:
             raise self.error(f"the grammar has more than {MOST_ELEMENTS:,} characters and names: make it smaller")
+
+    def _made(self, node: Node, repeated: int = 1) -> Node:
+        """Count a part, and note how often what it has in it is repeated at most."""
+        self._num_parts += 1
+        if self._num_parts > MOST_PARTS:
+            raise self.error(f"the grammar has more than {MOST_PARTS:,} groups and repetitions: make it smaller")
+        self._repeated[id(node)] = repeated * max(map(self._repeated_in, parts_of(node)), default=1)
+        return node
+
+    def _repeated_in(self, node: Node) -> int:
+        # Characters, tokens and names are not noted.
+        return self._repeated.get(id(node), 1)
 
     def _choice(self, depth: int) -> Node:
         if depth > MOST_NESTED:
@@ -163,28 +184,25 @@ class _Reader:
             self._at += 1
             self._space(newlines=True)
             options.append(self._sequence(depth))
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options[0] if len(options) == 1 else self._made(Choice(tuple(options)))
 
     def _sequence(self, depth: int) -> Node:
         items: list[Node] = []
-        repeated = 1
         while self._next():
             found = self._item(depth)
             if found is not None:
                 items.append(found)
-                repeated = _repeated(found)
             elif (counts := self._counts()) is not None:
                 if not items:
                     raise self.error("nothing comes before this that could be repeated")
                 least, most = counts
-                repeated *= most or max(least, 1)
-                if repeated > MOST_REPEATED:
+                items[-1] = self._made(Repeat(items[-1], least, most), most or max(least, 1))
+                if self._repeated_in(items[-1]) > MOST_REPEATED:
                     raise self.error(f"more than {MOST_REPEATED:,} repetitions, those of groups in groups multiplied")
-                items[-1] = Repeat(items[-1], least, most)
             else:
                 break
             self._space(newlines=depth > 0)
-        return items[0] if len(items) == 1 else Sequence(tuple(items))
+        return items[0] if len(items) == 1 else self._made(Sequence(tuple(items)))
 
     def _item(self, depth: int) -> Node | None:
         following = self._next()
@@ -220,7 +238,7 @@ class _Reader:
             point = self._char()
             chars.append(Chars(((point, point),)))
         self._at += 1
-        return chars[0] if len(chars) == 1 else Sequence(tuple(chars))
+        return chars[0] if len(chars) == 1 else self._made(Sequence(tuple(chars)))
 
     def _class(self) -> Node:
         place = self._at
@@ -305,13 +323,6 @@ class _Reader:
 
 def _is_word(char: str) -> bool:
     return bool(char) and char.isascii() and (char.isalnum() or char in "-_")
-
-
-def _repeated(node: Node) -> int:
-    """Return how often what a group has in it is repeated at most."""
-    if isinstance(node, Repeat):
-        return _repeated(node.item) * (node.most or max(node.least, 1))
-    return max(map(_repeated, parts_of(node)), default=1)
 
 
 def parts_of(node: Node) -> tuple[Node, ...]:

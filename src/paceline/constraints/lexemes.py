@@ -7,8 +7,11 @@ cannot differ, as masks of lexemes cost a tenth of those of characters.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
+from paceline.constraints.budget import Budget
 from paceline.constraints.gbnf_reader import Chars, Choice, Node, Ref, Repeat, Sequence, Token
 
 MOST_PLACES = 2_000
@@ -16,6 +19,8 @@ MOST_PLACES = 2_000
 
 _MOST_EDGES = 100_000
 """Pairs of places of a lexeme of which one may come after the other."""
+_EDGES = 10
+"""Such pairs that are taken for one step."""
 _MOST_STATES = 4_000
 """Pairs of sets of places that are compared to tell what one lexeme takes from another."""
 COPIED = 8
@@ -26,7 +31,7 @@ class TooLargeError(Exception):
     """A part of a grammar is too large for one lexeme."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lexeme:
     """An automaton whose states are the places of characters (Glushkov's).
 
@@ -42,12 +47,17 @@ class Lexeme:
     last: frozenset[int]
     after: tuple[frozenset[int], ...]
 
-    @property
+    @cached_property
     def first_mask(self) -> int:
         """Characters that a text may begin with."""
         return self.union(self.first)
 
-    @property
+    @cached_property
+    def further_mask(self) -> int:
+        """Characters that a text may have behind its first."""
+        return self.union(frozenset().union(*self.after))
+
+    @cached_property
     def is_single(self) -> bool:
         """Whether every text is one character."""
         return not any(self.after)
@@ -60,33 +70,38 @@ class Lexeme:
         return mask
 
 
-def lexeme_of(node: Node, rules: dict[str, Node], mask_of: dict[Chars, int]) -> Lexeme:
+def lexeme_of(node: Node, rules: dict[str, Node], mask_of: Callable[[Chars], int], budget: Budget) -> Lexeme:
     """Return the automaton of a part of at most :data:`MOST_PLACES` that refers to no rule in which it is itself.
+
+    Args:
+        node: the part.
+        rules: of the grammar.
+        mask_of: returns the characters of a class, as bits.
+        budget: of the grammar.
 
     Raises:
         TooLargeError: too many places may come after too many others.
+        SpentError: the budget is used up.
     """
-    return _Builder(rules, mask_of).build(node)
+    return _Builder(rules, mask_of, budget).build(node)
 
 
-def swallowed(shorter: Lexeme, longer: Lexeme) -> int:
-    """Return characters that, after a text of the one, may be taken for more of the other; all bits if unknown."""
+def swallowed(shorter: Lexeme, longer: Lexeme, budget: Budget) -> int:
+    """Return characters that, after a text of the one, may be taken for more of the other; all bits if unknown.
+
+    Raises:
+        SpentError: the budget is used up.
+    """
     found = 0
     start = (shorter.first, longer.first)
     known, rest = {start}, [start]
     while rest:
         ours, theirs = rest.pop()
-        for block in _blocks(
-            {shorter.masks[place] for place in ours} | {longer.masks[place] for place in theirs},
-        ):
-            here = frozenset(place for place in ours if shorter.masks[place] & block)
-            there = frozenset(place for place in theirs if longer.masks[place] & block)
-            if not here or not there:
-                continue
-            beyond = frozenset().union(*(longer.after[place] for place in there))
+        for here, there in _alike(shorter, ours, longer, theirs, budget):
+            beyond = _after(longer, there, budget)
             if here & shorter.last:
                 found |= longer.union(beyond)
-            state = (frozenset().union(*(shorter.after[place] for place in here)), beyond)
+            state = (_after(shorter, here, budget), beyond)
             if state not in known:
                 known.add(state)
                 rest.append(state)
@@ -95,10 +110,37 @@ def swallowed(shorter: Lexeme, longer: Lexeme) -> int:
     return found
 
 
-def _blocks(masks: set[int]) -> list[int]:
+def _alike(
+    shorter: Lexeme, ours: frozenset[int], longer: Lexeme, theirs: frozenset[int], budget: Budget
+) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
+    """Yield those of both places where the same characters may stand, for all characters that both have."""
+    if len(ours) == len(theirs) == 1:
+        budget.take(1)
+        if shorter.union(ours) & longer.union(theirs):
+            yield ours, theirs
+        return
+    masks = {shorter.masks[place] for place in ours} | {longer.masks[place] for place in theirs}
+    for block in _blocks(masks, budget):
+        budget.take(len(ours) + len(theirs))
+        here = frozenset(place for place in ours if shorter.masks[place] & block)
+        there = frozenset(place for place in theirs if longer.masks[place] & block)
+        if here and there:
+            yield here, there
+
+
+def _after(lexeme: Lexeme, places: frozenset[int], budget: Budget) -> frozenset[int]:
+    if len(places) == 1:
+        return lexeme.after[next(iter(places))]
+    following = [lexeme.after[place] for place in places]
+    budget.take(sum(map(len, following)))
+    return frozenset().union(*following)
+
+
+def _blocks(masks: set[int], budget: Budget) -> list[int]:
     """Return the parts into which sets of characters cut one another."""
     blocks: list[int] = []
     for mask in masks:
+        budget.take(len(blocks))
         cut = []
         for block in blocks:
             if block & mask:
@@ -121,9 +163,10 @@ _NOTHING = _Part(True, frozenset(), frozenset())
 
 
 class _Builder:
-    def __init__(self, rules: dict[str, Node], mask_of: dict[Chars, int]) -> None:
+    def __init__(self, rules: dict[str, Node], mask_of: Callable[[Chars], int], budget: Budget) -> None:
         self._rules = rules
         self._mask_of = mask_of
+        self._budget = budget
         self._masks: list[int] = []
         self._after: list[set[int]] = []
         self._num_edges = 0
@@ -133,9 +176,10 @@ class _Builder:
         return Lexeme(tuple(self._masks), part.first, part.last, tuple(map(frozenset, self._after)))
 
     def _part(self, node: Node) -> _Part:
+        self._budget.take(1)
         match node:
             case Chars():
-                self._masks.append(self._mask_of[node])
+                self._masks.append(self._mask_of(node))
                 self._after.append(set())
                 place = frozenset([len(self._masks) - 1])
                 return _Part(False, place, place)
@@ -148,6 +192,7 @@ class _Builder:
                 return whole
             case Choice():
                 parts = [self._part(option) for option in node.options]
+                self._budget.take(sum(len(part.first) + len(part.last) for part in parts))
                 return _Part(
                     any(part.nullable for part in parts),
                     frozenset().union(*(part.first for part in parts)),
@@ -175,6 +220,7 @@ class _Builder:
 
     def _joined(self, left: _Part, right: _Part) -> _Part:
         self._link(left.last, right.first)
+        self._budget.take(len(left.first) + len(left.last) if left.nullable or right.nullable else 0)
         return _Part(
             left.nullable and right.nullable,
             left.first | right.first if left.nullable else left.first,
@@ -185,5 +231,6 @@ class _Builder:
         self._num_edges += len(places) * len(following)
         if self._num_edges > _MOST_EDGES:
             raise TooLargeError
+        self._budget.take(len(places) * len(following) // _EDGES)
         for place in places:
             self._after[place] |= following
