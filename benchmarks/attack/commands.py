@@ -35,7 +35,7 @@ _LONGEST_S: Final = 60.0
 """Longest that one of these commands may take."""
 
 _OUT, _MODEL = "OUT", "MODEL"
-_INFLATE: Final = ("inflate", "draft", "--width", "512", "--feed-forward", "512", "--layers", "6")
+_INFLATE: Final = ("inflate", "draft", "--width", "256", "--feed-forward", "512", "--heads", "4", "--layers", "6")
 _RUN: Final = ("run", "-p", "def add(a, b):", "--temp", "0", "-c", "256")
 
 
