@@ -84,6 +84,8 @@ def attack(
             print(f"{failure.again}: {printable(failure.what)}")
         if len(row.failures) > _MOST_SHOWN:
             print(f"... and {len(row.failures) - _MOST_SHOWN} more of {row.kind} (--json has all)")
+    if left_out := [row.kind for row in rows if not row.tries and not row.failures]:
+        print(f"no time was left for {', '.join(left_out)}: give more (--seconds)")
     if json_file is not None:
         figures = {"seed": seed, "seconds": seconds, "rows": [_as_dict(row) for row in rows]}
         text = json.dumps({"machine": machine(), "attack": figures}, indent=1, ensure_ascii=False)

@@ -238,9 +238,13 @@ async def full_disk(model: Path, folder: Path) -> AsyncIterator[Attempt]:
             process = await asyncio.create_subprocess_exec(
                 *(("unshare", "-rm", *words) if is_own else words),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, **place.variables},
+                env={**os.environ, **place.variables}, start_new_session=True,
             )  # fmt: skip
-            answer, said = await process.communicate()
+            try:
+                answer, said = await process.communicate()
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, 9)
             if process.returncode:
                 raise AttackError(f"{name} with {room} bytes: {said.decode()[-500:]}")
             first, again = (Done(**done) for done in json.loads(answer))

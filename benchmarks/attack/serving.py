@@ -72,6 +72,9 @@ SERVER_KINDS: Final = {
     "grammars": ServerKind(4, requests.grammars, 2),
     "handshakes": ServerKind(2, requests.handshakes, 4, tls=True),
 }
+OVERRUN_S: Final = 30.0
+"""Seconds beyond a kind's share of the time for the tries that are under way then."""
+
 PATIENCE_S: Final = 60.0
 """Longest that an attacker may be kept waiting: it asks for much, and others go before it."""
 
@@ -148,7 +151,11 @@ class Attacked:
         try:
             at_once = kind.at_once if tries.only is None else 1
             await tries.run(
-                lambda rng: kind.attempt(target, rng), at_once=at_once, until_s=until_s, patience_s=PATIENCE_S
+                lambda rng: kind.attempt(target, rng),
+                at_once=at_once,
+                until_s=until_s,
+                patience_s=PATIENCE_S,
+                overrun_s=OVERRUN_S,
             )
         finally:
             watcher.cancel()

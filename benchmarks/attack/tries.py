@@ -9,9 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-OVERRUN_S: Final = 15.0
-"""Seconds beyond a kind's share of the time for the tries that are under way then."""
-
 _MOST_FAILURES: Final = 20
 """Of one kind, after which it has shown enough."""
 
@@ -68,26 +65,27 @@ class Tries:
         """Note a failure."""
         self.failures.append(Failure(self.kind, self.seed, number if number is not None else self.only, what))
 
-    async def run(self, attempt: Attempt, *, at_once: int, until_s: float, patience_s: float) -> None:
+    async def run(self, attempt: Attempt, *, at_once: int, until_s: float, patience_s: float, overrun_s: float) -> None:
         """Make tries, at least one, until the time is over or there are failures enough.
 
         Args:
             attempt: makes one; raises :class:`AttackError`, or an error of the connection, where it fails.
             at_once: tries under way.
             until_s: of the monotonic clock; no try begins later.
-            patience_s: longest that a try may take. What is under way :data:`OVERRUN_S` after the end is given up, and
-                counts for nothing.
+            patience_s: longest that a try may take.
+            overrun_s: for what is under way at the end. What is under way even then is given up, and counts for
+                nothing.
         """
         numbers = iter([self.only] if self.only is not None else range(1 << 62))
         workers = [asyncio.create_task(self._work(attempt, numbers, until_s, patience_s)) for _ in range(at_once)]
-        _, late = await asyncio.wait(workers, timeout=max(0.0, until_s + OVERRUN_S - time.monotonic()))
+        _, late = await asyncio.wait(workers, timeout=max(0.0, until_s + overrun_s - time.monotonic()))
         for worker in late:
             worker.cancel()
         for result in await asyncio.gather(*workers, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
         if not self.count:
-            self.fail(f"no try had come to its end {OVERRUN_S:g} s after the time for all of them")
+            self.fail(f"no try had come to its end {overrun_s:g} s after the time for all of them")
 
     async def _work(self, attempt: Attempt, numbers: Iterator[int], until_s: float, patience_s: float) -> None:
         for number in numbers:

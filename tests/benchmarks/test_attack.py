@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.attack import command, tries, undisturbed
+from benchmarks.attack import command, undisturbed
 from benchmarks.attack.bodies import Bodies
 from benchmarks.attack.campaign import Row
 from benchmarks.attack.commands import Done, Writing, check_again, check_ending, check_left, run
@@ -201,23 +201,21 @@ def test_a_try_can_be_made_again_alone() -> None:
             raise AttackError("it fell over")
 
         found = Tries("bodies", 7)
-        await found.run(attempt, at_once=1, until_s=time.monotonic() + WAIT_S, patience_s=WAIT_S)
+        await found.run(attempt, at_once=1, until_s=time.monotonic() + WAIT_S, patience_s=WAIT_S, overrun_s=WAIT_S)
         # Enough is enough.
         assert 1 < found.count < 100
         assert found.failures[3] == Failure("bodies", 7, 3, "it fell over")
         assert found.failures[3].again == "python -m benchmarks attack --kind bodies --seed 7 --try 3"
         first = list(drawn)
         again = Tries("bodies", 7, only=3)
-        await again.run(attempt, at_once=1, until_s=time.monotonic(), patience_s=WAIT_S)
+        await again.run(attempt, at_once=1, until_s=time.monotonic(), patience_s=WAIT_S, overrun_s=WAIT_S)
         assert drawn[len(first) :] == [first[3]]
         assert len(set(first)) == len(first)
 
     in_loop(test)
 
 
-def test_tries_that_hang_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tries, "OVERRUN_S", 0.0)
-
+def test_tries_that_hang_are_given_up() -> None:
     async def test() -> None:
         ended: list[bool] = []
 
@@ -228,14 +226,13 @@ def test_tries_that_hang_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
                 ended.append(True)
 
         cut = Tries("bodies", 0)
-        await cut.run(attempt, at_once=3, until_s=time.monotonic(), patience_s=WAIT_S)
+        await cut.run(attempt, at_once=3, until_s=time.monotonic(), patience_s=WAIT_S, overrun_s=0.0)
         assert (cut.count, len(ended)) == (0, 3)
         assert [failure.what for failure in cut.failures] == [
             "no try had come to its end 0 s after the time for all of them"
         ]
-        monkeypatch.setattr(tries, "OVERRUN_S", WAIT_S)
         slow = Tries("bodies", 0)
-        await slow.run(attempt, at_once=1, until_s=time.monotonic(), patience_s=0.0)
+        await slow.run(attempt, at_once=1, until_s=time.monotonic(), patience_s=0.0, overrun_s=WAIT_S)
         assert [failure.what for failure in slow.failures] == ["no answer after 0 s"]
 
     in_loop(test)
@@ -269,7 +266,7 @@ def test_two_answers_to_one_request_of_two_ends_fail_a_try() -> None:
             async def attempt(rng: random.Random) -> None:
                 await smuggling(target, rng)
 
-            await found.run(attempt, at_once=1, until_s=time.monotonic() + WAIT_S, patience_s=WAIT_S)
+            await found.run(attempt, at_once=1, until_s=time.monotonic() + WAIT_S, patience_s=WAIT_S, overrun_s=WAIT_S)
             assert "was answered by [200, 200]" in found.failures[0].what
             # What is sound has two answers by right.
             assert found.count > len(found.failures)
@@ -382,8 +379,9 @@ def test_failures_are_told_with_how_to_try_again(
     kept = json.loads((tmp_path / "figures.json").read_text())["attack"]
     assert kept["rows"][0]["failures"][9]["again"].endswith("--try 9")
     assert kept["rows"][0]["beside"]["noticed"]["wrong"] == ["x"]
-    rows[:] = [Row("grammars", 30, 1.0, [], beside), Row("kept", 5, 1.0)]
+    rows[:] = [Row("grammars", 30, 1.0, [], beside), Row("kept", 0, 0.0)]
     command.attack("grammars,kept", seed=4)
+    assert capsys.readouterr().out.splitlines()[-1] == "no time was left for kept: give more (--seconds)"
 
 
 @pytest.mark.parametrize(
