@@ -25,6 +25,7 @@ from paceline.serving.app import create_app
 from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.listening import bind, url_of
 from paceline.serving.security import socket_options
+from paceline.serving.security.accepting import AcceptingServer
 from paceline.serving.server import Server
 from paceline.serving.settings import ServerOptions
 from tests.chat.conversing import CHATML
@@ -155,7 +156,7 @@ def hosted(
     security = _security(options)
     (listener,) = bind(["127.0.0.1"], 0)
     config = uvicorn.Config(create_app(server, security), log_config=None, lifespan="off", **socket_options(security))
-    web = uvicorn.Server(config)
+    web = AcceptingServer(config, security)
     running = Hosted(url_of(listener, has_tls=options.has_tls, prefix=options.prefix), server, host)
 
     async def serve() -> None:

@@ -6,7 +6,6 @@ The server is a real one on a socket, the model scripted; its rounds are held wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import logging
@@ -22,7 +21,7 @@ from pydantic import ValidationError
 from paceline.serving import running
 from paceline.serving.bodies import MOST_TEXTS, ChatBody, CompletionBody, TemplateBody
 from paceline.serving.event_stream import EventStream
-from paceline.serving.security import SecuritySettings, read_json
+from paceline.serving.security import read_json
 from paceline.serving.security.careful_protocol import CarefulProtocol
 from paceline.serving.settings import ServerOptions
 from paceline.serving.shapes import as_events, to_json
@@ -576,27 +575,6 @@ def test_a_second_signal_ends_the_server_at_once(caplog: pytest.LogCaptureFixtur
 
     in_loop(test)
     assert not errors(caplog)
-
-
-def test_connections_beyond_the_most_are_refused_and_then_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serving.security.careful_protocol._MOST_REFUSED", 2)
-
-    async def test() -> None:
-        async with live(security=SecuritySettings(max_connections=3)) as server:
-            taken = [await Connection.open(server.port) for _ in range(3)]
-            for connection in taken:
-                await connection.send(request_bytes("GET", "/health"))
-                assert (await connection.answer()).status == 200
-            refused = [await Connection.open(server.port) for _ in range(3)]
-            dropped = await Connection.open(server.port)
-            with contextlib.suppress(ConnectionResetError):
-                assert await dropped.reader.read(-1) == b""
-            await refused[0].send(request_bytes("GET", "/health"))
-            assert (await refused[0].answer()).status == 503
-            for connection in (*taken, *refused, dropped):
-                connection.close()
-
-    in_loop(test)
 
 
 def test_there_may_be_as_many_files_as_connections() -> None:

@@ -12,7 +12,7 @@ from paceline.core.errors import InputError
 from paceline.serving.security.loopback import is_socket_path
 
 BACKLOG: Final = 256
-"""Connections that the kernel takes before us, and that asyncio then takes in one go."""
+"""Connections that the kernel takes before us."""
 
 
 def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:

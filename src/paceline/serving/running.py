@@ -22,8 +22,8 @@ import uvicorn
 from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp
 
-from paceline.serving.listening import BACKLOG
 from paceline.serving.security import SecuritySettings, socket_options
+from paceline.serving.security.accepting import AcceptingServer
 from paceline.serving.server import Server
 
 _SWITCH_S: Final = 0.0005
@@ -40,18 +40,18 @@ _HANGUP: Final = getattr(signal, "SIGHUP", None)
 """What a terminal sends that is closed; Windows has no such signal."""
 
 _OTHER_FILES: Final = 512
-"""Files that are open beside connections, at most: those of one go, the model's, sockets to listen on. Where none is
-left, asyncio reports that for each connection that waits, thousands of times a second."""
+"""Files that are open beside the connections of requests, at most: spare connections, the model's files, sockets to
+listen on."""
 
 _FEWEST: Final = 16
 """Connections that are taken however few files the system allows."""
 
 
-class _Uvicorn(uvicorn.Server):
+class _Uvicorn(AcceptingServer):
     """uvicorn's server, which tells ours of signals to end."""
 
-    def __init__(self, config: uvicorn.Config, told: Callable[[int], None]) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, security: SecuritySettings, told: Callable[[int], None]) -> None:
+        super().__init__(config, security)
         self._told = told
         self.signals = 0
 
@@ -163,10 +163,9 @@ async def _serve(
         lifespan="off",
         timeout_graceful_shutdown=int(grace_s) + _HARD_S,
         timeout_keep_alive=75,
-        backlog=BACKLOG,
         **socket_options(security),
     )
-    web = _Uvicorn(config, told)
+    web = _Uvicorn(config, security, told)
 
     async def load() -> None:
         try:

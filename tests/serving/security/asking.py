@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.serving.security import SecuritySettings, namespace_of, request_id_of, secured, socket_options
+from paceline.serving.security.accepting import AcceptingServer
 from tests.timing import WAIT_S
 
 T = TypeVar("T")
@@ -125,8 +126,8 @@ def call(app: ASGIApp, scope: Scope, *messages: Message) -> Sent:
 class Socket:
     """A raw connection to a server, closed at the end of a ``with``."""
 
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S, source_address=(source, 0))
 
     def send(self, *lines: str, body: bytes = b"") -> None:
         self._socket.sendall("".join(f"{line}\r\n" for line in lines).encode() + body)
@@ -153,10 +154,16 @@ class Socket:
 
     def line(self) -> str:
         """Return the first line of the answer."""
+        return self.until(b"\r\n").strip()
+
+    def until(self, end: bytes) -> str:
+        """Return what is answered up to some bytes."""
         text = b""
-        while not text.endswith(b"\r\n"):
-            text += self._socket.recv(1)
-        return text.decode().strip()
+        while not text.endswith(end):
+            more = self._socket.recv(1)
+            assert more, text
+            text += more
+        return text.decode()
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +177,7 @@ def serving(app: ASGIApp, settings: SecuritySettings) -> Iterator[int]:
     """Serve an application on a free port of the loopback; gives the port."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(secured(app, settings), log_level="critical", lifespan="off", **socket_options(settings))
-    server = uvicorn.Server(config)
+    server = AcceptingServer(config, settings)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     try:

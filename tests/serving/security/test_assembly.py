@@ -293,16 +293,6 @@ def test_chunks_are_of_http_1_1() -> None:
     assert len(routes.scopes) == 1
 
 
-def test_connections_beyond_the_limit_are_refused() -> None:
-    with serving(Echo(), SecuritySettings(max_connections=2)) as port, Socket(port) as first, Socket(port) as second:
-        for client in (first, second):
-            client.send("GET / HTTP/1.1", "host: localhost", "")
-            assert client.line() == "HTTP/1.1 200 OK"
-        with Socket(port) as third:
-            third.send("GET / HTTP/1.1", "host: localhost", "")
-            assert third.line() == "HTTP/1.1 503 Service Unavailable"
-
-
 def test_headers_of_cors_keep_their_capitals_on_the_wire() -> None:
     with serving(Echo(), EVERYTHING) as port:
         answer = httpx.options(f"http://127.0.0.1:{port}", headers={"Origin": "https://p.example"}, timeout=WAIT_S)

@@ -2,7 +2,7 @@
 
 ::
 
-    socket       uvicorn: TLS, size and time of headers, time to read, number of connections
+    socket       uvicorn: TLS, size and time of headers, time to read; who yields where there are too many connections
       Front           no websockets
       AnswerHeaders   id of the request, nosniff
       AccessLog       one line for each request, refused ones included
@@ -11,6 +11,7 @@
       OriginCheck     no foreign pages
       KeyCheck        API keys; namespace of the request
       BodyReader      size and time of the body, which nobody without a key gets read
+      RequestLimit    how many are under way, bodies on their way not counted
     routes
 """
 
@@ -29,6 +30,7 @@ from paceline.serving.security.host_check import HostCheck
 from paceline.serving.security.key_check import KeyCheck
 from paceline.serving.security.origin_check import OriginCheck
 from paceline.serving.security.refusals import Refused, tell_refusals
+from paceline.serving.security.request_limit import RequestLimit
 from paceline.serving.security.settings import SecuritySettings
 
 
@@ -41,6 +43,7 @@ def secured(app: ASGIApp, settings: SecuritySettings, refused: Refused | None = 
         refused: hears of each request that no route sees.
     """
     routes = app
+    app = RequestLimit(app, most=settings.max_connections)
     app = BodyReader(app, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
     app = KeyCheck(app, keys=settings.keys, public_paths=settings.public_paths)
     if not settings.keys:
@@ -61,8 +64,6 @@ def socket_options(settings: SecuritySettings) -> dict[str, Any]:
         "ws": "none",
         # Of headers the protocol tells first; this is for what else may be incomplete, as trailers.
         "h11_max_incomplete_event_size": settings.max_header_bytes,
-        # uvicorn refuses the connection that makes up this number.
-        "limit_concurrency": settings.max_connections + 1,
         # uvicorn's own log has query strings, and with them keys.
         "access_log": False,
         "server_header": False,

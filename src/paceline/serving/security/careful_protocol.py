@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from typing import ClassVar, Final
+from enum import IntEnum
+from typing import ClassVar, Final, Protocol
 
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from paceline.serving.error_bodies import error_body
 from paceline.serving.security.refusals import LINGER_S
-
-_MOST_REFUSED: Final = 64
-"""Connections beyond the most that are told so; further ones are dropped, or files would run out."""
 
 _MOST_AHEAD: Final = 1 << 16
 """Bytes of later requests that are taken while one is answered."""
@@ -27,6 +24,29 @@ _LOOSE_LINE: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
 _FRAMING: Final = re.compile(rb"(?i)\n(?:content-length|(transfer-encoding))[ \t]*:([^\r\n]*)")
 """A header that says how long the body is."""
+
+
+class Claim(IntEnum):
+    """What a connection is kept for: where there are too many, the least goes first."""
+
+    SILENT = 0
+    """The headers of its first request are not there."""
+    IDLE = 1
+    """Its requests are answered."""
+    UNFINISHED = 2
+    """The body of its request is not there, or its client has not read the answer."""
+    ANSWERING = 3
+    """Its request is being answered: never dropped."""
+
+
+class Place(Protocol):
+    """What keeps count of a connection."""
+
+    def leave(self) -> None:
+        """Hear that the connection is over."""
+
+    def renew(self) -> None:
+        """Hear that the connection was of use just now."""
 
 
 class CarefulProtocol(H11Protocol):
@@ -42,14 +62,11 @@ class CarefulProtocol(H11Protocol):
     max_header_bytes: ClassVar[int]
     """Bytes of a request's first line and headers, the empty line at their end included."""
 
+    place: Place
+    """Keeps count of the connection."""
+
     _is_refused = False
     """Whether the connection's last answer is given, and the rest of what the client sends is dropped."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Begin with a connection, unless there are too many even to say so."""
-        super().connection_made(transport)
-        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency + _MOST_REFUSED:
-            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a client."""
@@ -59,6 +76,25 @@ class CarefulProtocol(H11Protocol):
         if self._is_answering and self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < _MOST_AHEAD:
             # uvicorn reads nothing more once a further request is there, and would not see that the client leaves.
             self.flow.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection."""
+        self.place.leave()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Go on after an answer."""
+        self.place.renew()
+        super().on_response_complete()
+
+    @property
+    def claim(self) -> Claim:
+        """What the connection is kept for."""
+        if self.cycle is None or self._is_refused:
+            return Claim.SILENT
+        if self._is_answering:
+            return Claim.UNFINISHED if self.cycle.more_body else Claim.ANSWERING
+        return Claim.UNFINISHED if self.transport.get_write_buffer_size() else Claim.IDLE
 
     def handle_events(self) -> None:
         """Go on with what came, unless its headers are too large."""

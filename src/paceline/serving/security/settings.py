@@ -40,7 +40,8 @@ class SecuritySettings:
         max_header_bytes: bytes of a request's first line and headers, however they arrive.
         header_timeout_s: seconds until all headers of a request are there.
         read_timeout_s: seconds until a client has to read what waits for it; it counts as one that left afterwards.
-        max_connections: connections at a time; requests on further ones get status 503.
+        max_connections: requests under way at a time, of which each has a connection of its own; further ones get
+            status 503. Of further connections, the longest silent one is closed.
     """
 
     hosts: tuple[str, ...] = ("127.0.0.1",)
