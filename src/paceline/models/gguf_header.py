@@ -13,7 +13,8 @@ from __future__ import annotations
 import mmap
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -51,6 +52,9 @@ _MOST_DIMENSIONS: Final = 4
 _LONGEST_KEPT_ARRAY: Final = 1024
 """Longer arrays, and all arrays of texts, are vocabularies: only their lengths are kept."""
 
+_LONGEST_SHOWN: Final = 80
+"""Characters of a key in a message."""
+
 _MOST_ITEMS: Final = 1 << 24
 """No vocabulary, list of keys or list of tensors is longer; a damaged count would be walked for minutes."""
 
@@ -65,12 +69,16 @@ class GgufHeader:
         weights_by_type: number of weights in all tensors of this file, by ggml's number for their type.
         spans: where each tensor lies in the file, its first byte and the one after its last, by its name; without those
             of a type that nobody here knows.
+        tensors: names of all tensors.
+        num_bytes: length of all this, from the start of the file.
     """
 
     metadata: Mapping[str, Value]
     array_lengths: Mapping[str, int]
     weights_by_type: Mapping[int, int]
     spans: Mapping[str, tuple[int, int]]
+    tensors: Collection[str]
+    num_bytes: int
 
     @property
     def num_parameters(self) -> int:
@@ -101,6 +109,24 @@ def read_gguf_header(path: Path) -> GgufHeader:
     Raises:
         ModelFileError: the file cannot be read, is no GGUF file of a version known here, or is truncated or damaged.
     """
+    with _opened(path) as reader:
+        return reader.header()
+
+
+def read_gguf_texts(path: Path, key: str) -> list[bytes]:
+    """Read the texts of one array of the metadata, which may be a vocabulary; none where there is no such array.
+
+    Raises:
+        ModelFileError: as for :func:`read_gguf_header`.
+    """
+    with _opened(path) as reader:
+        reader.wanted = key
+        reader.header()
+        return reader.texts
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Reader]:
     try:
         if path.is_dir():
             raise ModelFileError(f"{path} is a directory; give the path of one .gguf file")
@@ -110,7 +136,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
             if not start.startswith(_MAGIC):
                 raise ModelFileError(f"{path} is not a GGUF file: {_what_it_is(path, start)}")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data).header()
+                yield _Reader(path, data)
     except FileNotFoundError:
         raise ModelFileError(f"there is no file {path}; give the path of a .gguf file") from None
     except OSError as error:
@@ -137,12 +163,19 @@ class _DamagedError(Exception):
 
 
 class _Reader:
-    """A place in the file that moves on with everything read."""
+    """A place in the file that moves on with everything read.
+
+    Attributes:
+        wanted: key of an array whose texts are to be kept.
+        texts: of that array.
+    """
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
         self._data = data
         self._offset = len(_MAGIC)
+        self.wanted: str | None = None
+        self.texts: list[bytes] = []
 
     def header(self) -> GgufHeader:
         self._check_version(int(self._scalar(_UINT32)))
@@ -160,8 +193,8 @@ class _Reader:
                     metadata[key] = items
             else:
                 metadata[key] = self._value(kind, key)
-        weights_by_type, spans = self._tensors(num_tensors, metadata.get("general.alignment", 32))
-        return GgufHeader(metadata, array_lengths, weights_by_type, spans)
+        names, weights_by_type, spans = self._tensors(num_tensors, metadata.get("general.alignment", 32))
+        return GgufHeader(metadata, array_lengths, weights_by_type, spans, names, self._offset)
 
     def _check_version(self, version: int) -> None:
         """Refuse versions of which the rest cannot be read, or not by llama.cpp."""
@@ -183,14 +216,18 @@ class _Reader:
         if version < _OLDEST_VERSION:
             raise _DamagedError(f"there is no version {version}")
 
-    def _tensors(self, num_tensors: int, alignment: Value) -> tuple[Counter[int], dict[str, tuple[int, int]]]:
-        """Return the number of weights by type and where tensors lie, and check that all end within the file."""
+    def _tensors(
+        self, num_tensors: int, alignment: Value
+    ) -> tuple[list[str], Counter[int], dict[str, tuple[int, int]]]:
+        """Return names, the number of weights by type, and where tensors lie; check that all end within the file."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+        names: list[str] = []
         weights_by_type: Counter[int] = Counter()
         spans: dict[str, tuple[int, int]] = {}
         for _ in range(num_tensors):
             name = self._text()
+            names.append(name)
             num_dimensions = int(self._scalar(_UINT32))
             if num_dimensions > _MOST_DIMENSIONS:
                 raise _DamagedError(f"a tensor of {num_dimensions} dimensions")
@@ -201,21 +238,25 @@ class _Reader:
                 block, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
                 spans[name] = offset, offset + prod(shape) // block * num_bytes
         if not weights_by_type:  # such a file need not be padded either
-            return weights_by_type, {}
+            return names, weights_by_type, {}
         if not isinstance(alignment, int) or alignment < 1:
             raise _DamagedError(f"an alignment of {alignment!r}")
         data = -(-self._offset // alignment) * alignment
         end = data + max((end for _, end in spans.values()), default=0)
         if end > len(self._data):
             raise _DamagedError(f"its tensors end at byte {end}, the file at {len(self._data)}")
-        return weights_by_type, {name: (data + start, data + end) for name, (start, end) in spans.items()}
+        return names, weights_by_type, {name: (data + start, data + end) for name, (start, end) in spans.items()}
 
     def _array(self, key: str) -> tuple[list[Scalar] | None, int]:
         kind = int(self._scalar(_UINT32))
-        length = self._count(f"items of {key}")
+        length = self._count(f"items of {key[:_LONGEST_SHOWN]}")
         if kind == _STRING:
+            texts = self.texts if key == self.wanted else None
             for _ in range(length):
-                self._skip(int(self._scalar(_UINT64)))
+                size = int(self._scalar(_UINT64))
+                self._skip(size)
+                if texts is not None:
+                    texts.append(self._data[self._offset - size : self._offset])
             return None, length
         layout = self._layout(kind, key)
         if length > _LONGEST_KEPT_ARRAY:
@@ -228,7 +269,7 @@ class _Reader:
 
     def _layout(self, kind: int, key: str) -> struct.Struct:
         if kind not in _SCALARS:
-            raise _DamagedError(f"{key!r} has the unknown type {kind}")
+            raise _DamagedError(f"{key[:_LONGEST_SHOWN]!r} has the unknown type {kind}")
         return _SCALARS[kind]
 
     def _count(self, of: str) -> int:

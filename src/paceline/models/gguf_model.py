@@ -30,9 +30,14 @@ _NO_MODELS: Final = {
     "mmproj": "a projector of images or sound for a model; give the file of that model",
     "imatrix": "an importance matrix, which helps to quantise a model; give the file of that model",
     "controlvector": "a control vector, which steers a model; give the file of that model",
+    "head": "a head that drafts for a model from what that model computes; give the file of a whole model",
 }
 """What a file holds, and the way out, by its ``general.type``, and by some architectures that stand for a type."""
-_TYPE_OF_ARCHITECTURE: Final = {"clip": "mmproj", "controlvector": "controlvector"}
+_TYPE_OF_ARCHITECTURE: Final = {
+    "clip": "mmproj",
+    "controlvector": "controlvector",
+    **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), "head"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +49,14 @@ class GgufModel:
         header: of the first part, which says everything about the model but the weights of the others.
         weights_by_type: number of weights in all parts, by ggml's number for their type.
         num_bytes: size of all parts.
+        header_bytes: what stands before the weights of each part.
     """
 
     paths: tuple[Path, ...]
     header: GgufHeader
     weights_by_type: Mapping[int, int]
     num_bytes: int
+    header_bytes: tuple[int, ...]
 
     @property
     def num_parameters(self) -> int:
@@ -76,6 +83,7 @@ def read_gguf_model(path: Path) -> GgufModel:
     paths = _paths(path, header.metadata)
     _check_holds_model(path, header.metadata)
     weights_by_type = Counter(header.weights_by_type)
+    header_bytes = [header.num_bytes]
     for number, part in enumerate(paths[1:], start=1):
         other = read_gguf_header(part)
         if other.metadata.get("split.no") != number:
@@ -83,7 +91,9 @@ def read_gguf_model(path: Path) -> GgufModel:
                 f"{part} does not say that it is part {number + 1} of {len(paths)}; copy or download it again"
             )
         weights_by_type.update(other.weights_by_type)
-    return GgufModel(paths, header, weights_by_type, sum(part.stat().st_size for part in paths))
+        header_bytes.append(other.num_bytes)
+    num_bytes = sum(part.stat().st_size for part in paths)
+    return GgufModel(paths, header, weights_by_type, num_bytes, tuple(header_bytes))
 
 
 def part_paths(path: Path) -> tuple[Path, ...]:

@@ -259,9 +259,10 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
     Warns:
         ModelWarning: llama.cpp warned of something that changes the text.
     """
-    native.check_model_file(config.path)
+    file = native.check_model_file(config.path)
     native.log.verbose |= config.verbose
     native.initialize()
+    native.check_first_load(file)
     memory_bytes = memory_limit(config)
     if memory_bytes is not None:
         give_back_freed()

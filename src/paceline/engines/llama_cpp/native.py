@@ -21,7 +21,9 @@ import llama_cpp.llama_cpp as api
 from llama_cpp._ctypes_extensions import load_shared_library
 
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
-from paceline.models.gguf_model import read_gguf_model
+from paceline.engines.llama_cpp import first_load
+from paceline.models.gguf_checks import check_values
+from paceline.models.gguf_model import GgufModel, read_gguf_model
 from paceline.terminal_text import printable
 
 MAX_SEQUENCE_IDS: Final = 256
@@ -31,7 +33,8 @@ MAX_SEQUENCE_IDS: Final = 256
 
 _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUE = 3, 4, 5  # as in ggml.h; the binding has other numbers
 
-_BUFFER_MADE: Final = re.compile(rb"(\S+) +(\w+) buffer size = *(\d+(?:\.\d+)?) MiB")
+_BUFFER_MADE: Final = re.compile(rb"(?<!\S)(\S+) +(\w+) buffer size = *(\d+(?:\.\d+)?) MiB")
+"""From the beginning of a word: else the time is quadratic in the length of the file's own texts, which are logged."""
 
 _MOST_LINES: Final = 4096
 """Lines of trouble that are remembered: more than one load says, which may be some for every layer."""
@@ -349,15 +352,35 @@ def tensor_override_array(overrides: Sequence[tuple[str, str]]) -> Any:
 
 # --- model files ------------------------------------------------------------------------------------------------------
 
+_LONGEST_REASON: Final = 300
+"""Characters of what llama.cpp says that are repeated: it may quote all of a text in the file."""
 
-def check_model_file(path: Path) -> None:
-    """Check what llama.cpp would explain badly or otherwise than other commands do.
+
+def check_model_file(path: Path) -> GgufModel:
+    """Check what llama.cpp would explain badly or otherwise than other commands do; return what the file says.
 
     Raises:
         ModelFileError: there is no GGUF file with a whole model at ``path``, or it has no weights.
     """
-    if read_gguf_model(path).num_parameters == 0:
+    model = _read_model(path)
+    if model.num_parameters == 0:
         raise ModelFileError(f"{path} holds a vocabulary and no weights; give the file of a whole model")
+    return model
+
+
+def _read_model(path: Path) -> GgufModel:
+    model = read_gguf_model(path)
+    check_values(path, model.header)
+    return model
+
+
+def check_first_load(model: GgufModel) -> None:
+    """Check that llama.cpp does not end the process over a model; to be called once the libraries are initialised.
+
+    Raises:
+        ModelFileError: it does.
+    """
+    first_load.check_first_load(model, _libraries())
 
 
 def load_without_weights(path: Path) -> Any:
@@ -368,6 +391,7 @@ def load_without_weights(path: Path) -> Any:
         CapabilityError: the libraries would crash on this processor.
     """
     initialize()
+    check_first_load(_read_model(path))
     parameters = api.llama_model_default_params()
     parameters.vocab_only = True
     with log.watch() as lines:
@@ -379,7 +403,7 @@ def load_without_weights(path: Path) -> Any:
 
 def model_file_error(path: Path, lines: Sequence[str]) -> ModelFileError:
     """Turn the log of a failed load into one line with a way out."""
-    why = reason(lines)
+    why = reason(lines)[:_LONGEST_REASON]
     text = " ".join(lines)
     if "unknown model architecture" in why:
         hint = "a newer llama-cpp-python may know it"

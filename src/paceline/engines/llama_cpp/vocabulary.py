@@ -34,6 +34,8 @@ _NUM_TOKENIZING: Final = 8
 """Texts that are tokenized at once; others wait."""
 _IDS_AT_ONCE: Final = 1 << 15
 """Token ids that are made Python's at once: no other thread runs meanwhile, for about 0.5 ms."""
+_WORD_START: Final = "\u2581"
+"""What a space is to SentencePiece, which puts one before a text, too."""
 _PADDING_NAME: Final = re.compile(rb"\[PAD\d+\]")
 
 
@@ -111,7 +113,8 @@ class GgufVocabulary:
         return self._has(token_id, api.LLAMA_TOKEN_ATTR_UNKNOWN)
 
     def _has(self, token_id: int, attributes: int) -> bool:
-        return bool(self._look(api.llama_vocab_get_attr, token_id) & attributes)
+        # Without a tokenizer llama.cpp ends the process at the question.
+        return self._kind != "none" and bool(self._look(api.llama_vocab_get_attr, token_id) & attributes)
 
     def _spelling_of_control(self, token_id: int) -> bytes:
         """Return the text of a control token, even one that is padding by its name."""
@@ -181,6 +184,8 @@ class GgufVocabulary:
             raise InputError(
                 f"the text has half a surrogate pair at character {error.start}; send valid Unicode"
             ) from None
+        if self._kind == "spm":
+            self._check_spelled(text, parse_special=parse_special)
         capacity = len(encoded) + 8  # one token a byte, and the special ones
         while True:
             buffer = (ctypes.c_int32 * capacity)()
@@ -196,6 +201,43 @@ class GgufVocabulary:
             if count == _INT32_MIN:
                 raise InputError(f"a text of {len(encoded)} bytes has more tokens than llama.cpp can count; shorten it")
             capacity = -count
+
+    def _check_spelled(self, text: str, *, parse_special: bool) -> None:
+        """Refuse what a SentencePiece vocabulary cannot spell: llama.cpp ends the process over it.
+
+        Raises:
+            InputError: a character is no token, and one of its bytes is none.
+        """
+        if self._spells_all_bytes:
+            return
+        whole = api.LLAMA_TOKEN_ATTR_USER_DEFINED
+        if parse_special:
+            whole |= api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN
+        whole_ids = (token_id for token_id in range(self._size) if self._has(token_id, whole))
+        for spelling in sorted(map(self._spelling_of_control, whole_ids), key=len, reverse=True):
+            text = text.replace(spelling.decode(errors="replace") or " ", " ")
+        for character in sorted({*text.replace(" ", _WORD_START), _WORD_START}):
+            encoded = character.encode()
+            if encoded not in self._texts and not all(
+                b"<0x%02X>" % byte in self._texts or bytes([byte]) in self._texts for byte in encoded
+            ):
+                raise InputError(
+                    f"the model's vocabulary has no token for {character!r} nor for its bytes: leave it out of the text"
+                )
+
+    @cached_property
+    def _spells_all_bytes(self) -> bool:
+        usual = range(3, 3 + 256)  # where nearly all models have them
+        if self._size >= usual.stop and all(
+            self._look(api.llama_vocab_get_text, token_id) == b"<0x%02X>" % byte for byte, token_id in enumerate(usual)
+        ):
+            return True
+        return all(b"<0x%02X>" % byte in self._texts for byte in range(256))
+
+    @cached_property
+    def _texts(self) -> frozenset[bytes]:
+        """What the file has for the tokens."""
+        return frozenset(self._look(api.llama_vocab_get_text, token_id) for token_id in range(self._size))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to the text; empty for control tokens.

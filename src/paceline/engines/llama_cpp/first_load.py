@@ -1,0 +1,188 @@
+"""The first load of a GGUF file: in a process of its own, as llama.cpp ends its process over some damaged files.
+
+::
+
+    loaded before, by this llama.cpp? ── yes ────────> load
+                      no
+    are its tokens what they must be? ── no ─────────> ModelFileError
+    another process loads it, reads a text, decodes a token (first_load_program.py)
+        ended by a signal, or does not end ──────────> ModelFileError, with what llama.cpp said last
+        ended by itself ── noted in the cache ───────> load
+
+What is noted is a hash of all that stands before the weights and of llama.cpp's version, so a file costs this once.
+Weights are mapped, on the CPU, and nothing is laid out anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import llama_cpp
+import llama_cpp.llama_cpp as api
+
+from paceline.core.errors import InputError, ModelFileError
+from paceline.engines.llama_cpp import first_load_program
+from paceline.engines.memory import available_memory
+from paceline.models.cache import models_folder
+from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.gguf_checks import check_tokens
+from paceline.models.gguf_model import GgufModel
+from paceline.terminal_text import printable
+
+_MOST_CPU_S: Final = 60
+"""Seconds that the other process may compute; a vocabulary takes less than one, a token of what is decoded some."""
+_MOST_S: Final = 600
+"""Seconds after which it is ended in any case: to read from a slow disk takes no processor."""
+_MOST_DECODED_BYTES: Final = 4 << 30
+"""Most bytes of weights to decode a token with, which reads all of them; of more the graph alone is made."""
+_DECODED_SHARE: Final = 0.5
+"""Share of the free memory that they may take."""
+_CELLS: Final = 64
+_ROWS: Final = 16
+_SNAPSHOTS: Final = 2
+
+_LOAD_MAPPED: Final = 1
+"""llama.cpp's ``LLAMA_LOAD_MODE_MMAP``."""
+_LOG_END: Final = 4096
+"""Bytes of the log's end in which its last line is looked for."""
+_LONGEST_LINE: Final = 200
+_FOLDERS: Final = re.compile(r"\S*[/\\]([\w.-]+:\d+: )")
+"""What stands before the name of a source file."""
+_WINDOWS_ABORTED: Final = 3
+_WINDOWS_CRASHED: Final = 0xC0000000
+"""Least exit status of a process that the system ended."""
+
+_checked: Final[set[tuple[Path, int, int]]] = set()
+"""Files that this process has checked, by path, time of change and size."""
+
+
+def check_first_load(model: GgufModel, libraries: Sequence[ctypes.CDLL]) -> None:
+    """Check that llama.cpp does not end the process over a model, if that is not known.
+
+    Where no other process can be started, the tokens alone are checked.
+
+    Args:
+        model: what its files say.
+        libraries: llama.cpp's, in which its functions are found.
+
+    Raises:
+        ModelFileError: it is such a one.
+    """
+    path = model.paths[0]
+    if path in (embedded_target(), embedded_draft()):
+        return
+    status = path.stat()
+    this_file = (path.absolute(), status.st_mtime_ns, status.st_size)
+    if this_file in _checked:
+        return
+    note = _note(model)
+    if note is None or not note.is_file():
+        tokenizes = check_tokens(path, model.header.metadata)
+        if _loads(path, _told(model, libraries, tokenizes=tokenizes)) and note is not None:
+            with contextlib.suppress(OSError):
+                note.parent.mkdir(parents=True, exist_ok=True)
+                note.touch()
+    _checked.add(this_file)
+
+
+def _note(model: GgufModel) -> Path | None:
+    """Return the file that is there once a model was loaded; ``None`` where nothing can be noted."""
+    digest = hashlib.sha256(f"{llama_cpp.__version__} {api.llama_print_system_info()!r}".encode())
+    for part, num_bytes in zip(model.paths, model.header_bytes, strict=True):
+        with part.open("rb") as file:
+            digest.update(file.read(num_bytes))
+    try:
+        return models_folder().with_name("loaded") / digest.hexdigest()[:32]
+    except InputError:
+        return None
+
+
+def _loads(path: Path, told: dict[str, Any]) -> bool:
+    """Load a file in another process, which is told how; return whether that came to an end of its own.
+
+    Raises:
+        ModelFileError: it was ended.
+    """
+    if getattr(sys, "frozen", False) or not sys.executable:  # an application that would start itself
+        return False
+    with tempfile.TemporaryFile() as log:
+        try:
+            status = subprocess.run(
+                # Without the site's packages, which take longer than all the rest. And not of the terminal's group,
+                # where Ctrl-C would look like a crash.
+                [sys.executable, "-I", "-S", first_load_program.__file__, json.dumps(told)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+                start_new_session=os.name == "posix",
+                check=False,
+                timeout=_MOST_S,
+            ).returncode
+        except OSError:
+            return False
+        except subprocess.TimeoutExpired:
+            raise _refused(path, f"has not loaded it within {_MOST_S} s", log) from None
+        if os.name == "nt":
+            if status == _WINDOWS_ABORTED or status >= _WINDOWS_CRASHED:
+                raise _refused(path, f"ends its process over it, with status {status:#x}", log)
+        elif status == -signal.SIGXCPU:
+            raise _refused(path, f"still computes after {_MOST_CPU_S} s", log)
+        elif status < 0:
+            killed = ", as the system does where memory is short" if status == -signal.SIGKILL else ""
+            raise _refused(path, f"ends its process over it, by {signal.Signals(-status).name}{killed}", log)
+    return status == 0
+
+
+def _told(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: bool) -> dict[str, Any]:
+    """Return what the other process is told."""
+    has_weights = model.num_parameters > 0
+    parameters = api.llama_model_default_params()
+    parameters.n_gpu_layers = 0
+    parameters.use_extra_bufts = False
+    parameters.load_mode = _LOAD_MAPPED
+    parameters.vocab_only = not has_weights
+    context = api.llama_context_default_params()
+    context.n_ctx = _CELLS
+    context.n_batch = context.n_ubatch = _ROWS
+    context.n_seq_max = 2
+    context.n_rs_seq = _SNAPSHOTS
+    context.n_threads = context.n_threads_batch = 1
+    context.kv_unified = context.swa_full = True
+    context.offload_kqv = context.op_offload = False
+    available_bytes = available_memory()
+    fits = available_bytes is None or model.num_bytes <= available_bytes * _DECODED_SHARE
+    return {
+        "path": os.fsencode(model.paths[0]).hex(),
+        "libraries": [library._name for library in libraries],
+        "most_cpu_s": _MOST_CPU_S,
+        "model_parameters": bytes(parameters).hex(),
+        "devices_at": api.llama_model_params.devices.offset,
+        "context_parameters": bytes(context).hex(),
+        "batch_bytes": ctypes.sizeof(api.llama_batch),
+        "tokenizes": tokenizes,
+        "has_weights": has_weights,
+        "decodes": fits and model.num_bytes <= _MOST_DECODED_BYTES,
+    }
+
+
+def _refused(path: Path, what: str, log: Any) -> ModelFileError:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END))
+    lines = log.read().decode("utf-8", errors="replace").strip().splitlines()
+    last = _FOLDERS.sub(r"\1", printable(lines[-1].strip())) if lines else ""
+    said = f"; it said last: {last[:_LONGEST_LINE]}" if last else ""
+    return ModelFileError(
+        f"{path} cannot be loaded: llama.cpp {what}{said}; copy or download the file again, or convert the model again"
+    )
