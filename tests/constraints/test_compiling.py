@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,13 +15,16 @@ from paceline.constraints import (
     CompilingLimits,
     ConstraintCompiler,
     Gbnf,
+    JsonObject,
     JsonSchema,
     Lark,
     Regex,
+    Source,
     compiling,
     grammars,
 )
 from paceline.core.errors import CapabilityError, ConstraintError, QueueFullError
+from paceline.engines.base import Vocabulary
 from paceline.engines.scripted import ScriptedVocabulary
 from tests.constraints.helpers import BYTES, accepts, allowed_texts
 from tests.timing import WAIT_S
@@ -80,29 +85,81 @@ def test_sources_in_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(compiled) == [f"(a|b){{{i}}}c" for i in range(4)]
 
 
-def test_what_takes_too_long_is_refused_and_the_next_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, goes_on = threading.Event(), threading.Event()
-    grammar_of = grammars.grammar_of
+class Held:
+    """Has sources of which the text begins with ``slow`` wait while they are compiled."""
 
-    def slow(source: object, vocabulary: object) -> str:
-        if source == Regex("slow"):
-            begun.set()
-            assert goes_on.wait(WAIT_S)
-        return grammar_of(source, vocabulary)  # type: ignore[arg-type]
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Semaphore(0)
+        self.goes_on = threading.Semaphore(0)
+        self._grammar_of = grammars.grammar_of
+        monkeypatch.setattr(compiling, "grammar_of", self._held)
 
-    monkeypatch.setattr(compiling, "grammar_of", slow)
-    compiler = ConstraintCompiler(BYTES, CompilingLimits(compile_s=0.2))
-    kept = compiler.compile(Regex("kept"))
-    with pytest.raises(ConstraintError, match=r"^the regular expression takes more than 0\.2 s to compile: make it"):
-        compiler.compile(Regex("slow"))
-    assert begun.is_set()
-    with pytest.raises(QueueFullError, match="other grammars are still being compiled"):
-        compiler.compile(Regex("next"))
-    # What is compiled already waits for nothing.
-    assert allowed_texts(compiler.compile(Regex("kept")), BYTES) == allowed_texts(kept, BYTES)
-    goes_on.set()
-    patient = ConstraintCompiler(BYTES)
-    assert accepts(patient.compile(Regex("next")), "next")
+    def _held(self, source: Source, vocabulary: Vocabulary) -> str:
+        if source.text.startswith("slow"):
+            self.begun.release()
+            assert self.goes_on.acquire(timeout=WAIT_S)
+        return self._grammar_of(source, vocabulary)
+
+
+def test_what_one_namespace_compiles_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    compiler = ConstraintCompiler(BYTES, CompilingLimits(wait_s=0.2))
+    kept = compiler.compile(Regex("kept"), namespace="a")
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(lambda: compiler.compile(Regex("slow"), namespace="a"))
+        assert held.begun.acquire(timeout=WAIT_S)
+        with pytest.raises(QueueFullError, match="other grammars are still being compiled"):
+            compiler.compile(Regex("next"), namespace="a")
+        # What is compiled already waits for nothing, and nobody else does.
+        assert allowed_texts(compiler.compile(Regex("kept"), namespace="a"), BYTES) == allowed_texts(kept, BYTES)
+        assert accepts(compiler.compile(Regex("next"), namespace="b"), "next")
+        assert accepts(compiler.compile(JsonObject(), namespace="a"), "{}")
+        held.goes_on.release()
+        assert accepts(slow.result(WAIT_S), "slow")
+    assert accepts(compiler.compile(Regex("next"), namespace="a"), "next")
+
+
+def test_when_a_source_is_answered_for_nothing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that nobody waits for goes on for as long as it likes."""
+    begun = threading.active_count()
+    compiler = ConstraintCompiler(BYTES)
+    for source in (Regex("a"), Regex("[a"), Gbnf("root ::= " + " | ".join(['[ab]* "a"' + " [ab]" * 10] * 300))):
+        with suppress(ConstraintError):
+            compiler.compile(source)
+        assert threading.active_count() == begun
+
+
+def test_what_one_compiled_is_not_found_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = count_compiled(monkeypatch)
+    compiler = ConstraintCompiler(BYTES)
+    schema = JsonSchema({"type": "integer"})
+    for _ in range(2):
+        for whose in ({"namespace": "a"}, {"namespace": "b"}, {"namespace": "a", "salt": "c"}, {"salt": "a"}, {}):
+            assert accepts(compiler.compile(schema, **whose), "1")
+    assert compiled == [schema.text] * 5
+    # What no client wrote tells of none.
+    for namespace in ("a", "b"):
+        compiler.compile(JsonObject(), namespace=namespace)
+    assert compiled == [*[schema.text] * 5, JsonObject().text]
+
+
+@pytest.mark.parametrize("limits", [CompilingLimits(kept=8), CompilingLimits(kept_bytes=32)])
+def test_one_namespace_pushes_out_what_is_its_own(limits: CompilingLimits, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = count_compiled(monkeypatch)
+    compiler = ConstraintCompiler(BYTES, limits)
+    mine = [Regex(f"mi{i}e") for i in range(3)]
+    for source in mine:
+        compiler.compile(source, namespace="a")
+    for i in range(100, 140):
+        compiler.compile(Regex(f"o{i}"), namespace="b", salt=str(i))
+    compiled.clear()
+    for source in mine:
+        compiler.compile(source, namespace="a")
+    assert not compiled
+    compiler.compile(Regex("o139"), namespace="b", salt="139")
+    assert not compiled
+    compiler.compile(Regex("o130"), namespace="b", salt="130")
+    assert compiled == ["o130"]
 
 
 def test_an_error_leaves_the_compiler_as_it_was() -> None:

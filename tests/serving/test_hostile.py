@@ -9,14 +9,12 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Final
 
 import httpx
 import pytest
 
 import paceline
-from paceline import api
 from paceline.chat.params import ChatParams
 from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
@@ -29,7 +27,6 @@ from tests.timing import WAIT_S
 
 pytest.importorskip("llguidance")
 
-from paceline.constraints import CompilingLimits, ConstraintCompiler
 
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = [{"role": "user", "content": "abc"}]
@@ -242,12 +239,8 @@ class Streams:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Hosted]:
-    with pytest.MonkeyPatch.context() as patch:
-        # What bounds a source is no clock here either.
-        limits = CompilingLimits(compile_s=3_600.0)
-        patch.setattr(api, "ConstraintCompiler", partial(ConstraintCompiler, limits=limits))
-        with hosted(lambda: scripted(TEMPLATE)) as running:
-            yield running
+    with hosted(lambda: scripted(TEMPLATE)) as running:
+        yield running
 
 
 def asked(server: Hosted, fields: dict[str, Any]) -> httpx.Response:

@@ -2,11 +2,12 @@
 
 ::
 
-    Source ──check──> llguidance's grammar ──thread with a deadline──> start state ──kept by digest──> fork per answer
+    Source ──check──> llguidance's grammar ──thread with much stack──> start state ──kept by namespace──> forks
 
 Users send sources, so that one may be made to take long. Its size is bounded, what llguidance does is counted in its
-own units, and what it does not count is looked for before (:mod:`~paceline.constraints.schema_limits`,
-:mod:`~paceline.constraints.gbnf`). Sources are compiled one after the other: what they take, they take once.
+own units, what is done before is counted (:mod:`~paceline.constraints.budget`) or looked for
+(:mod:`~paceline.constraints.schema_limits`). So each comes to its end in a second or two, and the same source is
+refused on every machine. Sources of one namespace are compiled one after the other: what they take, they take once.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.constraints.bounded import run_bounded
+from paceline.constraints.deep_stack import with_deep_stack
 from paceline.constraints.embedded_schemas import embedded_place
 from paceline.constraints.grammars import grammar_of, most_bytes, open_grammar_of
 from paceline.constraints.guided import Guide
@@ -43,8 +44,8 @@ class CompilingLimits:
 
     Attributes:
         source_bytes: size of its text.
-        compile_s: seconds until a source is refused that is still being compiled, and that a source waits for others.
-        kept: number of compiled sources that are kept.
+        wait_s: seconds that a source waits for others of its namespace.
+        kept: number of compiled sources that are kept. Where there are more, the namespace that has most gives one up.
         kept_bytes: size of their texts, together.
         row_items: places in rules that an answer may be at once at one of its bytes.
         step_items: places in rules that are visited for one mask.
@@ -55,7 +56,7 @@ class CompilingLimits:
     """
 
     source_bytes: int = 512 << 10
-    compile_s: float = 5.0
+    wait_s: float = 5.0
     kept: int = 64
     kept_bytes: int = 8 << 20
     row_items: int = 10_000
@@ -64,6 +65,15 @@ class CompilingLimits:
     other_start_fuel: int = 300_000
     step_fuel: int = 50_000
     lexer_states: int = 100_000
+
+
+@dataclass(slots=True)
+class _Namespace:
+    """What one client had compiled, the last used at the end, and the turn of what it has compiled now."""
+
+    kept: OrderedDict[str, tuple[int, Guide]] = field(default_factory=OrderedDict)
+    num_bytes: int = 0
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
 
 class ConstraintCompiler:
@@ -78,75 +88,88 @@ class ConstraintCompiler:
         self._vocabulary = vocabulary
         self._limits = limits or CompilingLimits()
         self._tokenizer: LLTokenizer | None = None
-        self._turn = threading.Lock()
+        self._reading = threading.Lock()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[int, Guide]] = OrderedDict()
-        self._kept_bytes = 0
+        self._namespaces: defaultdict[str | None, _Namespace] = defaultdict(_Namespace)
 
-    def compile(self, source: Source) -> Constraint:
+    def compile(self, source: Source, *, namespace: str = "", salt: str = "") -> Constraint:
         """Return the state in which an answer begins.
+
+        Args:
+            source: what the answer keeps to.
+            namespace: whose it is. What one has compiled is not found by another, who could tell by the time it takes.
+            salt: parts one namespace further.
 
         Raises:
             ConstraintError: the source cannot be used; the message says why, and where in it.
             CapabilityError: llguidance is not installed, or no answer in this vocabulary could keep to a grammar.
-            QueueFullError: a source before this one takes as long as any may.
+            QueueFullError: sources before this one take long.
         """
-        found = self._find(source)
-        if found is not None:
+        # That somebody asked for any JSON says nothing of anybody.
+        whose = None if isinstance(source, JsonObject) else namespace
+        key = f"{source.digest} {salt}"
+        with self._lock:
+            mine = self._namespaces[whose]
+        if (found := self._find(mine, key)) is not None:
             return found
         most = min(self._limits.source_bytes, most_bytes(source))
         if source.num_bytes > most:
             raise ConstraintError(
                 f"{source.name} has {source.num_bytes:,} bytes, and the most is {most:,}: make it smaller"
             )
-        if not self._turn.acquire(timeout=self._limits.compile_s):
+        if not mine.turn.acquire(timeout=self._limits.wait_s):
             raise QueueFullError("other grammars are still being compiled: try again later")
-        found = self._find(source)
-        if found is not None:
-            self._turn.release()
-            return found
-        if self._tokenizer is None:
-            try:
-                self._tokenizer = tokenizer_of(self._vocabulary)
-            except BaseException:
-                self._turn.release()
-                raise
-        tokenizer = self._tokenizer
-        return run_bounded(
-            lambda: self._build(source, tokenizer),
-            self._limits.compile_s,
-            refusal=f"{source.name} takes more than {self._limits.compile_s:g} s to compile: make it simpler",
-            ended=self._turn.release,
-        ).start()
+        try:
+            if (found := self._find(mine, key)) is not None:
+                return found
+            guide = with_deep_stack(lambda: self._build(source))
+            self._keep(mine, key, source.num_bytes, guide)
+        finally:
+            mine.turn.release()
+        return guide.start()
 
-    def _find(self, source: Source) -> Constraint | None:
+    def _find(self, mine: _Namespace, key: str) -> Constraint | None:
         with self._lock:
-            found = self._kept.get(source.digest)
-            if found is None:
+            if key not in mine.kept:
                 return None
-            self._kept.move_to_end(source.digest)
-            return found[1].start()
+            mine.kept.move_to_end(key)
+            _, guide = mine.kept[key]
+        try:
+            return guide.start()
+        except ConstraintError:
+            # Answers spoiled it too often: it is compiled anew.
+            return None
 
-    def _keep(self, source: Source, guide: Guide) -> None:
+    def _keep(self, mine: _Namespace, key: str, num_bytes: int, guide: Guide) -> None:
+        limits = self._limits
         with self._lock:
-            self._kept[source.digest] = source.num_bytes, guide
-            self._kept_bytes += source.num_bytes
-            while len(self._kept) > self._limits.kept or self._kept_bytes > self._limits.kept_bytes:
-                _, (num_bytes, _) = self._kept.popitem(last=False)
-                self._kept_bytes -= num_bytes
+            before, _ = mine.kept.pop(key, (0, None))
+            mine.kept[key] = num_bytes, guide
+            mine.num_bytes += num_bytes - before
+            while True:
+                spaces = self._namespaces.values()
+                if sum(len(each.kept) for each in spaces) > limits.kept:
+                    largest = max(spaces, key=lambda each: len(each.kept))
+                elif sum(each.num_bytes for each in spaces) > limits.kept_bytes:
+                    largest = max(spaces, key=lambda each: each.num_bytes)
+                else:
+                    return
+                _, (num_bytes, _) = largest.kept.popitem(last=False)
+                largest.num_bytes -= num_bytes
 
-    def _build(self, source: Source, tokenizer: LLTokenizer) -> Guide:
-        guide = Guide(
-            source.name, self._vocabulary.size, lambda: self._matcher(source, tokenizer), self._limits.compile_s
-        )
-        self._check_start(source, guide)
-        self._keep(source, guide)
-        return guide
-
-    def _matcher(self, source: Source, tokenizer: LLTokenizer) -> LLMatcher:
+    def _build(self, source: Source) -> Guide:
+        with self._reading:
+            if self._tokenizer is None:
+                self._tokenizer = tokenizer_of(self._vocabulary)
+        tokenizer = self._tokenizer
         if grammar := open_grammar_of(source):
             self._checked(source, tokenizer, grammar)
-        return self._checked(source, tokenizer, grammar_of(source, self._vocabulary))
+        grammar = grammar_of(source, self._vocabulary)
+        guide = Guide(
+            source.name, self._vocabulary.size, len(grammar), lambda: self._checked(source, tokenizer, grammar)
+        )
+        self._check_start(source, grammar, guide)
+        return guide
 
     def _checked(self, source: Source, tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
         llguidance = need_llguidance()
@@ -172,7 +195,7 @@ class ConstraintCompiler:
                 raise ConstraintError(_refusal(source, problem))
         return matcher
 
-    def _check_start(self, source: Source, guide: Guide) -> None:
+    def _check_start(self, source: Source, grammar: str, guide: Guide) -> None:
         """Refuse a grammar that allows nothing, or that this vocabulary has no tokens for."""
         start = guide.start()
         try:
@@ -186,7 +209,7 @@ class ConstraintCompiler:
         except ConstraintError as error:
             if "too much" in str(error):
                 raise
-        first = self._first_bytes(source)
+        first = self._first_bytes(source, grammar)
         if first.any():
             begins = bytes([int(first.argmax())])
             raise ConstraintError(
@@ -194,7 +217,7 @@ class ConstraintCompiler:
                 f"and a text would begin with {spelled_bytes(begins)}: use another model, or leave the grammar out"
             )
 
-    def _first_bytes(self, source: Source) -> BoolArray:
+    def _first_bytes(self, source: Source, grammar: str) -> BoolArray:
         """Return ``[256]`` which bytes a text may begin with, whatever this model can spell.
 
         Raises:
@@ -202,7 +225,7 @@ class ConstraintCompiler:
         """
         tokenizer = _byte_tokenizer()
         try:
-            guide = Guide(source.name, 257, lambda: self._matcher(source, tokenizer), self._limits.compile_s)
+            guide = Guide(source.name, 257, len(grammar), lambda: self._checked(source, tokenizer, grammar))
             return guide.start().mask()[:256]
         except ConstraintError:
             raise ConstraintError(f"{source.name} allows no text at all: no answer could keep to it") from None

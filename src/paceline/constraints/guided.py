@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from paceline.constraints.bounded import run_bounded
+from paceline.constraints.deep_stack import with_deep_stack
 from paceline.constraints.reasons import is_excess, reason_of
 from paceline.core.arrays import BoolArray
 from paceline.core.errors import ConstraintError
@@ -30,6 +30,9 @@ _SLOW_S = 0.05
 _STRAYED = 8
 """Tokens for which nothing is told of what has to follow, after a model began to spell it by others: it goes on so."""
 
+_RENEWED_BYTES = 256 << 10
+"""Bytes of a grammar that are compiled again while answers wait: a small one often, and a large one once."""
+
 _Path: TypeAlias = "tuple[_Path, int] | None"
 """The tokens that led to a state, the last one first: states that were one share what came before."""
 
@@ -40,22 +43,23 @@ class Guide:
     Args:
         name: what the grammar is to its user, for messages.
         size: number of token ids.
+        num_bytes: size of the grammar.
         build: makes llguidance's start state, with automata of its own. It is called here, and in a thread with much
             stack later.
-        build_s: seconds until it is given up later.
 
     Attributes:
         is_slow: whether finding what has to follow took long, or failed.
         spoiled: the last generation of automata that a state took too much of; none at first.
     """
 
-    def __init__(self, name: str, size: int, build: Callable[[], LLMatcher], build_s: float) -> None:
+    def __init__(self, name: str, size: int, num_bytes: int, build: Callable[[], LLMatcher]) -> None:
         self.name = name
         self.size = size
         self.is_slow = False
         self.spoiled = -1
         self._build = build
-        self._build_s = build_s
+        self._num_bytes = num_bytes
+        self._renewed_bytes = 0
         self._lock = threading.Lock()
         self._matcher = build()
         self._generation = 0
@@ -68,11 +72,14 @@ class Guide:
         """Return a start state with automata that are not spoiled, and of which generation they are.
 
         Raises:
-            ConstraintError: new ones took too long to make.
+            ConstraintError: they were spoiled too often.
         """
         with self._lock:
             if self._generation <= self.spoiled:
-                self._matcher = run_bounded(self._build, self._build_s, refusal=f"{self.name} takes too long to renew")
+                self._renewed_bytes += self._num_bytes
+                if self._renewed_bytes > _RENEWED_BYTES and self._generation:
+                    raise self.excess()
+                self._matcher = with_deep_stack(self._build)
                 self._generation += 1
             return self._matcher.deep_copy(), self._generation
 
@@ -80,6 +87,13 @@ class Guide:
         """Note that the states of a generation are of no further use."""
         with self._lock:
             self.spoiled = max(self.spoiled, generation)
+
+    def excess(self) -> ConstraintError:
+        """Return the error of an answer that takes too much."""
+        return ConstraintError(
+            f"{self.name} takes too much time or memory at this place of the answer: give one with fewer alternatives, "
+            "optional parts and counted repetitions"
+        )
 
 
 class GuidedConstraint:
@@ -218,10 +232,7 @@ class GuidedConstraint:
         error = self._matcher.get_error()
         self._spoils(self._matcher)
         if is_excess(error):
-            return ConstraintError(
-                f"{self._guide.name} takes too much time or memory at this place of the answer: give one with fewer "
-                "alternatives, optional parts and counted repetitions"
-            )
+            return self._guide.excess()
         if not error or "token" in error or "NoExtension" in error:
             return None
         return ConstraintError(f"an answer in {self._guide.name} cannot go on: {reason_of(error)}")

@@ -1,4 +1,4 @@
-"""Work that may take long, or much stack: in a thread of its own, awaited so long and no longer."""
+"""Work that may take much stack: in a thread of its own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
-
-from paceline.core.errors import ConstraintError
 
 T = TypeVar("T")
 
@@ -17,21 +15,14 @@ STACK_BYTES = 256 << 20
 _starting = threading.Lock()
 
 
-def run_bounded(work: Callable[[], T], seconds: float, *, refusal: str, ended: Callable[[], None] | None = None) -> T:
+def with_deep_stack(work: Callable[[], T]) -> T:
     """Return what ``work`` returns, or raise what it raises.
 
-    Nothing can end a thread: work that takes longer goes on, and nobody waits for it.
+    Nothing can end a thread, so that nobody goes on without the work either: it has to be bounded by itself.
 
     Args:
         work: what to do.
-        seconds: how long to wait.
-        refusal: message of the error if it takes longer.
-        ended: called when the work has ended, by its own thread; ``None`` for nothing.
-
-    Raises:
-        ConstraintError: the work takes longer.
     """
-    done = threading.Event()
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -40,19 +31,10 @@ def run_bounded(work: Callable[[], T], seconds: float, *, refusal: str, ended: C
             results.append(work())
         except BaseException as error:
             errors.append(error)
-        finally:
-            if ended is not None:
-                ended()
-            done.set()
 
-    try:
-        _start(threading.Thread(target=run, name="paceline-grammar", daemon=True))
-    except BaseException:
-        if ended is not None:
-            ended()
-        raise
-    if not done.wait(seconds):
-        raise ConstraintError(refusal)
+    thread = threading.Thread(target=run, name="paceline-grammar", daemon=True)
+    _start(thread)
+    thread.join()
     if errors:
         raise errors[0]
     return results[0]
