@@ -191,7 +191,7 @@ class Model:
         self._drive = Drive(self.worker, self.loop)
         self._closed = False
         self._closing = closing
-        self._compiler: ConstraintCompiler | None = None
+        self._compiler = ConstraintCompiler(target.vocabulary)
         self._chat_readers: dict[str | Path | None, ChatReader] = {}
 
     @property
@@ -472,22 +472,25 @@ class Model:
         prompt_ids = read_prompt(prompt, self.target.vocabulary)
         return Stream(*self._ask(lambda: prompt_ids, options, wrap, read))
 
-    def compile(self, source: Source) -> Constraint:
+    def compile(self, source: Source, *, namespace: str = "", salt: str = "") -> Constraint:
         """Make a constraint of a source: what ``constraint`` takes, ready to be used in any number of answers.
 
         A call that is given the source itself does the same first, in its own thread, and what was compiled is kept for
         a while. A large schema takes some tenths of a second, and the first source as long again for the vocabulary.
 
+        Args:
+            source: what an answer keeps to.
+            namespace: whose it is, as for an answer: what one has compiled is not found by another.
+            salt: parts one namespace further.
+
         Raises:
-            ConstraintError: the source cannot be used, or takes too long; the message says where in it.
+            ConstraintError: the source cannot be used, or would take too long; the message says where in it.
             CapabilityError: llguidance is not installed, or the model has no token that ends an answer.
             QueueFullError: others are being compiled, and take their time.
             ClosedError: the model is closed.
         """
         self._check_usable()
-        if self._compiler is None:
-            self._compiler = ConstraintCompiler(self.target.vocabulary)
-        return self._compiler.compile(source)
+        return self._compiler.compile(source, namespace=namespace, salt=salt)
 
     def _check_usable(self) -> None:
         """Raise where nothing can be asked of the model.
@@ -522,7 +525,7 @@ class Model:
         model_defaults = self.defaults.left_open(options)
         constraint = options.get("constraint")
         if isinstance(constraint, Source):
-            constraint = self.compile(constraint)
+            constraint = self.compile(constraint, namespace=options.get("namespace") or "")
         table = {name: value for name, value in options.items() if name != "constraint"}
         params, rules, speculation, cache, logprobs = read_options(
             {**table, **model_defaults}, verify=self.verify, drafters=names

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from benchmarks.server_soak.wire import Answer, Connection, ask, request_bytes
 
+from paceline.constraints import Source, compiling, grammars
 from paceline.core.errors import QueueFullError
+from paceline.engines.base import Vocabulary
 from paceline.serving.security import ApiKeys, SecuritySettings
 from paceline.serving.security.api_keys import keep_namespace
 from paceline.serving.work import MOST_WAITING, Kind, Share, Work, kind_of_reading
@@ -181,7 +183,7 @@ def test_what_one_key_has_waiting_keeps_nobody_elses_completion(
             def slow(text: str, **options: Any) -> list[int]:
                 return tokenize(held("text")() and "a" if len(text) > 1000 else text, **options)
 
-            def compile_slowly(source: object) -> None:
+            def compile_slowly(source: object, **whose: str) -> None:
                 held("grammar")()
 
             monkeypatch.setattr(vocabulary, "tokenize", slow)
@@ -210,7 +212,7 @@ def test_more_than_may_wait_is_told_to_come_again_and_who_left_waits_no_more(mon
     async def test() -> None:
         async with live(security=TWO_KEYS) as server:
             server.server.work = Work(most_waiting=3)
-            monkeypatch.setattr(server.model, "compile", lambda source: held("grammar")() and None)
+            monkeypatch.setattr(server.model, "compile", lambda source, **whose: held("grammar")() and None)
             waiting = [await Connection.open(server.port) for _ in range(4)]
             for connection in waiting:
                 await connection.send(keyed("/completion", SCHEMA, "a"))
@@ -231,3 +233,24 @@ def test_more_than_may_wait_is_told_to_come_again_and_who_left_waits_no_more(mon
 
     in_loop(test)
     assert MOST_WAITING >= MANY
+
+
+def test_what_one_key_compiled_no_other_key_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time of an answer would tell which schema somebody else sent."""
+    compiled: list[str] = []
+    grammar_of = grammars.grammar_of
+
+    def counted(source: Source, vocabulary: Vocabulary) -> str:
+        compiled.append(source.text)
+        return grammar_of(source, vocabulary)
+
+    async def test() -> None:
+        async with live(security=TWO_KEYS) as server:
+            monkeypatch.setattr(compiling, "grammar_of", counted)
+            for body in (SCHEMA, {**SCHEMA, "cache_salt": "s"}):
+                for key in ("a", "b"):
+                    for _ in range(2):
+                        assert (await ask(server.port, keyed("/completion", body, key))).status == 200
+            assert len(compiled) == 4
+
+    in_loop(test)

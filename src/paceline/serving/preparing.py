@@ -223,21 +223,22 @@ async def with_constraint(host: ModelHost, share: Share, asked: Asked) -> Asked:
     served, named = host.served, asked.named
     constraint = None
     if named is not None:
-        constraint, asked = await _compiled(host, share, named), await _warned(share, asked, named)
+        constraint, asked = await _compiled(host, share, asked, named), await _warned(share, asked, named)
     if asked.tools is not None:
         call_format = call_format_of(asked.tools, served.call_format)
         # Large schemas take a while.
         tools, vocabulary = asked.tools, served.model.target.vocabulary
         with_calls = await share.do(Kind.COMPILING, lambda: calls_to_keep_to(tools, named, call_format, vocabulary))
         if with_calls is not None and with_calls != named:
-            named, constraint = with_calls, await _compiled(host, share, with_calls)
+            named, constraint = with_calls, await _compiled(host, share, asked, with_calls)
             asked = await _warned_of_tools(share, asked, tools)
     return asked if constraint is None else replace(asked, named=named, constraint=constraint)
 
 
-async def _compiled(host: ModelHost, share: Share, named: Named) -> Constraint:
+async def _compiled(host: ModelHost, share: Share, asked: Asked, named: Named) -> Constraint:
     try:
-        return await share.do(Kind.COMPILING, lambda: host.served.model.compile(named.source))
+        model, salt = host.served.model, asked.cache_salt
+        return await share.do(Kind.COMPILING, lambda: model.compile(named.source, namespace=share.key, salt=salt))
     except ConstraintError as error:
         raise FieldError(named.field, str(error)) from None
 

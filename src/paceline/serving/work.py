@@ -81,10 +81,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Does work for one key."""
+    """Does work for one key.
+
+    Attributes:
+        key: the namespace of the key.
+    """
 
     _queues: dict[Kind, _Queue]
-    _key: str
+    key: str
 
     async def do(self, kind: Kind, function: Callable[[], _T], *, num_items: int | None = None) -> _T:
         """Return what a function comes to.
@@ -103,7 +107,7 @@ class Share:
         """
         if num_items is not None and num_items <= _MOST_AT_ONCE:
             return function()
-        return await self._queues[kind].do(self._key, function)
+        return await self._queues[kind].do(self.key, function)
 
 
 class _Queue:
