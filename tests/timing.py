@@ -99,3 +99,44 @@ class LoopTime:
         finally:
             over.set()
             mover.join()
+
+
+class LoopWatch:
+    """How long an event loop was kept from running by other work of its process.
+
+    It asks to run again and again. What counts of a delay is at most the processor time that the process took
+    meanwhile, so no other program adds to it.
+
+    Attributes:
+        blocked_s: the longest of these delays, in seconds.
+        silent_s: the longest delay by the clock, whoever took it; for people to read.
+    """
+
+    _EVERY_S: Final = 0.002
+
+    def __init__(self) -> None:
+        self.blocked_s = self.silent_s = 0.0
+        self._is_over = False
+
+    @classmethod
+    @contextmanager
+    def of(cls, loop: asyncio.AbstractEventLoop) -> Iterator[LoopWatch]:
+        """Watch an event loop within the block, from any thread."""
+        watch = cls()
+        loop.call_soon_threadsafe(watch._begin, loop)
+        try:
+            yield watch
+        finally:
+            watch._is_over = True
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        due_s, spent_s = time.monotonic() + self._EVERY_S, time.process_time()
+
+        def look() -> None:
+            silent_s = time.monotonic() - due_s
+            self.silent_s = max(self.silent_s, silent_s)
+            self.blocked_s = max(self.blocked_s, min(silent_s, time.process_time() - spent_s))
+            if not self._is_over:
+                self._begin(loop)
+
+        loop.call_later(self._EVERY_S, look)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -145,6 +146,9 @@ def serve(
 
         def on_ready(served: ServedModel) -> None:
             server.ready(served)
+            # Nothing runs beside the garbage collector, which need not look at what stays for ever.
+            gc.collect()
+            gc.freeze()
             ready.set()
             say_no_model_is_named(models)
             for url in urls:

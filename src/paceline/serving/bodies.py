@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    create_model,
+)
 
 from paceline.core.fields import Field as TableField
 from paceline.core.fields import fields_of
@@ -33,8 +42,25 @@ MOST_TEXTS: Final = 4096
 Texts = Annotated[list[str], Field(fail_fast=True, max_length=MOST_TEXTS)]
 """Texts. The first that is none ends the look: a report on each of millions would take minutes and gigabytes."""
 
-Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-"""Objects; looked at as :data:`Texts` are."""
+
+def _uncopied(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Return an object as it is: pydantic would copy it, and no other thread would run until that is done."""
+    return value if isinstance(value, dict) else check(value)
+
+
+def _uncopied_list(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Return a list of objects as it is; the first that is none is refused."""
+    if not isinstance(value, list):
+        return check(value)
+    wrong = [item for item in value if not isinstance(item, dict)]
+    return check(wrong[:1]) if wrong else value
+
+
+Object = Annotated[dict[str, Any], WrapValidator(_uncopied)]
+"""An object of any fields."""
+
+Objects = Annotated[list[dict[str, Any]], WrapValidator(_uncopied_list)]
+"""Objects."""
 
 _BIAS: Final = {"anyOf": [{"type": "number"}, {"const": False}]}
 _BIASES: Final = {
@@ -143,7 +169,7 @@ class _Generation(_Body):
     verbose: bool | None = Field(None, description="Send the prompt and the settings, too.")
     cache_salt: str | None = Field(None, description="Share what was read with requests of the same salt alone.")
     speculative: Speculative | None = Field(None, description="How this request is sped up.")
-    response_format: dict[str, Any] | None = Field(
+    response_format: Object | None = Field(
         None, description="What the answer is: text, json_object, or json_schema with a schema."
     )
     json_schema: Any = Field(None, description="A JSON schema that the answer keeps to.")
@@ -152,7 +178,7 @@ class _Generation(_Body):
     guided_regex: str | None = Field(None, description="A regular expression that the answer matches.")
     guided_choice: Texts | None = Field(None, description="Texts of which the answer is one.")
     guided_grammar: str | None = Field(None, description="A grammar in GBNF or Lark's notation.")
-    structured_outputs: dict[str, Any] | None = Field(
+    structured_outputs: Object | None = Field(
         None, description="One of json, json_object, regex, choice and grammar, as vLLM has them."
     )
 
@@ -177,15 +203,15 @@ class _Conversation(_Body):
         ..., description="What was said so far.", examples=[[{"role": "user", "content": "Hello"}]]
     )
     tools: Objects | None = Field(None, description="Functions that the model may call.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
+    chat_template_kwargs: Object | None = Field(None, description="Further variables of the template.")
     enable_thinking: bool | None = Field(None, description="Whether to reason; as in chat_template_kwargs.")
     reasoning_effort: str | None = Field(
         None, description="How much to reason, in a word that the template knows; none switches reasoning off."
     )
-    reasoning: dict[str, Any] | bool | None = Field(
+    reasoning: Object | bool | None = Field(
         None, description="Settings of reasoning as OpenRouter has them: enabled, effort and max_tokens."
     )
-    thinking: dict[str, Any] | bool | None = Field(
+    thinking: Object | bool | None = Field(
         None, description="Settings of reasoning as Anthropic has them: type and budget_tokens."
     )
     reasoning_budget_tokens: Whole | None = Field(None, description="Most tokens of reasoning; -1 for any number.")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -13,7 +15,7 @@ from starlette.requests import Request
 
 from paceline.core.numbers import shown
 from paceline.serving.fields import FieldError
-from paceline.serving.security import BodyError, read_json
+from paceline.serving.security import PIECE_BYTES, BodyError, read_json
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
@@ -22,8 +24,8 @@ _MOST_FIELDS: Final = 1000
 _OF_A_CLASS: Final = re.compile(r"a valid dictionary( or instance of \w+)?")
 """What pydantic calls a JSON object."""
 
-_SMALL_BYTES: Final = 1 << 16
-"""Bodies that are read at once. Longer ones would hold up all other requests, and are read in a thread."""
+_READING: Final = ThreadPoolExecutor(1, "bodies")
+"""Reads bodies that take more than a few milliseconds, one at a time: else each of them would hold up all others."""
 
 
 def body_of(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
@@ -34,11 +36,22 @@ def body_of(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
 
     async def read(request: Request) -> _Body:
         body = await request.body()
-        if len(body) <= _SMALL_BYTES:
+        if len(body) <= PIECE_BYTES:
             return checked(model, read_json(body))
-        return await asyncio.to_thread(lambda: checked(model, read_json(body)))
+        return await asyncio.get_running_loop().run_in_executor(_READING, _read_long, model, body)
 
     return read
+
+
+def _read_long(model: type[_Body], body: bytes) -> _Body:
+    collects = gc.isenabled()
+    # Nothing runs beside the garbage collector, and what grows here is nothing that it could free.
+    gc.disable()
+    try:
+        return checked(model, read_json(body))
+    finally:
+        if collects:
+            gc.enable()
 
 
 def checked(model: type[_Body], body: dict[str, Any]) -> _Body:

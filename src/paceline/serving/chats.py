@@ -70,12 +70,13 @@ def further_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings_of(body: ChatBody | TemplateBody) -> Iterator[tuple[str, str, Any]]:
     """Yield fields that say how a conversation is written, each with its option and value; later ones count."""
-    variables = dict(body.chat_template_kwargs or {})
+    variables = body.chat_template_kwargs or {}
     if len(variables) > _MOST_VARIABLES:
         raise FieldError(
             "chat_template_kwargs",
             f"chat_template_kwargs has {len(variables)} variables: at most {_MOST_VARIABLES} are taken",
         )
+    variables = dict(variables)
     yield (
         "chat_template_kwargs",
         "reasoning",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import InputError
-from paceline.serving.security import BodyError, read_json
+from paceline.serving.security import BodyError, json_bodies, read_json
 from tests.timing import assert_grows_with_length_alone
 
 TOO_LARGE = "the number is too large; the largest is about 1.8e308"
@@ -103,7 +103,7 @@ def test_what_is_read(body: bytes, value: object) -> None:
         (lambda count: b'"' + b'\\"' * count, 500_000),
         (lambda count: b"[" + b"[]," * 130 + b'"' + b'\\"' * count, 500_000),
         (lambda count: b'{"a":"' + b"\\ud83d\\ude00" * count + b'"}', 80_000),
-        (lambda count: b"{" + b",".join(b'"%d":1' % number for number in range(count)) + b',"0":1}', 50_000),
+        (lambda count: b"{" + b",".join(b'"%d":1' % number for number in range(count)) + b',"0":1}', 200_000),
     ],
     ids=["quotes", "brackets and quotes", "pairs", "fields"],
 )
@@ -113,6 +113,42 @@ def test_no_body_takes_long(body: Callable[[int], bytes], most: int) -> None:
             read_json(body(count))
 
     assert_grows_with_length_alone(read, most)
+
+
+LARGE = "x" * 100 + "\\n" * 100
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"a":[' + "1,\n" * 30 + "]}", "the body is not JSON: Expecting value (line 31, column 1)"),
+        ('{"a":[' + "1," * 30 + ",1]}", "the body is not JSON: Expecting value (line 1, column 67)"),
+        ('{"a":{' + '"b":[1,2],' * 30 + "}}", 'the body gives the field "b" twice in one object: give it once'),
+        ('{"a":[1,"LARGE"]} {}', "the body is not JSON: Extra data (line 1, column 314)"),
+        ('{"a":"LARGE', "the body is not JSON: Unterminated string starting (line 1, column 6)"),
+        ('{"a":"LARGE\1"}', "the body is not JSON: Invalid control character (line 1, column 307)"),
+        ('{"a":"LARGE\\q"}', "the body is not JSON: Invalid \\escape (line 1, column 307)"),
+        ('{"a":"LARGE\\ud83da"}', f"the body has \\ud83d at line 1, column 307: {UNPAIRED}"),
+        ('{"a":"LARGE","b":1e999}', f"the body has 1e999 at line 1, column 313: {TOO_LARGE}"),
+        ('{"a":[[1,"LARGE"}', "the body is not JSON: Expecting ',' delimiter (line 1, column 312)"),
+        ('"LARGE"', "the body is a JSON string: send an object, such as {}"),
+        ("[" + "1," * 90 + "1]", "the body is a JSON array: send an object, such as {}"),
+        ('{"LARGE":1}', "the name of a field at line 1, column 2 has more than 16 bytes: send a shorter one"),
+        ('{"a":' + " " * 900 + "1}", "the body has 256 characters and more from line 1, column 1 on without a comma or "
+         "a text: send fewer blanks"),
+        ('{"a":[' + "[]," * 60 + "1]}", "the body has more than 50 lists and objects: send fewer"),
+        ('{"a":[' + "1," * 110 + "1]}", "the body has more than 100 values: send fewer"),
+        ('{"a":"\u20acLARGE\udcff"}', "the body is not UTF-8: byte 310 of 312 cannot be read"),
+    ],
+)  # fmt: skip
+def test_refusals_of_bodies_that_are_read_piece_by_piece_have_their_places(
+    body: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PIECE_BYTES": 16, "MOST_UNCUT": 256, "MOST_CONTAINERS": 50, "MOST_VALUES": 100}.items():
+        monkeypatch.setattr(json_bodies, name, value)
+    with pytest.raises(BodyError) as refused:
+        read_json(body.replace("LARGE", LARGE).encode("utf-8", "surrogateescape"))
+    assert str(refused.value) == message
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -127,6 +163,16 @@ JSON = st.recursive(
 @given(st.dictionaries(TEXTS, JSON), st.booleans())
 def test_every_fit_object_is_read_as_it_is(value: dict[str, object], ascii_only: bool) -> None:
     assert read_json(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
+
+
+@given(st.dictionaries(TEXTS, JSON), st.booleans(), st.sampled_from([None, 1]), st.integers(500, 600))
+def test_every_fit_object_is_read_piece_by_piece(
+    value: dict[str, object], ascii_only: bool, indent: int | None, size: int
+) -> None:
+    long = {"a": value, "b": [[value, '\\"é😀\n' * 30], *range(300)], "c": {"d": value, "e": [], "f": [{}]}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_bodies, "PIECE_BYTES", size)
+        assert read_json(json.dumps(long, ensure_ascii=ascii_only, indent=indent).encode()) == long
 
 
 @given(st.binary() | st.text(alphabet='{}[]",:\\ud8NaInfity-+0123456789eE. \n').map(str.encode))

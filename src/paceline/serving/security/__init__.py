@@ -7,12 +7,13 @@ from paceline.serving.security.answer_headers import request_id_of
 from paceline.serving.security.api_keys import ApiKeys, namespace_of
 from paceline.serving.security.assembly import secured, socket_options
 from paceline.serving.security.cors import CorsPolicy
-from paceline.serving.security.json_bodies import BodyError, read_json
+from paceline.serving.security.json_bodies import PIECE_BYTES, BodyError, read_json
 from paceline.serving.security.loopback import open_warning
 from paceline.serving.security.settings import SecuritySettings
 from paceline.serving.security.tls import TlsFiles
 
 __all__ = [
+    "PIECE_BYTES",
     "ApiKeys",
     "BodyError",
     "CorsPolicy",
