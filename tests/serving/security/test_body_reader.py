@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -122,6 +123,49 @@ def test_nothing_is_waited_for_after_the_end_of_a_body() -> None:
     run(lambda: secured(Echo(), SMALL)(http_scope(transfer_encoding="chunked"), receive, sent))
     assert sent.status == 413
     assert not sent[-1]["more_body"]
+
+
+def test_bodies_are_held_within_a_bound_of_all_and_of_each_key() -> None:
+    settings = SecuritySettings(max_body_bytes=1000, keys=ApiKeys(["a", "b"]))
+    going_on = asyncio.Event()
+
+    async def routes(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await going_on.wait()
+        await answer(send, b"{}")
+
+    async def statuses() -> tuple[list[int], list[int], Sent]:
+        app = secured(routes, settings)
+
+        async def sent(key: str, body: bytes, more: bool = False) -> Sent:
+            parts, heard = [body_part(body, more=more)], Sent()
+
+            async def receive() -> Message:
+                if not parts:
+                    await asyncio.Event().wait()
+                return parts.pop()
+
+            await app(http_scope(authorization=f"Bearer {key}"), receive, heard)
+            return heard
+
+        # Half of one has not arrived; all of it that has is held.
+        slow = asyncio.create_task(sent("a", b"," * 400, more=True))
+        first = [asyncio.create_task(sent(key, b"," * 800)) for key in "aab"]
+        while not first[1].done():
+            await asyncio.sleep(0)
+        refused = first.pop(1).result()
+        going_on.set()
+        again = [asyncio.create_task(sent("a", b"," * 900))]
+        done = [(await one).status for one in first], [(await one).status for one in again]
+        slow.cancel()
+        return *done, refused
+
+    first, again, refused = asyncio.run(statuses())
+    assert first == [200, 200]
+    assert again == [200]
+    assert refused.status == 429
+    assert (b"retry-after", b"1") in refused[0]["headers"]
+    assert "of each key half of what others leave" in refused.text
 
 
 # Over a socket

@@ -1,4 +1,4 @@
-"""The layer that reads the body of a request: whole, within its size, within its time.
+"""The layer that reads the body of a request: whole, within its size, within its time, within the memory for bodies.
 
 Every route needs the whole body before it can begin, so the body is read here, and a route gets it in one piece.
 Answers are not touched. Starlette's ``RequestBodyLimitMiddleware`` is not used: it knows no time limit, its answer is a
@@ -8,15 +8,29 @@ plain text, and it ends a request by an exception through the application, which
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.serving.security.api_keys import namespace_of
+from paceline.serving.security.json_bodies import MOST_VALUES
 from paceline.serving.security.refusals import refuse
 from paceline.serving.security.scopes import declared_length
+from paceline.serving.shares import Shares
+
+_BYTES_OF_MEMORY: Final = 4
+"""Bytes of memory that a byte of a body comes to, at most about: it is held as it came, and as texts."""
+_MARK_BYTES: Final = 128
+"""Bytes of memory that a value comes to, at most about, beside those of texts. Commas and brackets tell of values."""
+_HEAVIEST: Final = 3
+"""Heaviest bodies that there is memory for at a time."""
 
 
 class BodyReader:
-    """Hands the application whole bodies only."""
+    """Hands the application whole bodies only.
+
+    What a body comes to in memory is counted as it arrives, and until its request is over.
+    """
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, body_timeout_s: float) -> None:
         """Put the reader in front of an application.
@@ -29,41 +43,59 @@ class BodyReader:
         self._app = app
         self._max_bytes = max_body_bytes
         self._timeout_s = body_timeout_s
+        heaviest = max_body_bytes * _BYTES_OF_MEMORY + min(max_body_bytes, MOST_VALUES) * _MARK_BYTES
+        self._room = Shares(_HEAVIEST * heaviest)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on with its body, or refuse it."""
-        whole = await self._read(scope, receive, send)
-        if whole is not None:
-            await self._app(scope, whole, send)
+        held = _Held(self._room, namespace_of(scope))
+        try:
+            whole = await self._read(scope, receive, send, held)
+            if whole is not None:
+                await self._app(scope, whole, send)
+        finally:
+            held.give_back()
 
-    async def _read(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
+    async def _read(self, scope: Scope, receive: Receive, send: Send, held: _Held) -> Receive | None:
         declared = declared_length(scope)
         if declared is not None and declared > self._max_bytes:
             await self._refuse_size(scope, receive, send, f"the body has {declared} bytes")
             return None
-        body = bytearray()
+        parts: list[bytes] = []
+        size = 0
         try:
             async with asyncio.timeout(self._timeout_s):
-                more = True
-                while more and len(body) <= self._max_bytes:
+                more = has_room = True
+                while more and has_room and size <= self._max_bytes:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
-                    body += message.get("body", b"")
+                    part = message.get("body", b"")
+                    has_room = held.take(part)
+                    parts.append(part)
+                    size += len(part)
                     more = message.get("more_body", False)
         except TimeoutError:
             text = (
-                f"the body did not arrive within {self._timeout_s:g} s, {len(body)} bytes of it did: send it faster, "
+                f"the body did not arrive within {self._timeout_s:g} s, {size} bytes of it did: send it faster, "
                 "or start the server with a longer --timeout"
             )
             # Whoever is this slow is not waited for once more.
             await refuse(scope, receive, send, 408, text, "timeout_error", linger_s=0)
             return None
-        if len(body) > self._max_bytes:
-            rest = receive if more else _nothing
-            await self._refuse_size(scope, rest, send, f"the body has {len(body)} bytes or more")
+        rest = receive if more else _nothing
+        if size > self._max_bytes:
+            await self._refuse_size(scope, rest, send, f"the body has {size} bytes or more")
             return None
-        return _Replay(bytes(body), receive)
+        if not has_room:
+            text = (
+                f"the server holds {self._room.most >> 20} MiB of bodies at most, of each key half of what others "
+                "leave, and this one has no room: send it once others are answered, or start the server with a larger "
+                "--max-body"
+            )
+            await refuse(scope, rest, send, 429, text, "rate_limit_error", headers=[(b"retry-after", b"1")])
+            return None
+        return _Replay(b"".join(parts), receive)
 
     async def _refuse_size(self, scope: Scope, receive: Receive, send: Send, what: str) -> None:
         text = (
@@ -71,6 +103,29 @@ class BodyReader:
             "send less, or start the server with a larger --max-body"
         )
         await refuse(scope, receive, send, 413, text, "invalid_request_error")
+
+
+class _Held:
+    """What the body of one request comes to in memory."""
+
+    def __init__(self, room: Shares, key: str) -> None:
+        self._room, self._key = room, key
+        self._marks = self._held = 0
+
+    def take(self, part: bytes) -> bool:
+        """Return whether there is room for a further part."""
+        # What has more values is not read.
+        marks = min(part.count(b",") + part.count(b"[") + part.count(b"{"), MOST_VALUES - self._marks)
+        more = len(part) * _BYTES_OF_MEMORY + marks * _MARK_BYTES
+        if not self._room.take(self._key, more):
+            return False
+        self._marks += marks
+        self._held += more
+        return True
+
+    def give_back(self) -> None:
+        """Take note that the request is over."""
+        self._room.give_back(self._key, self._held)
 
 
 class _Replay:
