@@ -20,6 +20,7 @@ LATE_S: Final = 30.0
 """Seconds after its end in which a campaign still begins with a kind."""
 
 FILE_KINDS: Final[Mapping[str, tuple[int, Callable[[Path, Path], AbstractAsyncContextManager[Attempt]]]]] = {
+    "headers": (2, files.headers),
     "folders": (2, files.folders),
     "kept": (2, files.kept),
     "killed": (4, commands.killed),

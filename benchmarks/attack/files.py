@@ -11,6 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from tests.models import damaged_gguf
+
 from benchmarks.attack.bodies import NUMBERS, TEXTS
 from benchmarks.attack.loading import Loader
 from benchmarks.attack.tries import AttackError, Attempt
@@ -21,6 +23,23 @@ from paceline.models.embedded import embedded_draft
 LOAD_S: Final = 30.0
 """Longest that a damaged model may take to be refused."""
 
+FIRST_S: Final = 120.0
+"""Longest that a sound one may take first, with all that is imported for it."""
+
+
+@asynccontextmanager
+async def headers(model: Path, folder: Path) -> AsyncIterator[Attempt]:
+    """Damage the header of a GGUF file, and load it."""
+    sound = damaged_gguf.read(embedded_draft())
+    async with Loader.running(folder / "loader.log") as loader:
+
+        async def attempt(rng: Random) -> None:
+            header, what = damaged_gguf.damage(sound, rng.getrandbits(32))
+            with _told(what):
+                await loader.load(header.write(folder / "damaged.gguf"), within_s=LOAD_S)
+
+        yield attempt
+
 
 @asynccontextmanager
 async def folders(model: Path, folder: Path) -> AsyncIterator[Attempt]:
@@ -29,6 +48,8 @@ async def folders(model: Path, folder: Path) -> AsyncIterator[Attempt]:
     gguf_to_folder(embedded_draft(), sound)
     names = sorted(path.name for path in sound.iterdir())
     async with Loader.running(folder / "loader.log") as loader:
+        if await loader.load(sound, within_s=FIRST_S) is None:
+            raise AttackError(f"{sound} is refused with nothing done to it")
 
         async def attempt(rng: Random) -> None:
             shutil.rmtree(damaged, ignore_errors=True)
@@ -48,7 +69,7 @@ async def kept(model: Path, folder: Path) -> AsyncIterator[Attempt]:
     cache, sound = folder / "cache", folder / "sound"
     async with Loader.running(folder / "loader.log", {CACHE_VARIABLE: str(cache / "models")}) as loader:
         for _ in range(2):
-            expected = await loader.load(model, task="plan", within_s=LOAD_S)
+            expected = await loader.load(model, task="plan", within_s=FIRST_S)
         shutil.copytree(cache, sound)
         entries = sorted(path.relative_to(sound) for path in sound.rglob("*.json"))
         if not entries or expected is None:

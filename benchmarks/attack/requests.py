@@ -16,10 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tests.constraints.hostile_sources import hostile_source, hostile_tools
+
 from benchmarks.attack.bodies import Bodies
 from benchmarks.attack.tries import AttackError
 from benchmarks.server_soak.clients import Client, SoakError
 from benchmarks.server_soak.wire import Answer, Connection, ask, post_bytes, request_bytes
+from paceline.constraints import Choice, Gbnf, JsonSchema, Lark, Regex
+from paceline.core.errors import ConstraintError
 
 _HARMLESS: Final = (*range(200, 500), 501, 503)
 _PAUSE_S: Final = 0.01
@@ -280,26 +284,25 @@ def _with_schema(rng: random.Random, number: int) -> dict[str, Any]:
 
 
 async def grammars(target: Target, rng: random.Random) -> None:
-    """Send a grammar, a schema or a pattern whose cost may grow much faster than its size."""
-    size = rng.choice((1, 3, 10, 30, 100, 300))
-    classes = " ".join(["[ab]"] * rng.choice((2, 10)))
-    rules = [f"r{number} ::= r{number + 1} r{number + 1} | [a-c]" for number in range(size)]
-    source = rng.choice(
-        (
-            "root ::= " + " | ".join([f'[ab]* "a" {classes}'] * size),
-            "\n".join(["root ::= r0", *rules, f'r{size} ::= "a"?']),
-            f"root ::= ([a-z]{{0,{size}}} [0-9]*){{0,{size}}}",
-            'root ::= "' + "ab" * size * 30 + '"*',
-            "root ::= " + "(" * size + '"a"' + ")*" * size,
-        )
-    )
-    pattern = rng.choice((f"(a|b)*a(a|b){{{size}}}", f"(a{{1,{size}}}){{1,{size}}}", f"([a-z]+\\d*){{{size}}}"))
-    deep: Any = {"type": "string"}
-    for number in range(min(size, 60)):
-        deep = (
-            {"anyOf": [deep, {"type": "array", "items": deep}, {"enum": [number]}]} if number < 8 else {"items": deep}
-        )
-    constraint = rng.choice(
-        ({"grammar": source}, {"grammar": source}, {"guided_regex": pattern}, {"json_schema": deep})
-    )
-    await target.post("/completion", {"prompt": "a", "n_predict": 4, **constraint})
+    """Send a grammar, a schema or a pattern, or tools, that are made to take long."""
+    if rng.random() < 0.15:
+        tools, message = hostile_tools(rng.getrandbits(32)), {"role": "user", "content": "a"}
+        await target.post("/v1/chat/completions", {"messages": [message], "max_tokens": 4, "tools": tools})
+        return
+    _, make = hostile_source(rng.getrandbits(32))
+    # What cannot be a source at all has been refused where it was made.
+    with contextlib.suppress(ConstraintError):
+        source = make()
+        text = source.text
+        constraint: dict[str, Any] = {_FIELDS[type(source)]: text if isinstance(source, _SPELLED) else json.loads(text)}
+        await target.post("/completion", {"prompt": "a", "n_predict": 4, **constraint})
+
+
+_SPELLED: Final = (Gbnf, Lark, Regex)
+_FIELDS: Final[Mapping[type, str]] = {
+    Gbnf: "grammar",
+    Lark: "guided_grammar",
+    Regex: "guided_regex",
+    Choice: "guided_choice",
+    JsonSchema: "json_schema",
+}

@@ -35,7 +35,7 @@ _ATTACKER, _OTHER = "attacker", "undisturbed"
 _LOOK_S: Final = 0.05
 _DESCRIPTORS: Final = 1024
 _IDLE_S: Final = 15.0
-_IDLE_SHARE: Final = 0.5
+_IDLE_SHARE: Final = 0.05
 """Of a core, beyond which a server that nobody asks is not idle; the undisturbed client rests then, too."""
 
 _FREE_LINES, _LINES_EACH = 200, 3
