@@ -239,6 +239,11 @@ def test_a_unix_socket_and_a_port_at_once(tmp_path: Path) -> None:
             transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=WAIT_S
         ) as client:
             assert client.get("/health").json() == {"status": "ok"}
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(path))
+            asking.sendall(b"GET /props HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            asking.shutdown(socket.SHUT_WR)
+            assert b"".join(iter(lambda: asking.recv(1 << 16), b"")).startswith(b"HTTP/1.1 200 OK\r\n")
         running.signal(signal.SIGTERM)
         assert running.status() == 0
         assert not path.exists()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from enum import IntEnum
-from typing import ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from paceline.serving.error_bodies import error_body
@@ -24,6 +26,35 @@ _LOOSE_LINE: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
 _FRAMING: Final = re.compile(rb"(?i)\n(?:content-length|(transfer-encoding))[ \t]*:([^\r\n]*)")
 """A header that says how long the body is."""
+
+
+_STATUS_LINE: Final = b"HTTP/1.1 "
+"""What every answer begins with."""
+
+_PROBE_S: Final = 0.01
+"""Seconds from the first byte that shows whether a client is still there to the second; five times as many to each
+further one."""
+
+
+class _AheadConnection(h11.Connection):
+    """A connection of which a few bytes may have been sent ahead: the first ones of an answer, or zeros before a chunk.
+
+    Attributes:
+        ahead: bytes of the next output that were sent.
+        is_chunked: whether the answer is sent in chunks.
+    """
+
+    ahead = 0
+    is_chunked = False
+
+    def send(self, event: Any) -> Any:
+        """Return the bytes that an event is sent as, but for those that were."""
+        data = super().send(event)
+        if isinstance(event, h11.Response):
+            self.is_chunked = data is not None and b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
+        if data:
+            data, self.ahead = data[self.ahead :], 0
+        return data
 
 
 class Claim(IntEnum):
@@ -55,6 +86,10 @@ class CarefulProtocol(H11Protocol):
     What a proxy in front may read in another way than h11 is refused: where the two disagree on where a request ends,
     one client's bytes become the beginning of another's request.
 
+    A client that closes its connection for writing only, as ``nc -N`` does, waits for its answer; one that closes it
+    altogether has left. Both say the same: that nothing more will come. Bytes that are sent to the latter are answered
+    by a reset. So a byte is sent that begins the answer in any case, and in a while another one.
+
     h11 bounds what is incomplete: headers that arrive in one piece may be of any size, and in small pieces how large
     they may be depends on the pieces. So the headers are measured here.
     """
@@ -65,8 +100,18 @@ class CarefulProtocol(H11Protocol):
     place: Place
     """Keeps count of the connection."""
 
+    conn: _AheadConnection
+
+    _sends_no_more = False
+    """Whether the client closed the connection for writing."""
+    _probe: asyncio.TimerHandle | None = None
+
     _is_refused = False
     """Whether the connection's last answer is given, and the rest of what the client sends is dropped."""
+
+    def __init__(self, config: uvicorn.Config, *args: Any, **options: Any) -> None:
+        super().__init__(config, *args, **options)
+        self.conn = _AheadConnection(h11.SERVER, config.h11_max_incomplete_event_size or self.max_header_bytes)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a client."""
@@ -80,12 +125,45 @@ class CarefulProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a connection."""
         self.place.leave()
+        self._cancel_probe()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Go on after an answer."""
         self.place.renew()
+        self._cancel_probe()
         super().on_response_complete()
+        if self._sends_no_more and not self._goes_on():
+            self.transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
+        """Hear that nothing more will come; returns whether the client may still read."""
+        # asyncio closes a TLS connection then, whatever is returned.
+        self._sends_no_more = self.scheme == "http"
+        return self._sends_no_more and self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """Return whether a client that sends no more has a whole request to be answered, and see if it is there."""
+        if not self._is_answering or self.cycle.more_body:
+            return False
+        self._send_ahead(_PROBE_S, len(_STATUS_LINE))
+        return True
+
+    def _send_ahead(self, delay_s: float, left: int) -> None:
+        """Send a byte of what comes next in any case, which a client that left answers by a reset."""
+        if self.cycle.response_started:
+            # The length of a chunk may begin with zeros. Nothing is known of an answer without chunks.
+            self.transport.write(b"0" if self.conn.is_chunked and self.scope["method"] != "HEAD" else b"")
+        else:
+            self.transport.write(_STATUS_LINE[self.conn.ahead : self.conn.ahead + 1])
+            self.conn.ahead += 1
+        if left > 1:
+            self._probe = self.loop.call_later(delay_s, self._send_ahead, delay_s * 5, left - 1)
+
+    def _cancel_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+            self._probe = None
 
     @property
     def claim(self) -> Claim:
