@@ -624,6 +624,16 @@ def test_a_token_that_closes_turns_ends_an_answer_where_none_that_is_named_does(
     assert load(folder).vocabulary.end_ids == ({2, token_id} if ends else {2})
 
 
+def test_settings_of_the_tokenizer_that_mean_nothing_change_nothing(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    said = json.loads(path.read_text())
+    # No template, and a token that neither the tokenizer nor the model has.
+    path.write_text(json.dumps({**said, "chat_template": 513, "bos_token": "\0nowhere"}))
+    vocabulary = load(folder).vocabulary
+    assert vocabulary.end_ids == {2}
+    assert max(vocabulary.control_ids) < VOCAB_SIZE
+
+
 @pytest.mark.parametrize(("dtype", "expected"), [("auto", "float32"), ("bfloat16", "bfloat16")])
 def test_the_dtype_is_float32_on_a_cpu_unless_asked_for(folder: Path, dtype: Any, expected: str) -> None:
     build(*ARCHITECTURES["llama"]).to(torch.float16).save_pretrained(folder)
@@ -682,6 +692,15 @@ def _forget_a_layer(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def _end_at_a_word(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
+
+
+def _stretch_by_nothing(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": {"rope_type": "longrope"}}))
+
+
 def _remove_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
@@ -700,6 +719,8 @@ def _remove_tokenizer(folder: Path) -> None:
         (_truncate_weights, "cannot be loaded"),
         (_forget_a_layer, r"lacks \d+ weights .*layers\.2\."),
         (_remove_tokenizer, "cannot be loaded"),
+        (_end_at_a_word, "eos_token_id 'x', and token ids are whole numbers"),
+        (_stretch_by_nothing, "cannot be loaded|entry that is not what it should be"),
     ],
 )
 def test_a_damaged_folder_is_one_clear_line(folder: Path, damage: Callable[[Path], None], message: str) -> None:

@@ -752,6 +752,18 @@ def test_scores_and_merges_by_hand() -> None:
         ({"intermediate_size": 17}, "sizes ask for"),
         ({"num_hidden_layers": 1}, "model.layers.1"),
         ({"num_hidden_layers": 9}, "lacks model.layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers in config.json is 1000000000, .* 1 to 512"),
+        ({"vocab_size": 10**9}, "vocab_size in config.json is 1000000000"),
+        ({"max_position_embeddings": 10**30}, "max_position_embeddings in config.json is 10{30}"),
+        ({"hidden_size": "x" * 5000}, "hidden_size in config.json is of type str"),
+        ({"architectures": 1}, "config.json has an entry that is not what it should be"),
+        ({"layer_types": [[]]}, "config.json has an entry that is not what it should be"),
+        ({"gguf_metadata": "x"}, "config.json has an entry that is not what it should be"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps in config.json is nan"),
+        ({"rope_theta": 1e39}, "not above 0 and at most 1e"),
+        ({"rope_theta": float("inf")}, "not above 0 and at most 1e"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "not above 0 and at most 1e"),
+        ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": float("inf")}}, "not complete"),
     ],
 )
 def test_folders_that_cannot_be_converted(
@@ -762,6 +774,16 @@ def test_folders_that_cannot_be_converted(
         folder_to_gguf(own_folder, tmp_path / "model.gguf")
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("*.gguf*"))
+
+
+def test_a_tokenizer_with_odd_entries_is_one_line(own_folder: Path, tmp_path: Path) -> None:
+    path = own_folder / "tokenizer.json"
+    sound = json.loads(path.read_text())
+    edit_json(own_folder / "tokenizer_config.json", add_bos_token=..., add_eos_token=...)
+    for odd in ({"single": [], "type": "TemplateProcessing"}, {"processors": 1}, [1]):
+        path.write_text(json.dumps({**sound, "post_processor": odd}))
+        with pytest.raises(ModelFileError, match=r"tokenizer\.json has an entry that is not what it should be"):
+            folder_to_gguf(own_folder, tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(
@@ -888,7 +910,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "neither tokenizer.json nor tokenizer.model"),
     "tokenizer cut off": (_truncate("tokenizer.json", 0.5), "tokenizer.json is not valid JSON"),
-    "tokenizer of nothing": (_write("tokenizer.json", b"{}"), "not a valid tokenizer"),
+    "tokenizer of nothing": (_write("tokenizer.json", b"{}"), "an entry that is not what it should be"),
 }
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +17,20 @@ _LFS_POINTER: Final = b"version https://git-lfs"
 """Bytes that a Git LFS pointer begins with."""
 LONGEST_START: Final = len(_LFS_POINTER)
 """Bytes that :func:`no_content` judges a file by."""
+
+_LONGEST_REASON: Final = 200
+"""Characters that are repeated of what is wrong with an entry: it may quote all of it."""
+
+OF_DAMAGED_ENTRIES: Final = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    ArithmeticError,
+    RecursionError,
+    struct.error,
+)
+"""What comes of entries of a file that are not as they should be."""
 
 _NO_FILES: Final = {
     stat.S_IFIFO: "a pipe",
@@ -73,6 +90,25 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelFileError(f"{path} holds a JSON {type(content).__name__}, not an object; fetch it again")
     return content
+
+
+@contextmanager
+def damaged_entries(path: Path) -> Iterator[None]:
+    """Turn what comes of entries that are not as they should be, of whatever kind, into one line.
+
+    Args:
+        path: of the file or folder that has them, for the message.
+
+    Raises:
+        ModelFileError: inside the ``with`` block something came of them.
+    """
+    try:
+        yield
+    except OF_DAMAGED_ENTRIES as error:
+        why = str(error).partition("\n")[0][:_LONGEST_REASON]
+        raise ModelFileError(
+            f"{path} has an entry that is not what it should be ({type(error).__name__}: {why}); fetch it again"
+        ) from error
 
 
 def read_json_if_present(path: Path) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from paceline.core.errors import CapabilityError, ClosedError, EngineError
+from paceline.core.errors import CapabilityError, ClosedError, EngineError, ModelFileError
+from paceline.core.numbers import shown
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.context import choose_context_length
 from paceline.engines.forks import native_threads
@@ -30,6 +32,7 @@ from paceline.engines.torch_hf.masks import AttentionPattern
 from paceline.engines.torch_hf.pool import PoolCache
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
 from paceline.engines.warming import warm_up
+from paceline.models.files import damaged_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,14 +86,15 @@ class TorchHFEngine:
         loaded = loaded_model(config)
         if config.threads is None and loaded.model.device.type == "cpu":
             self._spare_cores = SpareCores(own_threads, cores())
-        self._start(
-            loaded,
-            context_length=config.context_length,
-            context_may_shrink=config.context_may_shrink,
-            max_rows=config.max_rows,
-            max_sequences=config.max_sequences,
-            cells=config.cells,
-        )
+        with damaged_entries(Path(config.path)):
+            self._start(
+                loaded,
+                context_length=config.context_length,
+                context_may_shrink=config.context_may_shrink,
+                max_rows=config.max_rows,
+                max_sequences=config.max_sequences,
+                cells=config.cells,
+            )
 
     @classmethod
     def from_model(
@@ -628,5 +632,11 @@ def _end_ids(model: Any) -> list[int]:
     for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
         end = getattr(config, "eos_token_id", None)
         if end is not None:
-            return end if isinstance(end, list) else [end]
+            ends = end if isinstance(end, list) else [end]
+            if not all(type(token_id) is int for token_id in ends):
+                raise ModelFileError(
+                    f"{model.config.name_or_path} ends answers at eos_token_id {shown(end)}, and token ids are whole "
+                    "numbers; fetch generation_config.json and config.json again"
+                )
+            return ends
     return []

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from paceline.core.errors import CapabilityError, EngineError, ModelFileError
 from paceline.core.extras import missing
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
+from paceline.models.files import damaged_entries
 from paceline.models.gguf_model import read_gguf_model
 from paceline.models.hub.local import shown_name
 from paceline.models.weight_files import check_model_folder, weight_files
@@ -88,7 +89,8 @@ def load_vocabulary(settings: TorchHFConfig) -> TokenizerVocabulary:
     with contextlib.nullcontext() if settings.verbose else _quiet(), _file_errors(Path(settings.path)):
         config = transformers.AutoConfig.from_pretrained(**source)
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source, config=config)
-    return TokenizerVocabulary(tokenizer, size=len(tokenizer))
+    with damaged_entries(Path(settings.path)):
+        return TokenizerVocabulary(tokenizer, size=len(tokenizer))
 
 
 def _source(settings: TorchHFConfig) -> dict[str, Any]:

@@ -83,7 +83,12 @@ class TokenizerVocabulary:
         added = backend.get_added_tokens_decoder()
         self._added: dict[int, bytes] = {token_id: token.content.encode() for token_id, token in added.items()}
         self._control_ids = frozenset(
-            [*(token_id for token_id, token in added.items() if token.special), *tokenizer.all_special_ids]
+            token_id
+            for token_id in [
+                *(token_id for token_id, token in added.items() if token.special),
+                *tokenizer.all_special_ids,
+            ]
+            if token_id < size  # a token that was named and is in no file has the next id
         )
         own_end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self._end_ids = self._with_turn_ends(token_id for token_id in [*end_ids, *own_end] if 0 <= token_id < size)
@@ -177,10 +182,11 @@ class TokenizerVocabulary:
         """Return named end tokens, with the one that closes turns in the chat template where none of them does."""
         ends = frozenset(named)
         template = getattr(self._tokenizer, "chat_template", None)
+        templates = template.values() if isinstance(template, dict) else [template]
         control = {token.decode(): token_id for token_id, token in self._added.items() if token_id in self._control_ids}
         return ends.union(
             unnamed_turn_ends(
-                template.values() if isinstance(template, dict) else [template or ""],
+                [text for text in templates if isinstance(text, str)],
                 {token: token_id for token, token_id in control.items() if token_id < self._size},
                 [token for token, token_id in control.items() if token_id in ends],
             )

@@ -34,7 +34,7 @@ from paceline.models.convert.llama import (
 from paceline.models.convert.safetensors_files import SHARD_BYTES, PlannedTensor, read_tensors, write_tensors
 from paceline.models.convert.tokenizer_json import vocabulary_of_folder, write_tokenizer
 from paceline.models.convert.vocabulary import TokenizerTables, add_vocabulary_to_gguf, vocabulary_of_gguf
-from paceline.models.files import check_new_folder, read_json, write_json
+from paceline.models.files import check_new_folder, damaged_entries, read_json, write_json
 from paceline.models.llama import ARCHITECTURE, ROPE_DIVISORS, LlamaFile, check_tensors
 from paceline.models.weight_files import check_model_folder
 from paceline.output import check_parent, check_room, whole_file, whole_folder
@@ -156,7 +156,9 @@ def folder_to_gguf(
     check_parent(destination)
     check_model_folder(folder)
     config = read_json(folder / "config.json")
-    settings = settings_of_config(config, str(folder))
+    with damaged_entries(folder / "config.json"):
+        settings = settings_of_config(config, str(folder))
+        carried = {key: str(value) for key, value in (config.get("gguf_metadata") or {}).items()}
     vocabulary = vocabulary_of_folder(folder, config, settings.shape.vocab_size)
     ends = name_ends(vocabulary, str(folder))
     weights = {weight.gguf_name: weight for weight in settings.weights()}
@@ -172,7 +174,6 @@ def folder_to_gguf(
     progress = _Progress(sum(sizes.values()), report)
     check_room(destination, progress.total + _text_bytes(vocabulary))
 
-    carried = config.get("gguf_metadata") or {}
     writer_of = {
         "name": name or carried.get("name") or folder.absolute().name,
         "description": description or carried.get("description"),

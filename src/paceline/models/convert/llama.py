@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 
 from paceline.core.errors import InputError, ModelFileError
+from paceline.core.numbers import shown
 from paceline.models.convert.rope import (
     LinearScaling,
     Llama3Scaling,
@@ -17,6 +18,7 @@ from paceline.models.convert.rope import (
     recover_llama3,
     rope_of_config,
 )
+from paceline.models.gguf_checks import LARGEST_VOCABULARY, MOST_LAYERS
 from paceline.models.llama import EMBEDDINGS, OUTPUT, OUTPUT_NORM, ROPE_DIVISORS, LlamaFile, LlamaShape
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ _HF_LAYER_NAMES: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+
+_LARGEST_SIZE: Final = 2**31 - 1
+"""Most of anything that GGUF counts of a model."""
 
 _REFUSED_KEYS: Final = (
     "attention.scale",
@@ -179,7 +184,7 @@ def settings_of_config(config: dict[str, Any], name: str) -> LlamaSettings:
     }
     for key, given in refused.items():
         if given:
-            raise InputError(f"{name} sets {key} to {config[key]!r}, which llama.cpp's llama cannot have")
+            raise InputError(f"{name} sets {key} to {shown(config[key])}, which llama.cpp's llama cannot have")
     context_length = _size(config, "max_position_embeddings", name)
     if architectures[0] == "MistralForCausalLM":
         window = config.get("sliding_window", 4096)  # what transformers takes where nothing is said
@@ -187,13 +192,13 @@ def settings_of_config(config: dict[str, Any], name: str) -> LlamaSettings:
             raise InputError(f"{name} has a sliding window of {window} tokens, which llama.cpp's llama cannot have")
     width, heads = _size(config, "hidden_size", name), _size(config, "num_attention_heads", name)
     shape = LlamaShape(
-        layers=_size(config, "num_hidden_layers", name),
+        layers=_size(config, "num_hidden_layers", name, most=MOST_LAYERS),
         width=width,
         feed_forward=_size(config, "intermediate_size", name),
         heads=heads,
         kv_heads=_size(config, "num_key_value_heads", name, heads),
         head_size=_size(config, "head_dim", name, width // heads),
-        vocab_size=_size(config, "vocab_size", name),
+        vocab_size=_size(config, "vocab_size", name, most=LARGEST_VOCABULARY),
         tied=bool(config.get("tie_word_embeddings", False)),
     )
     if shape.heads % shape.kv_heads or shape.head_size % 2:
@@ -204,19 +209,21 @@ def settings_of_config(config: dict[str, Any], name: str) -> LlamaSettings:
     return LlamaSettings(shape, context_length, _epsilon(config, name), rope_of_config(config, name))
 
 
-def _size(config: dict[str, Any], key: str, name: str, default: int | None = None) -> int:
+def _size(config: dict[str, Any], key: str, name: str, default: int | None = None, *, most: int = _LARGEST_SIZE) -> int:
     value = config.get(key)
     if value is None and default is not None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelFileError(f"{name}: {key} in config.json is {value!r}, and must be a whole number above 0")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ModelFileError(
+            f"{name}: {key} in config.json is {shown(value)}, and must be a whole number from 1 to {most}"
+        )
     return value
 
 
 def _epsilon(config: dict[str, Any], name: str) -> float:
     value = config.get("rms_norm_eps", 1e-6)
     if not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ModelFileError(f"{name}: rms_norm_eps in config.json is {value!r}, and must be a small number")
+        raise ModelFileError(f"{name}: rms_norm_eps in config.json is {shown(value)}, and must be a small number")
     return float(value)
 
 

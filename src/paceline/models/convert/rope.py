@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.errors import InputError
+from paceline.core.numbers import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _STANDARD: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What every Llama 3.1 and 3.2 has; tried before anything is fitted."""
+
+_LARGEST: Final = 1e30
+"""Largest base or factor, well within GGUF's float32."""
 
 _TOLERANCE: Final = 1e-5
 """Relative: files by other converters have computed the divisors in float32."""
@@ -75,26 +79,36 @@ def rope_of_config(config: dict[str, Any], name: str) -> Rope:
     settings |= config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = settings.get("rope_type", settings.get("type", "default"))
     try:
-        theta = float(settings["rope_theta"])
+        theta = _in_range(settings["rope_theta"])
         if settings.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) not in (None, 1, 1.0):
             raise InputError(f"{name}: rotary embeddings on a part of each head cannot be converted")
         if kind in ("default", None):
             return Rope(theta)
         if kind == "linear":
-            return Rope(theta, LinearScaling(float(settings["factor"])))
+            return Rope(theta, LinearScaling(_in_range(settings["factor"])))
         if kind == "llama3":
             scaling = Llama3Scaling(
-                float(settings["factor"]),
-                float(settings["low_freq_factor"]),
-                float(settings["high_freq_factor"]),
+                _in_range(settings["factor"]),
+                _in_range(settings["low_freq_factor"]),
+                _in_range(settings["high_freq_factor"]),
                 int(settings["original_max_position_embeddings"]),
             )
             if not scaling.high_freq_factor > scaling.low_freq_factor > 0 or scaling.factor < 1:
                 raise InputError(f"{name}: the llama3 rope scaling {settings} is out of range")
             return Rope(theta, scaling)
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{name}: the rope scaling {settings} is not complete for its type {kind!r}") from None
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise InputError(
+            f"{name}: the rope scaling {shown(settings)} is not complete for its type {shown(kind)}, or has a number "
+            f"that is not above 0 and at most {_LARGEST:.1g}"
+        ) from None
     raise InputError(f"{name} scales rope by {kind!r}; default, linear and llama3 can be converted")
+
+
+def _in_range(value: Any) -> float:
+    number = float(value)
+    if not 0 < number <= _LARGEST:  # NaN is not either
+        raise ValueError
+    return number
 
 
 def config_of_rope(rope: Rope) -> dict[str, Any]:

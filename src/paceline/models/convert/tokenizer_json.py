@@ -13,7 +13,7 @@ from paceline.models.convert.merges import merges_of_scores, scores_of_merges
 from paceline.models.convert.pretokenizers import pre_tokenizer_of_json
 from paceline.models.convert.sentencepiece_model import read_sentencepiece
 from paceline.models.convert.vocabulary import BYTE_TOKENS, PADDING_SCORE, ChatTemplate, TokenizerTables
-from paceline.models.files import read_json, read_json_if_present, read_text, write_json
+from paceline.models.files import damaged_entries, read_json, read_json_if_present, read_text, write_json
 from paceline.vocabularies.turns import unnamed_turn_ends
 
 if TYPE_CHECKING:
@@ -169,15 +169,13 @@ def vocabulary_of_folder(folder: Path, config: dict[str, Any], vocab_size: int) 
             f"{folder} has neither tokenizer.json nor tokenizer.model; load its tokenizer in transformers and "
             "save_pretrained it"
         )
-    try:
+    with damaged_entries(path):
         if path.suffix == ".json":
             vocabulary = _vocabulary(path, read_json(path), folder, config, vocab_size)
         else:
             vocabulary = _sentencepiece_vocabulary(path, folder, config, vocab_size)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ModelFileError(f"{path} is not a valid tokenizer ({error!r}); fetch it again") from None
-    vocabulary = _with_turn_ends(vocabulary)
-    vocabulary.check(str(path))
+        vocabulary = _with_turn_ends(vocabulary)
+        vocabulary.check(str(path))
     return vocabulary
 
 
