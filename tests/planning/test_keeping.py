@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import pytest
 
 from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
+from paceline.pairs.answers import _read as read_answers
+from paceline.planning.auto.learned import DrafterState, Learned
+from paceline.planning.costs.attention import _read as read_attention
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
-from paceline.planning.keeping import PairKey, entry_path, load_entry, pair_key, store_entry
+from paceline.planning.keeping import PairKey, Shelf, entry_path, load_entry, pair_key, store_entry
 from tests.planning.helpers import engine_of
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -72,6 +76,11 @@ def without(name: str) -> Callable[[Any], Any]:
         spoiled(lambda entry: {**entry, "data": {**entry["data"], "version": 0}}),
         spoiled(lambda entry: {**entry, "data": {**entry["data"], "target": None}}),
         spoiled(lambda entry: {**entry, "data": {**entry["data"], "sampling_row_s": float("nan")}}),
+        spoiled(lambda entry: {**entry, "data": {**entry["data"], "sampling_row_s": float("inf")}}),
+        spoiled(lambda entry: {**entry, "data": {**entry["data"], "target": ["x"]}}),
+        lambda path: path.write_text(path.read_text().replace("1e-05", "1e999")),
+        lambda path: path.write_text(path.read_text().replace("1e-05", "9" * 5000)),
+        lambda path: os.truncate(path, 1 << 27),  # with nothing written it takes no room
     ],
 )
 def test_a_spoiled_entry_is_neither_trusted_nor_fatal(spoil: Callable[[Path], None]) -> None:
@@ -84,6 +93,50 @@ def test_a_spoiled_entry_is_neither_trusted_nor_fatal(spoil: Callable[[Path], No
         assert stored is None
     else:
         assert load() == profile_of(4.0)
+
+
+ENTRIES: dict[Shelf, tuple[dict[str, Any], Callable[[Any], Any]]] = {
+    "profiles": (profile_of(3.0).to_json(), CostProfile.from_json),
+    "learned": (Learned({"suffix": DrafterState.new("suffix", is_model=False)}).to_json(), Learned.from_json),
+    "attention": ({"version": 2, "fused": True}, read_attention),
+    "answers": (
+        {"0": {"max_tokens": 2, "token_ids": [1, 2], "finish_reason": None, "places": [[[1], [1.0]], [[2], [0.5]]]}},
+        read_answers,
+    ),
+}
+ODD = ("null", "true", "-1", "0", "9" * 400, "1e999", "Infinity", "-Infinity", "NaN", '"x"', "[]", "{}", "[[]]", "[{}]")
+
+
+def places_in(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every entry of a tree, as what holds it and where."""
+    for key in list(data) if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ():
+        yield data, key
+        yield from places_in(data[key])
+
+
+@pytest.mark.parametrize("shelf", ENTRIES)
+def test_nothing_that_is_kept_is_fatal_whatever_it_says(shelf: Shelf) -> None:
+    sound, read = ENTRIES[shelf]
+    path = store_entry(shelf, KEY, sound)
+    assert path is not None
+    assert load_entry(shelf, KEY, read) is not None
+    entry = json.loads(path.read_text())
+    tried = 0
+    for holder, key in places_in(entry):
+        was, holder[key] = holder[key], "the odd one"
+        text = json.dumps(entry)
+        for odd in ODD:
+            path.write_text(text.replace('"the odd one"', odd))
+            load_entry(shelf, KEY, read)
+            tried += 1
+        holder[key] = was
+    assert tried >= 5 * len(ODD)
+    path.write_text(json.dumps(entry))
+    assert load_entry(shelf, KEY, read) is not None
+
+
+def test_figures_that_are_infinite_are_not_kept() -> None:
+    assert store_entry("profiles", KEY, {"figure": float("inf")}) is None
 
 
 def test_a_folder_that_cannot_be_written_is_not_fatal(tmp_path: Path) -> None:

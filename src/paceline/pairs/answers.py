@@ -34,6 +34,7 @@ from paceline.planning.policies.fixed import NO_SPECULATION
 
 _VERSION: Final = 1
 """Raised whenever answers are written or kept in another way."""
+_LARGEST_ID: Final = 2**31 - 1
 _DIGITS: Final = 7
 """Decimals of the probabilities that are kept."""
 
@@ -244,6 +245,8 @@ def _read(data: Any) -> dict[str, _Kept]:
         )
         if not len(token_ids) == len(places) or any(ids.shape != probs.shape or ids.ndim != 1 for ids, probs in places):
             raise ValueError(f"{len(token_ids)} tokens drawn at {len(places)} places")
+        if min(token_ids, default=0) < 0 or max(token_ids, default=0) > _LARGEST_ID:
+            raise ValueError("a token that no vocabulary has")
         found[name] = _Kept(int(kept["max_tokens"]), token_ids, reason, places)
     return found
 

@@ -11,12 +11,13 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import math
 import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from paceline.core.errors import InputError
 from paceline.engines.base import Engine
@@ -24,11 +25,15 @@ from paceline.engines.loading import EngineName, ModelOptions, engine_for
 from paceline.engines.threads import usable_cores
 from paceline.machine import processor
 from paceline.models.cache import models_folder
+from paceline.models.files import OF_DAMAGED_ENTRIES, read_text
 from paceline.models.fingerprints import fingerprint
 from paceline.output import whole_file
 
 Shelf: TypeAlias = Literal["profiles", "learned", "attention", "answers"]
 """What kind of entry, and the folder they lie in."""
+
+_MOST_BYTES: Final = 64 << 20
+"""Bytes of an entry that are read; the longest there are, of answers, take some MiB."""
 
 _T = TypeVar("_T")
 
@@ -100,16 +105,27 @@ def load_entry(shelf: Shelf, key: PairKey, read: Callable[[Any], _T]) -> _T | No
     Args:
         shelf: what kind of entry.
         key: of whom.
-        read: makes what is wanted of the plain data; raises ``InputError``, or what comes of data that are not as they
-            should be: ``ValueError``, ``KeyError``, ``TypeError``.
+        read: makes what is wanted of the plain data; raises ``InputError``, or whatever comes of data that are not as
+            they should be.
     """
     try:
-        entry = json.loads(entry_path(shelf, key).read_text(encoding="utf-8"))
+        path = entry_path(shelf, key)
+        if path.stat().st_size > _MOST_BYTES:
+            return None
+        entry = json.loads(read_text(path), parse_float=_finite, parse_constant=_finite)
         if entry["key"] != json.loads(_canonical(key.facts)):
             return None
         return read(entry["data"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, InputError):
+    except (OSError, InputError, *OF_DAMAGED_ENTRIES):
         return None
+
+
+def _finite(spelling: str) -> float:
+    """Read a number of an entry: none that is kept is infinite, and of one that is everything may come."""
+    number = float(spelling)
+    if not math.isfinite(number):
+        raise ValueError(f"{spelling} is kept")
+    return number
 
 
 def store_entry(shelf: Shelf, key: PairKey, data: dict[str, Any]) -> Path | None:
@@ -122,8 +138,9 @@ def store_entry(shelf: Shelf, key: PairKey, data: dict[str, Any]) -> Path | None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as partial:
-            partial.write_text(json.dumps(entry, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    except (OSError, InputError):
+            text = json.dumps(entry, ensure_ascii=False, indent=1, allow_nan=False)
+            partial.write_text(text + "\n", encoding="utf-8")
+    except (OSError, InputError, ValueError):  # where a figure is infinite, it would not be read again
         return None
     return path
 
