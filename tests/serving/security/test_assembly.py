@@ -281,6 +281,33 @@ def test_what_a_proxy_may_read_in_another_way_is_refused(headers: str, said: str
     assert not routes.scopes
 
 
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        b"0\r\n\nGET /hidden HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"0\r\nX: a\nY: b\r\n\r\n",
+        b"0\r\nX: a\r\n b\r\n\r\n",
+        b"0\r\nX: a\r\n\nGET /hidden HTTP/1.1\r\n\r\n",
+        b"1;\rx\r\nx\r\n0\r\n\r\n",
+        b"1;\nx\r\nx\r\n0\r\n\r\n",
+        b"1\nx\r\n0\r\n\r\n",
+        b"1\r\nx\n0\r\n\r\n",
+    ],
+)
+def test_chunks_that_a_proxy_may_read_in_another_way_are_refused(chunks: bytes) -> None:
+    routes, head = Echo(), ("POST / HTTP/1.1", "host: localhost", "transfer-encoding: chunked", "")
+    with serving(routes, SecuritySettings()) as port:
+        with Socket(port) as client:
+            client.send(*head, body=chunks)
+            assert client.line() == "HTTP/1.1 400 Bad Request"
+            assert "HTTP/1.1" not in client.rest()
+        assert not routes.scopes
+        with Socket(port) as client:
+            client.send(*head, body=b"1;x=y\r\nx\r\n0\r\nA: b\r\nC: d\r\n\r\n")
+            assert client.line() == "HTTP/1.1 200 OK"
+    assert routes.bodies == [b"x"]
+
+
 def test_chunks_are_of_http_1_1() -> None:
     routes = Echo()
     with serving(routes, SecuritySettings()) as port:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 import h11
 import uvicorn
+from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from paceline.serving.error_bodies import error_body
@@ -36,8 +37,26 @@ _PROBE_S: Final = 0.01
 further one."""
 
 
-class _AheadConnection(h11.Connection):
-    """A connection of which a few bytes may have been sent ahead: the first ones of an answer, or zeros before a chunk.
+class _StrictLines(ReceiveBuffer):
+    """What came of a connection, of which lines end in one way only: those of headers, chunks and trailers."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines up to an empty one, once that is there."""
+        end = None if self._data.startswith(b"\r\n") else _HEAD_END.search(self._data)
+        if self._data.startswith(b"\n") or (end and _LOOSE_LINE.search(self._data, 0, end.end())):
+            raise h11.LocalProtocolError("a line ends without \\r\\n, or goes on in the next line")
+        return super().maybe_extract_lines()
+
+    def maybe_extract_next_line(self) -> bytearray | None:
+        """Return the line of a chunk's length, once it is there."""
+        line = super().maybe_extract_next_line()
+        if line is not None and b"\r" in line[:-2]:
+            raise h11.LocalProtocolError("a line has a \\r within it")
+        return line
+
+
+class _CarefulConnection(h11.Connection):
+    """A connection that is read strictly, and may have sent a few bytes ahead: of an answer, or zeros before a chunk.
 
     Attributes:
         ahead: bytes of the next output that were sent.
@@ -46,6 +65,10 @@ class _AheadConnection(h11.Connection):
 
     ahead = 0
     is_chunked = False
+
+    def __init__(self, max_header_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_header_bytes)
+        self._receive_buffer = _StrictLines()
 
     def send(self, event: Any) -> Any:
         """Return the bytes that an event is sent as, but for those that were."""
@@ -100,7 +123,7 @@ class CarefulProtocol(H11Protocol):
     place: Place
     """Keeps count of the connection."""
 
-    conn: _AheadConnection
+    conn: _CarefulConnection
 
     _sends_no_more = False
     """Whether the client closed the connection for writing."""
@@ -111,7 +134,7 @@ class CarefulProtocol(H11Protocol):
 
     def __init__(self, config: uvicorn.Config, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)
-        self.conn = _AheadConnection(h11.SERVER, config.h11_max_incomplete_event_size or self.max_header_bytes)
+        self.conn = _CarefulConnection(self.max_header_bytes)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a client."""
