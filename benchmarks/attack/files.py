@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from tests.models import damaged_gguf
+from tests.models import damaged_folder, damaged_gguf
 
 from benchmarks.attack.bodies import NUMBERS, TEXTS
 from benchmarks.attack.loading import Loader
@@ -43,21 +43,17 @@ async def headers(model: Path, folder: Path) -> AsyncIterator[Attempt]:
 
 @asynccontextmanager
 async def folders(model: Path, folder: Path) -> AsyncIterator[Attempt]:
-    """Damage a file of a Hugging Face folder, and load or convert it."""
+    """Damage a Hugging Face folder, and load or convert it."""
     sound, damaged = folder / "sound", folder / "damaged"
     gguf_to_folder(embedded_draft(), sound)
-    names = sorted(path.name for path in sound.iterdir())
     async with Loader.running(folder / "loader.log") as loader:
         if await loader.load(sound, within_s=FIRST_S) is None:
             raise AttackError(f"{sound} is refused with nothing done to it")
 
         async def attempt(rng: Random) -> None:
-            shutil.rmtree(damaged, ignore_errors=True)
-            shutil.copytree(sound, damaged)
-            path = damaged / rng.choice((*names, "config.json", "config.json", "tokenizer.json"))
-            what = _damage_safetensors(path, rng) if path.suffix == ".safetensors" else _damage_file(path, rng)
-            task = rng.choice(("answer", "convert"))
-            with _told(f"{path.name}: {what}, {task}"):
+            damaged_folder.copy(sound, damaged)
+            what, task = damaged_folder.damage(damaged, rng.getrandbits(32)), rng.choice(("answer", "convert"))
+            with _told(f"{what}, {task}"):
                 await loader.load(damaged, task=task, within_s=LOAD_S)
 
         yield attempt
@@ -123,20 +119,6 @@ def _damage_bytes(content: bytes, rng: Random) -> tuple[str, bytes]:
             ("nested", b"[" * 100_000),
         )
     )
-
-
-def _damage_safetensors(path: Path, rng: Random) -> str:
-    content = path.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    if rng.random() < 0.3:
-        what, content = _damage_bytes(content, rng)
-        path.write_bytes(content)
-        return what
-    what, header = damage_json(json.loads(content[8:end]), rng)
-    text = json.dumps(header).encode()
-    length = rng.choice((len(text), len(text), len(text), 0, 1 << 40, len(content), (1 << 64) - 1))
-    path.write_bytes(length.to_bytes(8, "little") + text + content[end:])
-    return f"{what}, a header of {length}"
 
 
 _ODD: Final[Sequence[Callable[[Any], Any]]] = (
