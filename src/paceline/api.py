@@ -726,7 +726,7 @@ def _open(
         if most_branches is not None:
             branches = min(most_branches * target_options.max_sequences, MAX_BRANCHES)
             target_options = dataclasses.replace(target_options, branches=branches)
-    # Exact arithmetic is that of places in the cache which a request has by itself.
+    # Exact arithmetic is that of chunks which a request reads by itself.
     kept_bytes = 0 if target_options.exact else kept_bytes
     # Whoever names drafters counts on them.
     opened = open_pair(target_options, asked, may_go_without=drafters is None, kept_bytes=kept_bytes, report=report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,6 +135,59 @@ def test_drafts_leave_the_text_as_it_was(temperature: float) -> None:
             )
             assert drafted.token_ids == plain.token_ids
             assert drafted.stats.num_drafted > drafted.stats.num_accepted > 0
+
+
+def test_requests_side_by_side_say_what_each_says_alone_to_the_last_bit() -> None:
+    """Each in a cache of its own, and in passes of its own; shared ones rounded some rows otherwise."""
+    open_exact().close()
+    asked = [
+        (
+            "def add(a, b):\n    return a + b\n\n" * (40 if number == 3 else number % 3) + f"def f{number}(x):",
+            paceline.GenerateOptions(
+                max_tokens=20 + 17 * (number % 4), temperature=0.8, seed=number, ignore_end=True, logprobs=1
+            ),
+        )
+        for number in range(8)
+    ]
+
+    def said(max_sequences: int) -> list[tuple[Sequence[int], Sequence[float]]]:
+        settings = dataclasses.replace(SETTINGS, max_sequences=max_sequences)
+        with paceline.load(settings, drafters=["suffix", "lookup"], policy=FixedPolicy(5), remember=False) as model:
+            streams = [model.stream(prompt, **options) for prompt, options in asked]
+            answers = [stream.result() for stream in streams]
+        assert sum(answer.stats.num_accepted for answer in answers) > 0
+        return [(answer.token_ids, [each.logprob for each in answer.logprobs]) for answer in answers]
+
+    assert said(max_sequences=3) == said(max_sequences=1)
+
+
+def test_what_was_forked_is_there_at_once() -> None:
+    """llama.cpp copies from one cache to another in the next pass; what was saved before it was of nothing."""
+    open_exact().close()
+    engine = open_engine(dataclasses.replace(SETTINGS, max_sequences=4))
+    try:
+        assert not engine.capabilities.shares_passes
+        token_ids = engine.vocabulary.tokenize(Path(paceline.__file__).read_text(encoding="utf-8"))[:60]
+        sequence = engine.open()
+        engine.forward([Step(sequence, token_ids[:50], range(COMMITTED_END, 49), [])])
+        engine.commit(sequence, range(50))
+        fork = engine.fork(sequence)
+        restored = engine.restore(engine.save(fork))
+        for start in range(50, 60, 2):
+            rows = []
+            for handle in (sequence, fork, restored):
+                output = engine.forward([Step(handle, token_ids[start : start + 2], range(COMMITTED_END, 1), range(2))])
+                rows.append([output.logits(0, row).copy() for row in range(2)])
+                engine.commit(handle, range(2))
+            np.testing.assert_array_equal(rows[0], rows[1])
+            np.testing.assert_array_equal(rows[0], rows[2])
+    finally:
+        engine.close()
+
+
+def test_a_cache_that_requests_share_is_refused() -> None:
+    with pytest.raises(InputError, match="need a cache for each, so they cannot share 2048 cells"):
+        open_engine(dataclasses.replace(SETTINGS, max_sequences=2, cells=2048))
 
 
 def test_a_model_whose_kernels_differ_is_refused(tmp_path: Path) -> None:

@@ -784,6 +784,38 @@ class TestNobodyWaitsForEver:
             DecodingLoop(counting_engine(), [], NO_SPECULATION, **limits)
 
 
+class TestPassesOfTheirOwn:
+    def test_requests_take_turns_at_passes(self) -> None:
+        engine = counting_engine(shares_passes=False, max_rows=8)
+        loop = counting_loop(engine)
+        first, second = (loop.add([start], GREEDY, StopRules(4)) for start in (0, 5))
+        loop.step()
+        loop.step()
+        third = loop.add([9] * 12, GREEDY, StopRules(2))
+        drain(loop)
+        order = [[0], [5], [9] * 8, [1], [6], [9] * 4, [2], [7], [0], [3], [8]]
+        assert [[list(step.token_ids) for step in steps] for steps in engine.passes] == [[rows] for rows in order]
+        assert [request.output_ids for request in (first, second, third)] == [[1, 2, 3, 4], [6, 7, 8, 9], [0, 1]]
+
+    def test_drafts_are_grown_for_the_one_whose_pass_it_is(self) -> None:
+        engine = counting_engine(shares_passes=False)
+        drafter = ForcedDrafter(lambda request: [[(request.token_ids[-1] + k) % 10 for k in range(1, 4)]])
+        loop = counting_loop(engine, [drafter], FixedPolicy(3))
+        requests = [loop.add([start], GREEDY, StopRules(9)) for start in (0, 5)]
+        drain(loop)
+        assert [len(steps[0].token_ids) for steps in engine.passes] == [1, 1, 4, 4, 4, 4]
+        assert all(request.stats.rounds == 2 for request in requests)
+
+    def test_the_wait_for_others_is_part_of_the_time(self) -> None:
+        engine = counting_engine(shares_passes=False, cost=lambda rows, context: 1.0)
+        loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock)
+        requests = [loop.add([start], GREEDY, StopRules(5)) for start in (0, 5)]
+        drain(loop)
+        for request in requests:
+            stats = request.stats
+            assert stats.decode_s == stats.phases.total_s == stats.arrivals_s[-1] - stats.arrivals_s[0] == 8.0
+
+
 class TestTurns:
     """Clients take turns; the requests of one of them keep their order."""
 

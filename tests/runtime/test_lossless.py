@@ -101,6 +101,11 @@ class Setup:
         """Rows that its target can take back, where it has no trees: as a recurrent model, or any number."""
         return None if self.trees else random.Random(self.seed).choice((16, None, 8, 3))
 
+    @property
+    def shares_passes(self) -> bool:
+        """Whether several requests are in one pass of its target."""
+        return self.seed % 6 > 0
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -141,6 +146,7 @@ class Tally:
         self.bounded = 0
         self.plain = 0
         self.own_policy = 0
+        self.apart = 0
 
 
 @pytest.fixture(scope="module")
@@ -471,6 +477,7 @@ def assert_equals_plain(
         trees=setup.trees,
         max_rollback=setup.max_rollback,
         cells=cells,
+        shares_passes=setup.shares_passes,
     )
     make_draft = functools.partial(draft_model, scene, setup, rng, model, vocabulary)
     drafters = list(build_drafters(scene, setup, rng, model, plain, make_draft))
@@ -529,6 +536,7 @@ def assert_equals_plain(
             assert answer.logprobs == expected.logprobs
             tally.finished += 1
             tally.partial += policy.partial[answer.request.id] > 0
+            tally.apart += not setup.shares_passes
             tally.bounded += policy.partial[answer.request.id] > 0 and setup.max_rollback is not None
             tally.reasons[str(answer.finish_reason)] += 1
     assert policy.active == set(), "the policy was not told of every end"
@@ -580,7 +588,7 @@ def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.F
         f"{tally.bounded} of these on targets that take back rows of one pass alone, ended by {dict(tally.reasons)}; "
         f"cut short {dict(tally.cut_short)}; {tally.num_refused_passes} passes refused, {tally.preemptions} requests "
         f"preempted, {tally.plain} plain beside others, {tally.own_policy} that accepted drafts by a policy of their "
-        f"own; drafts did not read {tally.reused_tokens} tokens again"
+        f"own, {tally.apart} in passes of their own; drafts did not read {tally.reused_tokens} tokens again"
     )
     request.config.stash[SUMMARY_LINES].append(line)
     assert tally.partial >= LEAST_PARTIAL_CASES, line
@@ -590,5 +598,6 @@ def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.F
     assert tally.plain > 0
     assert tally.own_policy >= LEAST_OWN_POLICIES
     assert tally.bounded > tally.partial / 10
+    assert tally.apart > tally.finished / 12
     assert set(tally.cut_short) == {"cancelled"}
     assert {"stop", "end", "length", "context"} <= set(tally.reasons)

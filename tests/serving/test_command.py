@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,9 +20,14 @@ import pytest
 import typer.main
 
 from paceline.cli.main import app, main
+from paceline.cli.options import ModelChoice
+from paceline.cli.serve import _sized
+from paceline.cli.setup import FoundModels
+from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.embedded import embedded_target
 from paceline.serving.hosting import ModelHost, NotReadyError, ServedModel
 from paceline.serving.llama_flags import FOREIGN, remarks_on
+from paceline.serving.settings import ServerOptions
 from tests import tiers
 from tests.serving.hosted import events_of, hosted, scripted
 from tests.serving.processes import UNMEASURED, served
@@ -370,6 +376,10 @@ LOADING = """
 import sys
 import paceline.cli.serve as command
 from paceline.cli.main import app, main
+from paceline.cli.options import ModelChoice
+from paceline.cli.serve import _sized
+from paceline.cli.setup import FoundModels
+from paceline.engines.loading import DraftOptions, ModelOptions
 
 def load(*arguments, report, **options):
     print("measuring", file=sys.stderr, flush=True)
@@ -390,3 +400,23 @@ def test_a_signal_while_costs_are_measured_gives_that_up() -> None:
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=WAIT_S)
     assert (process.returncode, said) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("exact", "number", "unified", "sized"),
+    [
+        (False, 1, None, (4, 512, 512)),
+        (True, 1, None, (1, 512, None)),
+        (True, 2, None, (2, 256, None)),
+        (True, 2, True, (2, 512, 512)),
+    ],
+)
+def test_exact_texts_have_room_of_their_own(
+    exact: bool, number: int, unified: bool | None, sized: tuple[Any, ...]
+) -> None:
+    """Unless it is to be shared, which the engine refuses."""
+    context: Any = SimpleNamespace(get_parameter_source=lambda name: None)
+    target = ModelOptions(embedded_target(), context_length=512, exact=exact)
+    models = ModelChoice(None, ModelOptions("", max_sequences=number), False, DraftOptions())
+    found = _sized(context, FoundModels(target, None), models, ServerOptions(kv_unified=unified)).target
+    assert (found.max_sequences, found.context_length, found.cells) == sized

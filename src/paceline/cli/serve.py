@@ -218,12 +218,12 @@ def _sized(context: typer.Context, found: FoundModels, models: ModelChoice, opti
     """Return the models with the room that requests have, as llama-server deals it out.
 
     ``-c`` is the room of all requests together. Each has an equal part of it, or with ``--kv-unified`` whatever the
-    others leave.
+    others leave. Exact texts need rooms that are parted, so that without ``-np`` one request has all of it.
     """
     target = found.target
     by_number = is_given(context, "max_sequences") or models.settings.max_sequences != 1
-    parallel = models.settings.max_sequences if by_number else DEFAULT_PARALLEL
-    unified = options.kv_unified if options.kv_unified is not None else not by_number
+    parallel = models.settings.max_sequences if by_number else 1 if target.exact else DEFAULT_PARALLEL
+    unified = options.kv_unified if options.kv_unified is not None else not (by_number or target.exact)
     total = target.context_length
     if total is None:
         # As elsewhere: the model's own, each its own room.

@@ -65,6 +65,8 @@ class EngineCapabilities:
         logit_tolerance: difference that is put down to rounding, for these weights, without measuring it: between
             logits of the same row in passes of different width and at other places in the cache. What is more has to
             be measured (docs/architecture.md, "Numerics").
+        shares_passes: whether rows of several sequences may share a pass; else they are rounded otherwise than by
+            themselves, which nobody wants who loaded the model for exact texts.
     """
 
     context_length: int
@@ -76,6 +78,7 @@ class EngineCapabilities:
     max_rollback: int | None
     hidden_states: bool
     logit_tolerance: float
+    shares_passes: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

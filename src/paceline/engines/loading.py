@@ -88,7 +88,8 @@ class ModelOptions:
             what :func:`paceline.load` measures to be faster (:mod:`paceline.planning.costs.attention`). Only
             ``llama_cpp``.
         exact: arithmetic that does not depend on how many rows a pass has, so that rounding turns no near-ties and a
-            request by itself gets the text of plain decoding with the same; see there. Only ``llama_cpp``.
+            request gets the text that it has by itself with plain decoding and the same; see there. Several at once
+            have a whole context each, and passes of their own. Only ``llama_cpp``.
         max_sequences: requests the engine holds at once.
         cells: tokens that all of them may hold together; ``None`` for a whole context each. Where they are fewer, a
             request may lose its place for a while, and goes on with the same text.

@@ -140,6 +140,7 @@ class ScriptedEngine:
         trees: whether pending trees may branch; not where rollback is bounded.
         max_rollback: rows that can be taken back, as of a recurrent model; ``None`` for any number.
         cells: tokens that all sequences together may hold; ``None`` for no limit.
+        shares_passes: whether a pass may have rows of several sequences.
         cost: seconds of a pass; by default 1.
         clock: moved by ``cost``.
     """
@@ -158,6 +159,7 @@ class ScriptedEngine:
         trees: bool = True,
         max_rollback: int | None = None,
         cells: int | None = None,
+        shares_passes: bool = True,
         cost: CostCurve | None = None,
         clock: VirtualClock | None = None,
     ) -> None:
@@ -172,6 +174,7 @@ class ScriptedEngine:
             max_rollback=max_rollback,
             hidden_states=False,
             logit_tolerance=0.0,
+            shares_passes=shares_passes,
         )
         self.clock = clock or VirtualClock()
         self._model = model
@@ -205,6 +208,8 @@ class ScriptedEngine:
             raise ValueError(f"{outputs} outputs in a pass; the most is {self.capabilities.max_outputs}")
         if len({step.sequence for step in steps}) < len(steps):
             raise ValueError("a pass takes one step a sequence")
+        if len(steps) > 1 and not self.capabilities.shares_passes:
+            raise ValueError("a pass takes the rows of one sequence")
         for step in steps:
             sequence = self._sequence(step.sequence)
             check_step(step, sequence.pending, len(sequence.committed), self.capabilities)

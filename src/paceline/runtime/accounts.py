@@ -73,6 +73,17 @@ def count(settled: Sequence[Settled], drafts: Drafts, times: RoundTimes) -> None
             _count_tokens(each, times.ended_s)
 
 
+def count_between(requests: Sequence[Request], times: RoundTimes) -> None:
+    """Add a round to the time of requests that decode and waited for it, as passes are not shared."""
+    for request in requests:
+        stats, round_s = request.stats, times.round_s
+        stats.decode_s += round_s
+        stats.phases.add(0.0, 0.0, 0.0, round_s)
+        if stats.plain is not None:
+            # They would have waited for plain rounds of others, too.
+            stats.plain.add(round_s, round_s, round_s)
+
+
 def _count_tokens(settled: Settled, ended_s: float) -> None:
     part, walk, emission = settled.part, settled.walk, settled.emission
     assert walk is not None

@@ -221,7 +221,7 @@ class DecodingLoop:
         roster.open_round()
         times = RoundTimes(self._learning_s, clock.now_s())
         drafts = self._drafting.grow(
-            roster.decoding, roster.num_running, plainly=self._pace.bounds and roster.is_reading
+            roster.decoding, len(roster.in_round), plainly=self._pace.bounds and bool(roster.reading)
         )
         times.drafted_s = clock.now_s()
         waited_s = self._slow.waited_s if self._slow is not None else 0.0
@@ -266,6 +266,7 @@ class DecodingLoop:
     def _tell(self, settled: Sequence[Settled], drafts: Drafts, times: RoundTimes, read_before: int) -> None:
         """Count the round, and let the policy and other observers hear of it."""
         accounts.count(settled, drafts, times)
+        accounts.count_between(self._roster.between, times)
         record = accounts.record(settled, drafts, times, read_before)
         self._policy.observe(record)
         accounts.count_plain(settled, record, self._policy.plain_round(record))

@@ -111,6 +111,11 @@ class Roster:
         # When clients that have requests had their latest turns; of one that had none, when it came.
         self._turns: dict[str, int] = {}
         self._num_turns = 0
+        # Where passes are not shared: those that are in the round, and when each of those that run was in its latest.
+        self._shares_passes = engine.capabilities.shares_passes
+        self._in_round: list[Request] = []
+        self._latest_round: dict[int, int] = {}
+        self._num_rounds = 0
         # Prompts that were read before they were asked for, by request, until it starts.
         self._read: dict[int, ReadPrompt] = {}
         # Requests that the policy knows.
@@ -132,19 +137,28 @@ class Roster:
         return len(self._running)
 
     @property
+    def in_round(self) -> list[Request]:
+        """Requests that take part in the round that is open: all that run, or one where passes are not shared."""
+        if self._shares_passes:
+            return list(self._running.values())
+        return [request for request in self._in_round if request.id in self._running]
+
+    @property
     def decoding(self) -> list[Request]:
-        """Requests that emit in the next pass."""
-        return [request for request in self._running.values() if request.decoding]
+        """Requests that emit in the next pass of the round."""
+        return [request for request in self.in_round if request.decoding]
 
     @property
     def reading(self) -> list[Request]:
-        """Requests with tokens that the cache does not hold yet, but for the last one."""
-        return [request for request in self._running.values() if not request.decoding]
+        """Requests of the round with tokens that the cache does not hold yet, but for the last one."""
+        return [request for request in self.in_round if not request.decoding]
 
     @property
-    def is_reading(self) -> bool:
-        """Whether any request has tokens to be read."""
-        return any(not request.decoding for request in self._running.values())
+    def between(self) -> list[Request]:
+        """Requests that decode and wait for others' passes in this round."""
+        if self._shares_passes:
+            return []
+        return [each for each in self._running.values() if each.decoding and each not in self._in_round]
 
     def knows(self, request: Request) -> bool:
         """Return whether a request waits or runs."""
@@ -227,7 +241,9 @@ class Roster:
         """Return whether an earlier request reads tokens now that this one can start from once they are read."""
         if not self._shares_reading or not request.cache.cache_prompt or request.id in self._read:
             return False
-        for reader in self.reading:
+        for reader in self._running.values():
+            if reader.decoding:
+                continue
             end = reader.cached + self._pool.least_reuse
             if (
                 # Of later ones there might always be another.
@@ -414,7 +430,14 @@ class Roster:
     # --- whole rounds -------------------------------------------------------------------------------------------------
 
     def open_round(self) -> None:
-        """Note where all running requests stand."""
+        """Note where all running requests stand, and whose round it is."""
+        if not self._shares_passes:
+            first = min(self._running.values(), key=lambda request: self._latest_round.get(request.id, 0), default=None)
+            self._in_round = [] if first is None else [first]
+            self._num_rounds += 1
+            self._latest_round = {request_id: self._latest_round.get(request_id, 0) for request_id in self._running} | {
+                request.id: self._num_rounds for request in self._in_round
+            }
         self._open_round = [_before(request) for request in self._running.values()]
 
     def close_round(self, emissions: Sequence[Emission]) -> None:

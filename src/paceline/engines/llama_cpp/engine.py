@@ -441,8 +441,9 @@ class LlamaCppEngine:
         state = self._state(sequence)
         if state.pending.parents:
             raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before forking")
-        if state.rewound:
-            # llama.cpp would share the state as it was before the step back. What it writes out is the right one.
+        if state.rewound or (self._loaded.settings.apart and (self._recurrent or not self._loaded.window)):
+            # llama.cpp would share the state as it was before the step back, and copies from one cache to another when
+            # the next pass comes. What it writes out is the right one, and there at once.
             return self.restore(self.save(sequence))
         handle = self.open()
         copy = self._sequences[handle]

@@ -122,10 +122,10 @@ class LlamaCppConfig:
             for eight after 400 and 1,400.]
         exact: attention sums over the cache in the same order and precision however many rows a pass has: the fused
             kernel, row by row, which llama.cpp takes on the CPU where keys and values are of different types, so that
-            values are BF16. There are no branches, as they permute the cells. Whether the weights' kernels are like
-            that is for :func:`~paceline.engines.exactness.check_exact` to see. [SmolLM2-135M, the first 700 tokens on 2
-            cores, time with it over time without, 1, 4, 8 and 16 rows: Q8_0 0.92, 0.97, 1.06, 1.14, Q4_0 0.94, 0.88,
-            1.05, 1.15.]
+            values are BF16. There are no branches, as they permute the cells, and several sequences have a cache each.
+            Whether the weights' kernels are like that is for :func:`~paceline.engines.exactness.check_exact` to see.
+            [SmolLM2-135M, the first 700 tokens on 2 cores, time with it over time without, 1, 4, 8 and 16 rows: Q8_0
+            0.92, 0.97, 1.06, 1.14, Q4_0 0.94, 0.88, 1.05, 1.15.]
         cache_type: type of the cached keys and values. With ``"f32"`` weights in F32 nothing is rounded on the way, and
             rows are the same to 1e-4 wherever their tokens lie in the cache.
         memory_bytes: of all that the process holds; layers that do not fit are read while they are used. ``None`` means
@@ -177,6 +177,11 @@ class LlamaCppConfig:
             check_range(name, getattr(self, name), lowest, highest)
         if self.exact and self.flash_attention is False:
             raise InputError("exact texts (`exact`) need fused attention: leave out `flash_attention=False`")
+        if self.exact and self.max_sequences > 1 and self.cache_cells is not None:
+            raise InputError(
+                f"exact texts (`exact`) of {self.max_sequences} requests at once need a cache for each, so they cannot "
+                f"share {self.cache_cells} cells: leave out the cells (`--kv-unified` on the command line)"
+            )
 
 
 @dataclass(slots=True)
@@ -330,11 +335,12 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
             max_outputs=settings.output_rows,
             max_sequences=config.max_sequences,
             # A recurrent state takes the same room however many tokens it has seen.
-            cells=None if api.llama_model_is_recurrent(model) else settings.cells,
+            cells=None if api.llama_model_is_recurrent(model) or settings.apart else settings.cells,
             trees=branches > 0,
             max_rollback=snapshots if recurrent else None,
             hidden_states=False,
             logit_tolerance=_tolerance(model, config, settings),
+            shares_passes=not settings.apart,
         ),
         description=_describe(model, config, settings),
         sequence_ids=settings.max_ids,
@@ -395,6 +401,8 @@ class _Settings:
     snapshots: int
     window: int
     keepers: bool
+    # Whether each sequence has a cache of its own: its cells are in the order of its tokens then, whoever else runs.
+    apart: bool
     devices: tuple[str, ...]
     flash_attention: int
     attention_is_open: bool
@@ -532,7 +540,8 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
     recurrent = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
     # A single sequence never meets old cells of another one, nor of its own unless a tree is deeper than the window.
     window = int(api.llama_model_n_swa(model))
-    keepers = not recurrent and config.max_sequences > 1 and window > 0
+    apart = config.exact and config.max_sequences > 1
+    keepers = not recurrent and config.max_sequences > 1 and window > 0 and not apart
     branches = 0 if recurrent or config.exact else config.branches
     max_ids = config.max_sequences * (2 if keepers else 1) + branches
     if max_ids > native.MAX_SEQUENCE_IDS:
@@ -562,6 +571,7 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         snapshots=max(0, min(_RECURRENT_SNAPSHOTS, batch_rows - 2)) if config.rollback else 0,
         window=window,
         keepers=keepers,
+        apart=apart,
         devices=devices,
         flash_attention=int(flash),
         attention_is_open=config.flash_attention is None and flash == api.LLAMA_FLASH_ATTN_TYPE_DISABLED,
@@ -639,7 +649,7 @@ def _create_context(
     parameters.type_k = parameters.type_v = _CACHE_TYPES[config.cache_type]
     if config.exact:
         parameters.type_v = _BF16
-    parameters.kv_unified = True
+    parameters.kv_unified = not settings.apart
     parameters.swa_full = True  # else cells that leave the window are gone, and rejected drafts have made them leave
     parameters.no_perf = False
     if stream is not None:
