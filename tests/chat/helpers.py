@@ -34,7 +34,7 @@ def vocabulary_alone(path: Path) -> Iterator[Vocabulary]:
     from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 
     model = native.load_without_weights(path)
-    vocabulary = GgufVocabulary(api.llama_model_get_vocab(model))
+    vocabulary = GgufVocabulary(model)
     try:
         yield vocabulary
     finally:

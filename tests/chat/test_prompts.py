@@ -25,6 +25,7 @@ from paceline.core.errors import InputError
 from paceline.engines.base import Vocabulary
 from paceline.engines.llama_cpp.loading import vocabulary_of
 from paceline.engines.scripted import ScriptedVocabulary
+from paceline.vocabularies import spelling
 from tests.chat.helpers import control_of, spellings, vocabulary_alone, write_sentencepiece, written
 from tests.models.helpers import with_last_tokens
 from tests.tiers import by_tier
@@ -353,11 +354,11 @@ def test_a_conversation(apart: Vocabulary) -> None:
 def test_every_spelling_is_found_wherever_the_search_goes_on(
     overlapping: Vocabulary, window: int, parts: list[str]
 ) -> None:
-    spellings, text = prompts._Spellings.of(overlapping), "".join(parts)
+    spellings, text = prompts._spellings_of(overlapping), "".join(parts)
     places = range(len(text) + 1)
     every = [(start, end) for start in places for end in reversed(places) if text[start:end] in spellings._texts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompts, "_WINDOW", window)
+        patch.setattr(spelling, "_WINDOW", window)
         assert list(spellings.in_text(text)) == every
 
 

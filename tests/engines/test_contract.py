@@ -504,6 +504,7 @@ def test_the_vocabulary_spells_out_its_text(engine: Engine) -> None:
     vocabulary = engine.vocabulary
     text = "def#f(x):return[x]"
     token_ids = vocabulary.tokenize(text)
+    assert 0 <= vocabulary.fewest_tokens(text) <= len(token_ids)
     assert all(0 <= token_id < vocabulary.size for token_id in token_ids)
     assert b"".join(vocabulary.token_bytes(token_id) for token_id in token_ids).decode() == text
     for token_id in token_ids:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("llama_cpp")
 
-from tests.timing import WAIT_S
+from tests.models.helpers import edited_gguf
+from tests.timing import WAIT_S, assert_grows_with_length_alone
 
-from paceline.core.errors import ClosedError
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+from paceline.core.errors import ClosedError, InputError
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, tokenizing
 from paceline.engines.llama_cpp.loading import vocabulary_of
+from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.models.embedded import embedded_draft
 
 
@@ -52,14 +58,126 @@ def test_a_model_that_is_closed_is_freed_once_nobody_reads_its_vocabulary(turn: 
     assert refused == ["the vocabulary belongs to an engine that was closed"] * 4
 
 
-def test_whoever_looks_up_a_token_waits_for_no_text() -> None:
+def test_whoever_looks_up_a_token_waits_for_no_text_and_texts_for_none_of_each_other() -> None:
     with vocabulary_of(embedded_draft()) as vocabulary, ExitStack() as texts:
-        # As where as many long texts are tokenized as may be at once.
-        for lock in vocabulary._tokenizing:
-            texts.enter_context(lock)
+        expected = vocabulary.tokenize("def")
+        # As where many long texts are tokenized.
+        for _ in range(100):
+            texts.enter_context(vocabulary._in_use())
         found: list[object] = []
-        reader = threading.Thread(target=lambda: found.append((vocabulary.token_bytes(300), vocabulary.control_ids)))
+
+        def read() -> None:
+            found.extend((vocabulary.token_bytes(300), vocabulary.control_ids))
+            found.extend(vocabulary.tokenize("def") == expected for _ in range(20))
+
+        reader = threading.Thread(target=read)
         reader.start()
         reader.join(WAIT_S)
         assert not reader.is_alive()
-        assert len(found) == 1
+        assert found[2:] == [True] * 20
+
+
+def read_on(vocabulary: GgufVocabulary) -> None:
+    while True:
+        vocabulary.tokenize("def")
+
+
+def test_a_model_is_not_freed_while_one_text_is_read_and_nothing_new_is_begun() -> None:
+    with vocabulary_of(embedded_draft()) as vocabulary:
+        closed = threading.Event()
+
+        def close() -> None:
+            vocabulary.invalidate()
+            closed.set()
+
+        closer = threading.Thread(target=close)
+        with vocabulary._in_use():
+            closer.start()
+            with pytest.raises(ClosedError):
+                read_on(vocabulary)
+            assert not closed.is_set()
+        assert closed.wait(WAIT_S)
+        closer.join(WAIT_S)
+
+
+# Long texts. Each of these took minutes, or ended the process, or would in an hour.
+
+MARKS: Final = {
+    "<|a|>": tokenizing.Mark(1),
+    "<|ab|>": tokenizing.Mark(2),
+    "|>": tokenizing.Mark(3),
+    "\n\n": tokenizing.Mark(4),
+    "<|left|>": tokenizing.Mark(5, strips_left=True),
+    "<|right|>": tokenizing.Mark(6, strips_right=True),
+    "<twice>": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("x<|a|>y<|ab|>", [("x", False), 1, ("y", False), 2]),
+        ("<|a|><|a|>", [1, 1]),
+        ("<|<|a|>", [("<|", False), 1]),
+        ("<twice>", [("<twice>", True)]),
+        ("x \n\n y", [("x \n\n y", True)]),
+        ("x <|left|> <|a|>", [("x <|left|> ", True), 1]),
+        ("x<|left|> y", [("x", False), 5, (" y", False)]),
+        ("<|right|> x", [("<|right|> x", True)]),
+        ("<|right|>x", [6, ("x", False)]),
+        ("", []),
+    ],
+)
+def test_a_text_is_cut_where_a_token_is_certain(text: str, parts: list[object]) -> None:
+    assert list(tokenizing.Marks(MARKS).parts_of(text)) == parts
+
+
+def test_tokens_that_overlap_are_left_to_llama_cpp_and_are_bounded() -> None:
+    marks = tokenizing.Marks({"aa": tokenizing.Mark(1), "aaa": tokenizing.Mark(2)})
+    assert list(marks.parts_of("xaaaaax")) == [("xaaaaax", True)]
+    assert list(marks.parts_of("xaax")) == [("x", False), 1, ("x", False)]
+    with pytest.raises(InputError, match="more than 10000 special tokens that run into each other"):
+        list(marks.parts_of("a" * 100_000))
+
+
+@given(
+    parts=st.lists(
+        st.sampled_from(["<s>", "</s>", "<|im_end|>", "<|im_", "end|>", "def ", "\n\n", "    ", "é", "😀", "12"]),
+        max_size=12,
+    ),
+    parse_special=st.booleans(),
+)
+def test_what_is_read_in_pieces_has_the_tokens_of_the_whole(parts: list[str], parse_special: bool) -> None:
+    text = "".join(parts)
+    with vocabulary_of(embedded_draft()) as vocabulary, pytest.MonkeyPatch.context() as patch:
+        whole = vocabulary.tokenize(text, parse_special=parse_special)
+        patch.setattr("paceline.engines.llama_cpp.vocabulary.LONG", 0)
+        assert vocabulary.tokenize(text, parse_special=parse_special) == whole
+        assert vocabulary.fewest_tokens(text) <= len(whole)
+
+
+def test_many_special_tokens_take_time_in_proportion() -> None:
+    with vocabulary_of(embedded_draft()) as vocabulary:
+        (control, *_) = sorted(vocabulary.control_ids)
+        text = (vocabulary.token_spelling(control) or b"").decode()
+        assert text
+        assert_grows_with_length_alone(lambda count: vocabulary.tokenize(text * count, parse_special=True), 1 << 15)
+
+
+@pytest.mark.parametrize("text", ["a", " ", "a\x1c", "中"])
+def test_a_word_that_would_end_the_process_is_read_on_a_large_stack_or_refused(text: str, tmp_path: Path) -> None:
+    """Most splitters are std::regex, which goes a call deeper with each character of a word."""
+    path = edited_gguf(tmp_path / "regex.gguf", {"tokenizer.ggml.pre": "bloom" if text.strip() else "deepseek-llm"})
+    with vocabulary_of(path) as vocabulary:
+        count = 60_000 // len(text)
+        assert vocabulary.tokenize(text * count + " b", add_special=False)[-1] == vocabulary.tokenize("a b")[-1]
+        with pytest.raises(InputError, match=r"characters without a space between them.* reads at most 100000"):
+            vocabulary.tokenize(text * 120_000)
+
+
+def test_a_long_stretch_that_sentencepiece_has_no_tokens_for_is_refused() -> None:
+    known = set("abc ")
+    tokenizing.check_unknown("ab\n" * 400_000, 1_200_000, known.__contains__)
+    tokenizing.check_unknown("\n" * 100_000, 100_000, known.__contains__)
+    with pytest.raises(InputError, match="about 299008 characters in a row that this model has no tokens for"):
+        tokenizing.check_unknown("abc" + "\n" * 300_000, 300_003, known.__contains__)

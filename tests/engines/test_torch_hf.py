@@ -8,6 +8,7 @@ import inspect
 import itertools
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.timing import WAIT_S
 
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import (
@@ -850,6 +852,35 @@ def test_byte_level_tokens_spell_every_byte() -> None:
     assert sorted(vocabulary.token_bytes(token_id) for token_id in range(256)) == [bytes([b]) for b in range(256)]
     for text in ("plain", "naïve 🙂\n\t\x00\x7f", "日本語", " "):
         assert spelled(vocabulary, vocabulary.tokenize(text)) == text.encode()
+
+
+def test_nobody_waits_for_anothers_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = TokenizerVocabulary(tiny_tokenizer(), size=VOCAB_SIZE)
+    expected = [vocabulary.tokenize("abc", parse_special=special) for special in (False, True)]
+    begun, go_on = threading.Event(), threading.Event()
+    encode = type(tiny_tokenizer()).encode
+
+    def slow(tokenizer: Any, text: str, **options: Any) -> Any:
+        if text == "slow":
+            begun.set()
+            assert go_on.wait(WAIT_S)
+        return encode(tokenizer, text, **options)
+
+    monkeypatch.setattr(type(tiny_tokenizer()), "encode", slow)
+    reader = threading.Thread(target=vocabulary.tokenize, args=("slow",))
+    reader.start()
+    try:
+        assert begun.wait(WAIT_S)
+        found: list[list[int]] = []
+        other = threading.Thread(
+            target=lambda: found.extend(vocabulary.tokenize("abc", parse_special=each) for each in (False, True))
+        )
+        other.start()
+        other.join(WAIT_S)
+        assert found == expected
+    finally:
+        go_on.set()
+        reader.join(WAIT_S)
 
 
 def test_ids_beyond_the_tokenizer_are_padding_and_beyond_the_model_an_error() -> None:

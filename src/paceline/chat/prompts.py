@@ -11,7 +11,6 @@ Where nobody spells a control token there is one piece, and its tokens are those
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,16 +24,13 @@ from paceline.chat.marked import MarkedText, marks_of
 from paceline.chat.messages import Message
 from paceline.chat.reasoning import ReasoningMarkers
 from paceline.engines.base import Vocabulary
+from paceline.vocabularies.spelling import Spellings
 
 if TYPE_CHECKING:
     from paceline.api import GenerateOptions
 
 _THEIRS: Final = 0
 """Mark of a character that came with the conversation, as :func:`~paceline.chat.marked.marks_of` returns it."""
-_BEGINNING: Final = 3
-"""Characters by which the spelling of a control token is looked for; few texts have them that spell none."""
-_WINDOW: Final = 1 << 15
-"""Characters of a text that are searched at once: no other thread runs meanwhile, for about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +105,7 @@ def _stretches(text: MarkedText, vocabulary: Vocabulary) -> Iterator[_Stretch]:
     plain, marks = str.__str__(text), marks_of(text)
     tokens: list[tuple[int, int]] = []
     spelled: list[tuple[int, int]] = []
-    for start, end in _Spellings.of(vocabulary).in_text(plain):
+    for start, end in _spellings_of(vocabulary).in_text(plain):
         if _THEIRS in marks[start:end]:
             spelled.append((start, end))
         elif not tokens or start >= tokens[-1][1]:
@@ -156,45 +152,19 @@ def _spelling(token_id: int, vocabulary: Vocabulary) -> str:
     return (vocabulary.token_spelling(token_id) or b"").decode("utf-8", "replace")
 
 
-class _Spellings:
-    """What the control tokens of a vocabulary are spelled like, to be found in texts."""
+_known: Final[WeakKeyDictionary[Vocabulary, Spellings]] = WeakKeyDictionary()
 
-    _known: Final[WeakKeyDictionary[Vocabulary, _Spellings]] = WeakKeyDictionary()
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._texts = {_spelling(token_id, vocabulary) for token_id in vocabulary.control_ids} - {""}
-        self._lengths = sorted({len(text) for text in self._texts}, reverse=True)
-        beginnings: dict[str, set[str]] = {}
-        for text in self._texts:
-            beginnings.setdefault(text[0], set()).add(text[1:_BEGINNING])
-        # Of what follows the first character nothing is used up: the next spelling may begin there.
-        self._beginning = re.compile(
-            "|".join(
-                f"{re.escape(first)}(?={'|'.join(map(re.escape, sorted(rest)))})"
-                for first, rest in sorted(beginnings.items())
-            )
-        )
+def _spellings_of(vocabulary: Vocabulary) -> Spellings:
+    """Return what the control tokens of a vocabulary are spelled like, which takes a while the first time."""
+    try:
+        known = _known.get(vocabulary)
+        if known is None:
+            known = _known[vocabulary] = _read_spellings(vocabulary)
+    except TypeError:  # a vocabulary that nothing can refer to weakly
+        return _read_spellings(vocabulary)
+    return known
 
-    @classmethod
-    def of(cls, vocabulary: Vocabulary) -> _Spellings:
-        """Return those of a vocabulary, which takes a while the first time."""
-        try:
-            known = cls._known.get(vocabulary)
-            if known is None:
-                known = cls._known[vocabulary] = cls(vocabulary)
-        except TypeError:  # a vocabulary that nothing can refer to weakly
-            return cls(vocabulary)
-        return known
 
-    def in_text(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield where the text spells a control token, overlapping ones too: by start, the longest first."""
-        if not self._texts:
-            return
-        for window in range(0, len(text), _WINDOW):
-            for match in self._beginning.finditer(text, window, window + _WINDOW + _BEGINNING):
-                start = match.start()
-                if start >= window + _WINDOW:
-                    break
-                for end in (start + length for length in self._lengths):
-                    if end <= len(text) and text[start:end] in self._texts:
-                        yield start, end
+def _read_spellings(vocabulary: Vocabulary) -> Spellings:
+    return Spellings({_spelling(token_id, vocabulary) for token_id in vocabulary.control_ids} - {""})

@@ -154,6 +154,10 @@ class Vocabulary(Protocol):
         """
         ...
 
+    def fewest_tokens(self, text: str) -> int:
+        """Return how many tokens a text has at least, without reading it; 0 where its length does not tell."""
+        ...
+
 
 class ForwardOutput(Protocol):
     """What a forward pass computed, possibly still being computed.

@@ -19,6 +19,7 @@ from paceline.core.noise import uniform_from_words
 from paceline.engines.base import EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
 from paceline.engines.pending import PendingTree, check_step
+from paceline.vocabularies.length import TokenReach
 
 LogitFunction: TypeAlias = Callable[[Sequence[int]], Float64Array]
 """A model: takes all tokens so far (at least one) and returns the logits ``[vocab]`` of the next."""
@@ -88,6 +89,10 @@ class ScriptedVocabulary:
     def token_spelling(self, token_id: int) -> bytes | None:
         """Return a token's piece, that of an end token too; ``None`` for padding."""
         return self._spellings[token_id] or None
+
+    def fewest_tokens(self, text: str) -> int:
+        """Return how many tokens a text has at least."""
+        return TokenReach.of(self._spellings).fewest_tokens(text)
 
 
 @dataclass(slots=True)

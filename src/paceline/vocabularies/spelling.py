@@ -7,9 +7,16 @@ every text. Such a token is replaced by those of its characters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from paceline.core.errors import InputError
+
+_BEGINNING: Final = 3
+"""Characters by which a spelling is looked for; few texts have them that have none."""
+_WINDOW: Final = 1 << 15
+"""Characters of a text that are searched at once: no other thread runs meanwhile, for about a millisecond."""
 
 
 def spell_out(
@@ -73,3 +80,38 @@ def _letters(spelling: str, singles: Mapping[bytes, int]) -> list[int]:
             )
         letters += [part for part in parts if part is not None]
     return letters
+
+
+class Spellings:
+    """What tokens are spelled like, to be found in texts.
+
+    Args:
+        texts: the spellings, none of them empty.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = frozenset(texts)
+        self._lengths = sorted({len(text) for text in self._texts}, reverse=True)
+        beginnings: dict[str, set[str]] = {}
+        for text in self._texts:
+            beginnings.setdefault(text[0], set()).add(text[1:_BEGINNING])
+        # Of what follows the first character nothing is used up: the next spelling may begin there.
+        self._beginning = re.compile(
+            "|".join(
+                f"{re.escape(first)}(?={'|'.join(map(re.escape, sorted(rest)))})"
+                for first, rest in sorted(beginnings.items())
+            )
+        )
+
+    def in_text(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield where the text has a spelling, overlapping ones too: by start, the longest first."""
+        if not self._texts:
+            return
+        for window in range(0, len(text), _WINDOW):
+            for match in self._beginning.finditer(text, window, window + _WINDOW + _BEGINNING):
+                start = match.start()
+                if start >= window + _WINDOW:
+                    break
+                for end in (start + length for length in self._lengths):
+                    if end <= len(text) and text[start:end] in self._texts:
+                        yield start, end

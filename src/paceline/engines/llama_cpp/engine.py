@@ -238,7 +238,7 @@ class LlamaCppEngine:
 
     def __init__(self, config: LlamaCppConfig) -> None:
         loaded = loaded_model(config)
-        self._vocabulary = GgufVocabulary(api.llama_model_get_vocab(loaded.model))
+        self._vocabulary = GgufVocabulary(loaded.model)
         self._vocabulary_size = self._vocabulary.size
         self._finalizer = weakref.finalize(self, _release, loaded, self._vocabulary)
         self._loaded = loaded

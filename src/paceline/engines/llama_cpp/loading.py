@@ -378,7 +378,7 @@ def vocabulary_of(path: Path) -> Iterator[GgufVocabulary]:
     """
     native.check_model_file(path)
     model = native.load_without_weights(path)
-    vocabulary = GgufVocabulary(api.llama_model_get_vocab(model))
+    vocabulary = GgufVocabulary(model)
     try:
         yield vocabulary
     finally:

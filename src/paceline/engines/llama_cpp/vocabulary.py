@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import re
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import llama_cpp.llama_cpp as api
+import numpy as np
 
 from paceline.core.errors import CapabilityError, ClosedError, InputError
 from paceline.engines.llama_cpp.ends import end_ids_of
+from paceline.engines.llama_cpp.tokenizing import (
+    LONG,
+    Mark,
+    Marks,
+    check_unknown,
+    check_words,
+    on_large_stack,
+    splits_by_regex,
+)
+from paceline.vocabularies.length import TokenReach
 from paceline.vocabularies.spelling import single_characters, spell_out
 
 _KINDS: Final = {
@@ -30,8 +41,6 @@ _T = TypeVar("_T")
 
 _INT32_MIN: Final = -(2**31)
 """Count by which llama.cpp says that a text has too many tokens."""
-_NUM_TOKENIZING: Final = 8
-"""Texts that are tokenized at once; others wait."""
 _IDS_AT_ONCE: Final = 1 << 15
 """Token ids that are made Python's at once: no other thread runs meanwhile, for about 0.5 ms."""
 _WORD_START: Final = "\u2581"
@@ -42,17 +51,18 @@ _PADDING_NAME: Final = re.compile(rb"\[PAD\d+\]")
 class GgufVocabulary:
     """Token ids of a loaded model. Valid until the engine it belongs to is closed. Any thread may use it.
 
-    llama.cpp only reads a vocabulary, so several threads may at once. What they need locks for is the end: the model is
-    freed once nobody is in llama.cpp any more. Long texts have locks of their own, and whoever looks up a token waits
-    for none of them.
+    llama.cpp only reads a vocabulary, so any number of threads may at once. What has to be known is who is in llama.cpp
+    when the model is to be freed: it is once nobody is. Whoever looks up a token waits for no text.
 
     Args:
-        pointer: ``llama_vocab *`` of the model.
+        model: ``llama_model *`` that it is in.
     """
 
-    def __init__(self, pointer: Any) -> None:
-        self._pointer = pointer
+    def __init__(self, model: Any) -> None:
+        self._pointer = pointer = api.llama_model_get_vocab(model)
         self._kind = _KINDS.get(api.llama_vocab_type(pointer), "unknown")
+        self._splitter = _splitter_of(model)
+        self._deep = splits_by_regex(self._kind, self._splitter)
         self._size = int(api.llama_vocab_n_tokens(pointer))
         self._bytes: list[bytes | None] = [None] * self._size
         self._spellings: list[bytes | None] = [None] * self._size  # empty for padding, None if not read yet
@@ -60,15 +70,32 @@ class GgufVocabulary:
         self._piece: Any = ctypes.create_string_buffer(64)
         # Reentrant, as an engine may be collected, and freed, in the middle of a look.
         self._looking = threading.RLock()
-        self._tokenizing = tuple(threading.RLock() for _ in range(_NUM_TOKENIZING))
-        self._turns = itertools.count()
+        self._using = threading.Condition(threading.RLock())
+        self._users: Counter[int] = Counter()  # threads that read texts
 
     def invalidate(self) -> None:
         """Forget the native vocabulary, once nobody reads it; called when its model is freed."""
-        with ExitStack() as nobody:
-            for lock in (self._looking, *self._tokenizing):
-                nobody.enter_context(lock)
+        with self._looking:
             self._pointer = None
+        me = threading.get_ident()
+        with self._using:
+            self._using.wait_for(lambda: not self._users.keys() - {me})
+
+    @contextmanager
+    def _in_use(self) -> Iterator[Any]:
+        """Give the native vocabulary, which is not freed within the block."""
+        me = threading.get_ident()
+        with self._using:
+            pointer = self._open_pointer()
+            self._users[me] += 1
+        try:
+            yield pointer
+        finally:
+            with self._using:
+                self._users[me] -= 1
+                if not self._users[me]:
+                    del self._users[me]
+                    self._using.notify_all()
 
     def _look(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """Return what a function of llama.cpp that takes no time says of the vocabulary."""
@@ -163,15 +190,53 @@ class GgufVocabulary:
             InputError: the text is not valid Unicode, or too long for llama.cpp; or it spells a control token, and
                 there are no other tokens to spell that with.
         """
-        token_ids = self._encode(text, add_special=False, parse_special=parse_special)
+        token_ids = self._read(text, parse_special=parse_special)
         if not parse_special:
-            control_ids = list(filter(self._is_control, set(token_ids)))
+            distinct: set[int] = set()
+            for start in range(0, len(token_ids), _IDS_AT_ONCE):
+                distinct.update(token_ids[start : start + _IDS_AT_ONCE])
+            control_ids = list(filter(self._is_control, distinct))
             if control_ids:
                 unknown_ids = list(filter(self._is_unknown, control_ids))
                 token_ids = spell_out(
                     token_ids, text, control_ids, unknown_ids, self._spelling_of_control, lambda: self._single_ids
                 )
         return [*self._opening_ids, *token_ids] if add_special else token_ids
+
+    def _read(self, text: str, *, parse_special: bool) -> list[int]:
+        """Turn text into token ids as llama.cpp does, in pieces where it does not bear a text of this length."""
+        if len(text) <= LONG:
+            return self._encode(text, add_special=False, parse_special=parse_special)
+        token_ids: list[int] = []
+        for part in self._marks[parse_special].parts_of(text):
+            if isinstance(part, int):
+                token_ids.append(part)
+            else:
+                # Where none is spelled, llama.cpp need not look for each of them.
+                token_ids += self._encode(part[0], add_special=False, parse_special=parse_special and part[1])
+        return token_ids
+
+    @cached_property
+    def _marks(self) -> tuple[Marks, Marks]:
+        """What llama.cpp looks for in texts in which control tokens are not read, and in which they are."""
+        control = api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN
+        return self._marks_of(api.LLAMA_TOKEN_ATTR_USER_DEFINED, control), self._marks_of(
+            api.LLAMA_TOKEN_ATTR_USER_DEFINED | control, 0
+        )
+
+    def _marks_of(self, attributes: int, others: int) -> Marks:
+        found: dict[str, Mark | None] = {}
+        for token_id in range(self._size):
+            told = int(self._look(api.llama_vocab_get_attr, token_id))
+            text = ""
+            if told & attributes and not told & others:
+                text = (self._look(api.llama_vocab_get_text, token_id) or b"").decode("utf-8", "ignore")
+            if text:
+                mark = Mark(
+                    token_id, bool(told & api.LLAMA_TOKEN_ATTR_LSTRIP), bool(told & api.LLAMA_TOKEN_ATTR_RSTRIP)
+                )
+                found[text] = None if text in found else mark
+        return Marks(found)
 
     def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Turn text into token ids as llama.cpp does, which may close the text."""
@@ -186,17 +251,34 @@ class GgufVocabulary:
             ) from None
         if self._kind == "spm":
             self._check_spelled(text, parse_special=parse_special)
+        if len(text) <= LONG:
+            return self._call(encoded, add_special, parse_special)
+        if self._kind == "spm":
+            check_unknown(text, len(encoded), self._has_own_token)
+        elif self._kind == "bpe":
+            check_words(text, self._splitter)
+        if not self._deep:
+            return self._call(encoded, add_special, parse_special)
+        return on_large_stack(lambda: self._call(encoded, add_special, parse_special))
+
+    def _has_own_token(self, character: str) -> bool:
+        """Return whether a character is spelled otherwise than by bytes."""
+        # SentencePiece writes spaces as this one.
+        token_id = self._single_ids.get(character.replace("\u2581", " ").encode())
+        return token_id is not None and not self._has(token_id, api.LLAMA_TOKEN_ATTR_BYTE)
+
+    def _call(self, encoded: bytes, add_special: bool, parse_special: bool) -> list[int]:
         capacity = len(encoded) + 8  # one token a byte, and the special ones
         while True:
-            buffer = (ctypes.c_int32 * capacity)()
-            with self._tokenizing[next(self._turns) % _NUM_TOKENIZING]:
-                count = api.llama_tokenize(
-                    self._open_pointer(), encoded, len(encoded), buffer, capacity, add_special, parse_special
-                )
+            # Not from ctypes, which would fill it with zeros while no other thread runs.
+            ids = np.empty(capacity, np.int32)
+            buffer = (ctypes.c_int32 * capacity).from_buffer(ids.data)
+            with self._in_use() as pointer:
+                count = api.llama_tokenize(pointer, encoded, len(encoded), buffer, capacity, add_special, parse_special)
             if count >= 0:
                 token_ids: list[int] = []
                 for start in range(0, count, _IDS_AT_ONCE):
-                    token_ids += buffer[start : min(start + _IDS_AT_ONCE, count)]
+                    token_ids += ids[start : min(start + _IDS_AT_ONCE, count)].tolist()
                 return token_ids
             if count == _INT32_MIN:
                 raise InputError(f"a text of {len(encoded)} bytes has more tokens than llama.cpp can count; shorten it")
@@ -267,6 +349,31 @@ class GgufVocabulary:
             known = self._spellings[token_id] = self._read_spelling(token_id)
         return known or None
 
+    def fewest_tokens(self, text: str) -> int:
+        """Return how many tokens a text has at least; 0 where that is not known.
+
+        llama.cpp rewrites texts for WordPiece and unigram vocabularies, and a byte-level one without tokens for all
+        bytes leaves out what it does not know: there, bytes tell nothing.
+        """
+        return 0 if self._reach is None else self._reach.fewest_tokens(text)
+
+    @cached_property
+    def _reach(self) -> TokenReach | None:
+        # All bytes that UTF-8 has.
+        singles = (bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
+        if self._kind not in ("bpe", "spm") or any(single not in self._single_ids for single in singles):
+            return None
+        spellings = (self.token_spelling(token_id) or b"" for token_id in range(self._size))
+        lower = "\u2581".encode()
+        if (
+            b"".join(map(self.token_bytes, self._encode("a\u2581", add_special=False, parse_special=False)))[-3:]
+            != lower
+        ):
+            # Either is read as a space.
+            spellings = (spelling.replace(b" ", lower) for spelling in spellings)
+        strips = api.LLAMA_TOKEN_ATTR_LSTRIP | api.LLAMA_TOKEN_ATTR_RSTRIP
+        return TokenReach.of(spellings, keeps_blanks=not any(self._has(each, strips) for each in range(self._size)))
+
     def _check(self, token_id: int) -> None:
         if not 0 <= token_id < self._size:
             raise ValueError(f"token {token_id} is not in a vocabulary of {self._size}")
@@ -290,3 +397,13 @@ class GgufVocabulary:
                 length = api.llama_token_to_piece(pointer, token_id, self._piece, len(self._piece), 0, spell_control)
             piece: bytes = self._piece[:length]
             return piece
+
+
+def _splitter_of(model: Any) -> str:
+    """Return the name of what splits texts into words, for BPE; empty where the file does not say."""
+    buffer = ctypes.create_string_buffer(64)
+    # Where the first is missing, the tokenizer's own name decides.
+    for key in (b"tokenizer.ggml.pre", b"tokenizer.ggml.model"):
+        if api.llama_model_meta_val_str(model, key, buffer, len(buffer)) >= 0:
+            return buffer.value.decode("utf-8", "replace")
+    return ""

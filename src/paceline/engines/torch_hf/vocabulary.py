@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import threading
@@ -9,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import CapabilityError, InputError
+from paceline.vocabularies.length import TokenReach
 from paceline.vocabularies.spelling import single_characters, spell_out
 from paceline.vocabularies.turns import unnamed_turn_ends
 
@@ -73,8 +75,9 @@ class TokenizerVocabulary:
                 "unknown; save a tokenizer.json beside the model"
             )
         self._tokenizer = tokenizer
-        # Whether control tokens are read is a setting that the tokenizer keeps, for every thread.
-        self._lock = threading.Lock()
+        # Whether control tokens are read is a setting that a tokenizer keeps, for every thread: each has its own one.
+        self._readers: dict[bool, Any] = {}
+        self._making = threading.Lock()
         self._size = size
         self._kind, self._piece_bytes = _spelling(backend)
         self._pieces: dict[int, str] = {
@@ -178,6 +181,25 @@ class TokenizerVocabulary:
         piece = self._pieces.get(token_id)
         return None if piece is None else self._piece_bytes(piece)
 
+    def fewest_tokens(self, text: str) -> int:
+        """Return how many tokens a text has at least; 0 where that is not known.
+
+        It is of byte-level vocabularies whose tokenizers do not normalise texts, and split them without leaving
+        anything out.
+        """
+        return 0 if self._reach is None else self._reach.fewest_tokens(text)
+
+    @cached_property
+    def _reach(self) -> TokenReach | None:
+        backend = self._tokenizer.backend_tokenizer
+        added = backend.get_added_tokens_decoder().values()
+        if self._kind != "bpe" or backend.normalizer is not None or not _keeps_all(backend.pre_tokenizer):
+            return None
+        spellings = [self.token_spelling(token_id) or b"" for token_id in range(self._size)]
+        if any(bytes([byte]) not in self._single_ids for byte in (*range(0xC0), *range(0xC2, 0xF5))):
+            return None
+        return TokenReach.of(spellings, keeps_blanks=not any(token.lstrip or token.rstrip for token in added))
+
     def _with_turn_ends(self, named: Iterable[int]) -> frozenset[int]:
         """Return named end tokens, with the one that closes turns in the chat template where none of them does."""
         ends = frozenset(named)
@@ -194,22 +216,37 @@ class TokenizerVocabulary:
 
     def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         try:
-            with self._lock:
-                token_ids: list[int] = self._tokenizer.encode(
-                    text,
-                    add_special_tokens=add_special,
-                    split_special_tokens=not parse_special,
-                    verbose=False,  # no remark on the length that the tokenizer's configuration believes in
-                )
+            token_ids = _ids_of(self._reader(parse_special), text, add_special, parse_special)
         except TypeError:
             # tokenizers takes only what is UTF-8, and calls anything else a wrong type.
             raise InputError("the text has half a surrogate pair; send valid Unicode") from None
         return token_ids
 
+    def _reader(self, parse_special: bool) -> Any:
+        """Return the tokenizer that reads control tokens, or that which does not: nobody waits for another's text."""
+        reader = self._readers.get(parse_special)
+        if reader is None:
+            with self._making:
+                reader = copy.deepcopy(self._tokenizer)
+                # What it has to set it sets now, while no other thread has it.
+                _ids_of(reader, "", False, parse_special)
+                self._readers[parse_special] = reader
+        return reader
+
     def _special_prefix(self) -> list[int]:
         plain = self._encode("a", add_special=False, parse_special=False)
         special = self._encode("a", add_special=True, parse_special=False)
         return special[: special.index(plain[0])] if plain and plain[0] in special else []
+
+
+def _ids_of(tokenizer: Any, text: str, add_special: bool, parse_special: bool) -> list[int]:
+    token_ids: list[int] = tokenizer.encode(
+        text,
+        add_special_tokens=add_special,
+        split_special_tokens=not parse_special,
+        verbose=False,  # no remark on the length that the tokenizer's configuration believes in
+    )
+    return token_ids
 
 
 def _spelling(backend: Any) -> tuple[str, Callable[[str], bytes]]:
@@ -235,6 +272,18 @@ def _spelling(backend: Any) -> tuple[str, Callable[[str], bytes]]:
     raise CapabilityError(
         f"the bytes of tokens are unknown for a {model} tokenizer that decodes by {names}; the torch engine knows "
         "byte-level BPE and sentencepiece"
+    )
+
+
+def _keeps_all(pre_tokenizer: Any) -> bool:
+    """Return whether what splits texts into words leaves nothing out."""
+    state: dict[str, Any] = {"type": None}
+    if pre_tokenizer is not None:
+        state = json.loads(pre_tokenizer.__getstate__())
+    steps: list[dict[str, Any]] = state["pretokenizers"] if state["type"] == "Sequence" else [state]
+    return all(
+        step["type"] in ("ByteLevel", "Digits") or (step["type"] == "Split" and step["behavior"] != "Removed")
+        for step in steps
     )
 
 

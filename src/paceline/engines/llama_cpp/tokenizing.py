@@ -1,0 +1,239 @@
+"""What llama.cpp's tokenizers do not bear, kept from them: long texts in pieces that come to the same tokens.
+
+They are made for prompts, and no call can be stopped. Measured with llama.cpp at 0c1e57098, on one core:
+
+- **Special tokens** in a text are kept in a linked list that is walked from its beginning for each of them: 40,000 take
+  2 s, those of 15 MB an hour. :class:`Marks` finds the ones that are tokens whatever stands around them.
+- **std::regex** goes one call deeper for each character of a word. A word of 30,000 letters is more than the 8 MiB of a
+  thread's stack, and the process ends. Most models have a splitter that is written out; the words of others are read on
+  a large stack (:func:`on_large_stack`), and are bounded.
+- **SentencePiece** copies all tokens so far for each character that it has none for: 200,000 line breaks take 1.3 s.
+  Such stretches are bounded.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from paceline.core.errors import InputError
+from paceline.vocabularies.spelling import Spellings
+
+_T = TypeVar("_T")
+
+LONG: Final = 1 << 12
+"""Characters up to which a text goes to llama.cpp as it is: at worst 2,000 special tokens, which take 6 ms."""
+
+_BLOCK: Final = 1 << 10
+"""Characters that are looked at together; stretches are measured in these."""
+_MOST_IN_DEEP_WORD: Final = 100_000
+"""Characters of a word that std::regex finds: 42 MB of the large stack are used."""
+_MOST_IN_WORD: Final = 1_000_000
+"""Characters of a word of others: its merges take 1.5 s."""
+_STACK_BYTES: Final = 128 << 20
+_MOST_COPIED: Final = 1 << 35
+"""Tokens that SentencePiece may copy, which takes 1.2 s."""
+_MOST_UNSURE: Final = 10_000
+"""Special tokens of one call: 0.14 s."""
+
+_BLANKS: Final = " \t\n\v\f\r"
+"""What C's ``isspace`` takes for blank."""
+
+_WRITTEN_OUT: Final = frozenset((
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+    "dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "glm5", "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat",
+    "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum", "modern-bert", "jina-v1-en", "jina-v2-code", "roberta-bpe",
+    "mpt", "olmo", "jais", "trillion", "granite-docling", "starcoder", "refact", "command-r", "smollm", "codeshell",
+    "exaone", "minerva-7b", "mellum2", "qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "stablelm2", "megrez",
+    "hunyuan", "solar-open", "qwen35", "grok-2", "gemma4", "granite-embed-multi-311m", "sarvam-moe", "kimi-k2",
+))  # fmt: skip
+"""Splitters (``tokenizer.ggml.pre``) that llama.cpp has written out, without std::regex but for single characters."""
+
+
+_ACROSS_SPACES: Final = frozenset({"exaone-moe"})
+"""Splitters whose words have spaces within."""
+
+
+def splits_by_regex(kind: str, splitter: str) -> bool:
+    """Return whether words are found by std::regex.
+
+    Args:
+        kind: of the vocabulary.
+        splitter: its ``tokenizer.ggml.pre``.
+    """
+    return kind == "bpe" and splitter not in _WRITTEN_OUT
+
+
+def check_words(text: str, splitter: str) -> None:
+    """Refuse a text with a word that is too long for BPE.
+
+    Args:
+        text: the text.
+        splitter: the vocabulary's ``tokenizer.ggml.pre``.
+
+    Raises:
+        InputError: with the word's length, the limit and the way out.
+    """
+    breaks = re.compile(r"\n" if splitter in _ACROSS_SPACES else "[ \t\n\v\f\r]")
+    longest = _longest_stretch(text, lambda block: block.isspace() or not breaks.search(block))
+    most = _MOST_IN_WORD if splitter in _WRITTEN_OUT else _MOST_IN_DEEP_WORD
+    if longest > most:
+        raise InputError(
+            f"the text has about {longest} characters without a space between them, or spaces alone: this model's "
+            f"tokenizer reads at most {most}; break them up"
+        )
+
+
+def check_unknown(text: str, num_bytes: int, is_known: Callable[[str], bool]) -> None:
+    """Refuse a text for which SentencePiece would copy its tokens for seconds.
+
+    Args:
+        text: the text.
+        num_bytes: of the text, which are its most tokens.
+        is_known: returns whether a character has a token of its own.
+
+    Raises:
+        InputError: with the stretch's length, the limit and the way out.
+    """
+    known: dict[str, bool] = {}
+
+    def is_unknown(block: str) -> bool:
+        for character in set(block):
+            if character not in known:
+                known[character] = is_known(character)
+            if known[character]:
+                return False
+        return True
+
+    longest = _longest_stretch(text, is_unknown)
+    if longest * num_bytes > _MOST_COPIED:
+        raise InputError(
+            f"the text has about {longest} characters in a row that this model has no tokens for, and may have "
+            f"{_MOST_COPIED // num_bytes} in {num_bytes} bytes: leave them out, or send a shorter text"
+        )
+
+
+def _longest_stretch(text: str, is_within: Callable[[str], bool]) -> int:
+    """Return about how many characters the longest stretch has that is all of one kind; 0 for less than a block."""
+    longest = at = 0
+    for start in range(0, len(text), _BLOCK):
+        at = at + _BLOCK if is_within(text[start : start + _BLOCK]) else 0
+        longest = max(longest, at)
+    return longest
+
+
+_starting: Final = threading.Lock()
+
+
+def on_large_stack(function: Callable[[], _T]) -> _T:
+    """Return what a function comes to that goes deep, in a thread whose stack is large."""
+    found: list[_T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="paceline-tokenizer")
+    with _starting:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A token that llama.cpp looks for in a text before it reads the rest.
+
+    Attributes:
+        token_id: of the token.
+        strips_left: whether blanks before it are left out.
+        strips_right: whether blanks behind it are left out.
+    """
+
+    token_id: int
+    strips_left: bool = False
+    strips_right: bool = False
+
+
+class Marks:
+    """The tokens that llama.cpp looks for in a text before it reads the rest: longest first, each from left to right.
+
+    One that no other overlaps, unless that is within it, is found whatever stands around it. What is on its left and
+    what is on its right are then read apart from each other, as they are by llama.cpp.
+
+    Args:
+        marks: by text; ``None`` where several tokens have one text.
+    """
+
+    def __init__(self, marks: Mapping[str, Mark | None]) -> None:
+        self._marks = marks
+        self._spellings = Spellings(marks)
+        self._any_strips = any(mark is not None and (mark.strips_left or mark.strips_right) for mark in marks.values())
+
+    def parts_of(self, text: str) -> Iterator[tuple[str, bool] | int]:
+        """Yield the tokens that are certain, and the texts between them with whether a mark is spelled there.
+
+        Raises:
+            InputError: there are too many that are not certain.
+        """
+        at = num_unsure = 0
+        for first, reach, count in self._overlapping(text):
+            mark = self._certain(text, first, reach)
+            if mark is None:
+                num_unsure += count
+                _check_unsure(num_unsure)
+                continue
+            if at < first[0]:
+                yield text[at : first[0]], num_unsure > 0
+            yield mark.token_id
+            at, num_unsure = first[1], 0
+        if at < len(text):
+            yield text[at:], num_unsure > 0
+
+    def _overlapping(self, text: str) -> Iterator[tuple[tuple[int, int], int, int]]:
+        """Yield those that overlap: where the first one is, where the last ends, and how many are side by side."""
+        first, reach, passed, count = (0, 0), 0, 0, 0
+        for start, end in self._spellings.in_text(text):
+            if start >= reach:
+                if count:
+                    yield first, reach, count
+                first, reach, passed, count = (start, end), end, end, 1
+                continue
+            reach = max(reach, end)
+            if start >= passed:
+                passed, count = end, count + 1
+                _check_unsure(count)
+        if count:
+            yield first, reach, count
+
+    def _certain(self, text: str, first: tuple[int, int], reach: int) -> Mark | None:
+        """Return the token that the first of those that overlap is in any case."""
+        start, end = first
+        mark = self._marks.get(text[start:end])
+        if mark is None or end < reach:
+            return None
+        if mark.strips_left and start > 0 and text[start - 1] in _BLANKS:
+            return None
+        if mark.strips_right and text[end : end + 1] in _BLANKS and end < len(text):
+            return None
+        # Blanks of its own may be left out beside another.
+        if self._any_strips and (text[start] in _BLANKS or text[end - 1] in _BLANKS):
+            return None
+        return mark
+
+
+def _check_unsure(count: int) -> None:
+    if count > _MOST_UNSURE:
+        raise InputError(f"the text has more than {_MOST_UNSURE} special tokens that run into each other: shorten it")
