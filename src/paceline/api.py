@@ -21,7 +21,7 @@ from paceline.chat.params import ChatParams
 from paceline.constraints import ConstraintCompiler, Source
 from paceline.core.clock import Clock
 from paceline.core.constraint import Constraint
-from paceline.core.errors import CapabilityError, ClosedError, InputError
+from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError
 from paceline.core.numbers import token_ids, whole_number
 from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, PolicyName, StopRules, VerifierName, read_seed
 from paceline.core.reasoning import ReasoningBudget
@@ -52,6 +52,7 @@ from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.roster import ReadPrompt
 from paceline.runtime.worker import CLOSED, Worker
 from paceline.streams import Ask, Generation, Stream
+from paceline.vocabularies.length import most_tokens
 
 if TYPE_CHECKING:
     from paceline.async_streams import AsyncStream
@@ -271,7 +272,7 @@ class Model:
         """
         from paceline.async_streams import AsyncStream  # asyncio takes a while to import
 
-        return AsyncStream(*self._ask(lambda: read_prompt(prompt, self.target.vocabulary), options))
+        return AsyncStream(*self._ask(lambda: self._prompt_ids(prompt), options))
 
     def chat(
         self,
@@ -469,8 +470,17 @@ class Model:
         """
         self._check_usable()
         # Here, as a long text takes a while, and the engine's thread has answers to write.
-        prompt_ids = read_prompt(prompt, self.target.vocabulary)
+        prompt_ids = self._prompt_ids(prompt)
         return Stream(*self._ask(lambda: prompt_ids, options, wrap, read))
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt, if it is not too long by its bytes: a text of megabytes takes seconds."""
+        vocabulary, context_length = self.target.vocabulary, self.target.capabilities.context_length
+        if isinstance(prompt, str) and most_tokens(prompt) >= context_length:
+            least = vocabulary.fewest_tokens(prompt)
+            if least >= context_length:
+                raise ContextLengthError.of_prompt(least, context_length, is_least=True)
+        return read_prompt(prompt, vocabulary)
 
     def compile(self, source: Source, *, namespace: str = "", salt: str = "") -> Constraint:
         """Make a constraint of a source: what ``constraint`` takes, ready to be used in any number of answers.

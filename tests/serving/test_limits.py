@@ -202,3 +202,33 @@ def test_an_error_of_the_engine_tells_nothing_and_ends_nobody_else(caplog: pytes
         # A stream is put away once its last event is sent.
         while running.server.board.answers:
             pass
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_prompt_that_is_too_long_by_its_bytes_is_refused_unread(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    with hosted(scripted) as running:
+        vocabulary = running.model.target.vocabulary
+        tokenize, reach = vocabulary.tokenize, max(map(len, vocabulary._spellings))  # type: ignore[attr-defined]
+
+        def noted(text: str, **options: bool) -> list[int]:
+            read.append(len(text))
+            return tokenize(text, **options)
+
+        monkeypatch.setattr(vocabulary, "tokenize", noted)
+
+        def refused(length: int) -> dict[str, Any]:
+            text = "!" * length
+            return running.refusal(path, {"prompt": text, "messages": [{"role": "user", "content": text}]})
+
+        error = refused(4096 * reach)
+        assert error["type"] == "exceed_context_size_error"
+        assert error["message"].startswith(
+            f"request (at least {error['n_prompt_tokens']} tokens) exceeds the available"
+        )
+        assert 4096 <= error["n_prompt_tokens"] < 4110
+        assert max(read, default=0) < 100
+        # What may fit is read, and its tokens are told.
+        length = 4090 * reach - 100
+        assert refused(length)["n_prompt_tokens"] >= length
+        assert max(read) >= length

@@ -22,6 +22,7 @@ from paceline.chat.tool_calls.own_format import format_of
 from paceline.chat.tool_calls.response_parser import load_template
 from paceline.core.errors import ContextLengthError, InputError
 from paceline.engines.base import Vocabulary
+from paceline.vocabularies.length import most_tokens
 
 if TYPE_CHECKING:
     from paceline.api import GenerateOptions
@@ -118,19 +119,33 @@ class ChatReader:
             return with_beginning(opening, conversation[-1], self.markers, origin=self.template.origin)
 
         # The oldest turns are left out, so how many messages there are tells which.
+        begun_by: dict[int, tuple[MarkedText, bool]] = {}
         written: dict[int, _Written] = {}
+
+        def begin_once(conversation: Sequence[Message]) -> tuple[MarkedText, bool]:
+            if len(conversation) not in begun_by:
+                begun_by[len(conversation)] = begin(conversation)
+            return begun_by[len(conversation)]
 
         def write(conversation: Sequence[Message]) -> _Written:
             if len(conversation) not in written:
-                text, begun = begin(conversation)
+                text, begun = begin_once(conversation)
                 written[len(conversation)] = _Written(text, self._tokens(text), begun)
             return written[len(conversation)]
 
+        def count(conversation: Sequence[Message]) -> int:
+            """Return the tokens of a conversation, or how many it has at least where these are too many."""
+            least = self._fewest_tokens(begin_once(conversation)[0])
+            return least if least > room else len(write(conversation).token_ids)
+
         self._check_roles(read, lambda conversation: begin(conversation)[0])
         kept: Sequence[Message] = read
+        room = self._context_length - min(max_tokens, self._context_length // _ROOM_FOR_ANSWERS)
         if params.forget:
-            room = self._context_length - min(max_tokens, self._context_length // _ROOM_FOR_ANSWERS)
-            kept = oldest_left_out(read, lambda some: len(write(some).token_ids), most=room, aim=room * 3 // 4)
+            kept = oldest_left_out(read, count, most=room, aim=room * 3 // 4)
+        least = self._fewest_tokens(begin_once(kept)[0]) if max_tokens else 0
+        if least >= self._context_length:
+            raise self._too_long(least, forgets=params.forget, is_least=True)
         text, token_ids, begun = write(kept)
         if max_tokens and len(token_ids) >= self._context_length:
             raise self._too_long(len(token_ids), forgets=params.forget)
@@ -168,13 +183,19 @@ class ChatReader:
         # Behind all that others wrote, who may spell markers too.
         return text, self.markers is not None and opens_reasoning(ending_of_template(text), self.markers)
 
-    def _too_long(self, num_tokens: int, *, forgets: bool) -> ContextLengthError:
+    def _fewest_tokens(self, text: MarkedText) -> int:
+        """Return how many tokens a text has at least, if that may be too many: it is told in far less time."""
+        if most_tokens(text) < self._context_length:
+            return 0
+        return self._vocabulary.fewest_tokens(str.__str__(text))
+
+    def _too_long(self, num_tokens: int, *, forgets: bool, is_least: bool = False) -> ContextLengthError:
         what = "the last turn of the conversation" if forgets else "the conversation"
         way_out = "shorten it" if forgets else "start a new one, let it forget (`forget=True`)"
         return ContextLengthError(
-            f"{what} has {num_tokens} tokens and the context holds {self._context_length}, answer included: {way_out}, "
-            "or raise the context length (`context_length`)"
-        ).sized(num_tokens, self._context_length)
+            f"{what} has {'at least ' if is_least else ''}{num_tokens} tokens and the context holds "
+            f"{self._context_length}, answer included: {way_out}, or raise the context length (`context_length`)"
+        ).sized(num_tokens, self._context_length, is_least=is_least)
 
     def _tokens(self, text: MarkedText) -> list[int]:
         return token_ids_of(text, self._vocabulary, adds_opening=self.template.adds_opening)

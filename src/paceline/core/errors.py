@@ -48,23 +48,25 @@ class ContextLengthError(InputError):
 
     Attributes:
         num_tokens: of the prompt; ``None`` where it is not a prompt that is too long.
+        is_least: whether the prompt has that many at least, as its bytes tell.
         context_length: tokens that the context holds; ``None`` where it is not a prompt that is too long.
     """
 
     num_tokens: int | None = None
+    is_least = False
     context_length: int | None = None
 
     @classmethod
-    def of_prompt(cls, num_tokens: int, context_length: int) -> ContextLengthError:
+    def of_prompt(cls, num_tokens: int, context_length: int, *, is_least: bool = False) -> ContextLengthError:
         """Return the error of a prompt that leaves no room in the context for a token of answer."""
         return cls(
-            f"the prompt has {num_tokens} tokens and the context holds {context_length}, answer included: "
-            "shorten the prompt or raise the context length (`context_length`)"
-        ).sized(num_tokens, context_length)
+            f"the prompt has {'at least ' if is_least else ''}{num_tokens} tokens and the context holds "
+            f"{context_length}, answer included: shorten the prompt or raise the context length (`context_length`)"
+        ).sized(num_tokens, context_length, is_least=is_least)
 
-    def sized(self, num_tokens: int, context_length: int) -> ContextLengthError:
+    def sized(self, num_tokens: int, context_length: int, *, is_least: bool = False) -> ContextLengthError:
         """Note how long the prompt and the context are, and return the error."""
-        self.num_tokens, self.context_length = num_tokens, context_length
+        self.num_tokens, self.context_length, self.is_least = num_tokens, context_length, is_least
         return self
 
 

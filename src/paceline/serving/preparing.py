@@ -17,6 +17,7 @@ from paceline.constraints import JsonSchema
 from paceline.constraints.unsupported_keywords import named_places
 from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
+from paceline.engines.base import Vocabulary
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.asked import Asked
 from paceline.serving.bodies import ChatBody, TemplateBody
@@ -24,10 +25,11 @@ from paceline.serving.chats import chat_params_of, followed
 from paceline.serving.constraints import Named
 from paceline.serving.fields import FieldError
 from paceline.serving.hosting import ModelHost, ServedModel
-from paceline.serving.prompts import encode, read_prompts
+from paceline.serving.prompts import TextOrId, encode, read_prompts
 from paceline.serving.token_texts import check_ids, text_of
 from paceline.serving.tools import AskedTools, call_format_of, calls_to_keep_to, told_tools
 from paceline.serving.work import Kind, Share
+from paceline.vocabularies.length import most_tokens
 
 
 async def prepare_completions(
@@ -56,6 +58,7 @@ async def prepare_completions(
     def read() -> list[PreparedPrompt]:
         found = []
         for parts in read_prompts(prompt, num_choices=num_choices, most=most):
+            _check_least(parts, vocabulary, served.context_length)
             token_ids = encode(parts, vocabulary, add_special=True, parse_special=True)
             check_ids(token_ids, vocabulary, "prompt")
             if not token_ids:
@@ -105,7 +108,7 @@ async def prepare_chat(
     except ContextLengthError as error:
         if error.num_tokens is None:
             raise
-        raise too_long(error.num_tokens, served.context_length) from None
+        raise too_long(error.num_tokens, served.context_length, is_least=error.is_least) from None
     except InputError as error:
         if type(error) is not InputError:
             raise
@@ -284,9 +287,22 @@ def check_length(num_tokens: int, context_length: int) -> None:
         raise too_long(num_tokens, context_length)
 
 
-def too_long(num_tokens: int, context_length: int) -> ContextLengthError:
+def _check_least(parts: Sequence[TextOrId], vocabulary: Vocabulary, context_length: int) -> None:
+    """Refuse a prompt that is too long by its bytes, before it is read, which takes seconds.
+
+    Raises:
+        ContextLengthError: it is too long.
+    """
+    if sum(most_tokens(part) if isinstance(part, str) else 1 for part in parts) < context_length:
+        return
+    least = sum(vocabulary.fewest_tokens(part) if isinstance(part, str) else 1 for part in parts)
+    if least >= context_length:
+        raise too_long(least, context_length, is_least=True)
+
+
+def too_long(num_tokens: int, context_length: int, *, is_least: bool = False) -> ContextLengthError:
     """Return the error of a prompt that is too long, in the words that clients of llama-server look for."""
     return ContextLengthError(
-        f"request ({num_tokens} tokens) exceeds the available context size ({context_length} tokens): shorten it, or "
-        "start the server with a larger context (-c)"
-    ).sized(num_tokens, context_length)
+        f"request ({'at least ' if is_least else ''}{num_tokens} tokens) exceeds the available context size "
+        f"({context_length} tokens): shorten it, or start the server with a larger context (-c)"
+    ).sized(num_tokens, context_length, is_least=is_least)
