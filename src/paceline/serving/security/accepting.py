@@ -164,9 +164,10 @@ class Acceptor:
         except OSError as error:
             # The client's own affair: it left, is too slow, or speaks no TLS. The traceback would keep its buffers.
             error.with_traceback(None)
-            self.leave(place)
         finally:
             del self._opening[place]
+            if place.protocol.scheme is None:
+                self.leave(place)
 
     def _drop_one(self, most: Claim) -> bool:
         """Drop a connection with at most such a claim; returns whether there was one.
