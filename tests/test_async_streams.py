@@ -273,3 +273,16 @@ def test_giving_up_an_end_of_reasoning_leaves_the_answer_alone() -> None:
         assert (await stream.result()).finish_reason == "length"
 
     asked(ask, gate)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_was_read_need_not_be_kept(keep: bool) -> None:
+    async def ask(model: paceline.Model) -> None:
+        stream = model.astream([1], max_tokens=20, temperature=0.0, logprobs=2)
+        read = [emission async for emission in stream.emissions(keep=keep) if emission is not None]
+        answer = await stream.so_far()
+        assert sum(len(emission.token_ids) for emission in read) == 20
+        assert (len(answer.token_ids), len(answer.logprobs)) == ((20, 20) if keep else (0, 0))
+        assert (answer.finish_reason, answer.stats.predicted_tokens) == ("length", 20)
+
+    asked(ask)

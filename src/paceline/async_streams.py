@@ -152,7 +152,7 @@ class AsyncStream:
             self._unread.clear()
             yield segments
 
-    async def emissions(self, every: int = 1) -> AsyncIterator[Emission | None]:
+    async def emissions(self, every: int = 1, *, keep: bool = True) -> AsyncIterator[Emission | None]:
         """Iterate round by round: all that each added to the answer, token by token too.
 
         ``None`` is a round that added nothing, as while a long prompt is read. Raises as :meth:`rounds` does.
@@ -160,9 +160,13 @@ class AsyncStream:
         Args:
             every: rounds after the first that are waited for together, or the end. Waking an event loop beside a large
                 model costs as much as a few hundredths of a round.
+            keep: whether the stream goes on to hold what was read, for :meth:`result` and :meth:`so_far`.
         """
         while await self._has_next(every if self._num_read else 1):
-            yield self._next()
+            emission = self._next()
+            if not keep:
+                self._outbox.rounds[self._num_read - 1] = None
+            yield emission
 
     async def end_reasoning(self) -> bool:
         """Have the answer close the reasoning that it is in; as :meth:`paceline.Stream.end_reasoning`."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 import random
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -151,3 +153,18 @@ def test_options_and_their_limits() -> None:
         with pytest.raises(InputError, match=rf"^logprobs {count} is out of range: give a value from 0 to 1000 \("):
             LogprobParams(count)
     assert fields_of(LogprobParams)[0].json_names == ("logprobs", "n_probs")
+
+
+def test_what_is_listed_takes_little_memory() -> None:
+    top = tuple((number, -number / 7) for number in range(1000))
+    found = TokenLogprob(3, -0.5, top)
+    assert (found.top, found.num_top, found) == (top, 1000, TokenLogprob(3, -0.5, list(top)))
+    assert hash(found) == hash(TokenLogprob(3, -0.5, top))
+    assert found != TokenLogprob(3, -0.5, top[1:])
+    assert repr(TokenLogprob(3, -0.5, ((1, -2.0),))) == "TokenLogprob(token_id=3, logprob=-0.5, top=((1, -2.0),))"
+    assert pickle.loads(pickle.dumps(found)) == found
+    tracemalloc.start()
+    many = [TokenLogprob(3, -0.5, top) for _ in range(100)]
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < len(many) * 1000 * 16

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from benchmarks.server_soak.wire import Answer, ask, request_bytes
+from benchmarks.server_soak.wire import Answer, ask, post_bytes, request_bytes
 
 from paceline.serving.running import _SWITCH_S
 from tests.serving.live import Live, live
@@ -95,5 +95,25 @@ def test_no_body_holds_up_others(name: str) -> None:
     async def check() -> None:
         async with live() as server:
             await answered(server, request_bytes("POST", path, body), status)
+
+    asyncio.run(check())
+
+
+LISTED: Final[dict[str, tuple[str, dict[str, object]]]] = {
+    "native": ("/completion", {"n_probs": 250}),
+    "completions": ("/v1/completions", {"logprobs": 250}),
+    "in a stream": ("/v1/completions", {"logprobs": 250, "stream": True}),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_no_answer_holds_up_others(name: str) -> None:
+    path, fields = LISTED[name]
+    body = {"prompt": "abc", "max_tokens": 400, "n": 2, "ignore_eos": True, "seed": 1, **fields}
+
+    async def check() -> None:
+        async with live() as server:
+            answer = await answered(server, post_bytes(path, body), 200)
+            assert answer.body.count(b'"id":') >= 2 * 400 * 250
 
     asyncio.run(check())

@@ -15,7 +15,7 @@ from paceline.core.arrays import Float64Array
 from paceline.serving.settings import ServerOptions
 from tests.serving.hosted import NAME, Hosted, hosted, json_of, scripted
 from tests.serving.scripted import Turnstile, writing_model
-from tests.timing import LoopTime
+from tests.timing import WAIT_S, LoopTime
 
 ENDLESS: dict[str, Any] = {"prompt": "abc", "n_predict": -1, "ignore_eos": True, "seed": 1}
 PATHS = ["/completion", "/v1/completions", "/v1/chat/completions"]
@@ -76,6 +76,55 @@ def test_a_prompt_that_is_too_long_tells_both_lengths(server: Hosted, path: str)
         assert error["type"] == "exceed_context_size_error"
         assert error["n_prompt_tokens"] >= 5000
         assert error["n_ctx"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("/completion", {"n_probs": 9}, "n_probs"),
+        ("/v1/completions", {"logprobs": 9}, "logprobs"),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 9}, "top_logprobs"),
+    ],
+)
+def test_log_probabilities_are_counted_before_an_answer_is_taken(path: str, fields: dict[str, Any], name: str) -> None:
+    options = ServerOptions(max_answer_logprobs=1000, api_key=("a", "b"))
+    with hosted(lambda: scripted(context_length=200), options) as running:
+
+        def post(key: str, **more: Any) -> Any:
+            body = {
+                "prompt": "a" * 90,
+                "messages": [{"role": "user", "content": "a" * 10}],
+                "ignore_eos": True,
+                **fields,
+            }
+            running.over.clear()
+            response = running.post(path, {**body, **more}, headers={"Authorization": f"Bearer {key}"})
+            # Its room is free once all of it is sent.
+            assert response.status_code != 200 or running.over.wait(WAIT_S)
+            return response
+
+        assert post("a", max_tokens=50, n=2).status_code == 200
+        for stream in (False, True):
+            error = post("a", max_tokens=51, n=2, stream=stream).json()["error"]
+            assert error["param"] == name
+            assert error["message"] == (
+                "10 log-probabilities a token for 2 answers of up to 51 tokens come to 1,020, and at most 1,000 are "
+                "taken: ask for fewer, set a smaller max_tokens, or start the server with a larger "
+                "--max-answer-logprobs"
+            )
+        # Without a number of tokens, as many as there is room for.
+        assert post("a", n=2).json()["error"]["param"] == name
+        room = running.server._room
+        assert room.take("taken", 2000)
+        assert post("a", max_tokens=100).status_code == 200
+        assert room.take("taken too", 1000)
+        response = post("b", max_tokens=100)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+        assert post("b", max_tokens=50).status_code == 200
+        room.give_back("taken", 2000)
+        assert post("b", max_tokens=100).status_code == 200
+        room.give_back("taken too", 1000)
+        assert room.take("others", 2000)
 
 
 def test_all_answers_of_a_request_wait_or_none() -> None:

@@ -52,7 +52,10 @@ class LogprobParams:
         take_values(self)
 
 
-@dataclass(frozen=True, slots=True)
+_LISTED: Final = np.dtype([("token_id", np.int32), ("logprob", np.float64)])
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class TokenLogprob:
     """How likely an emitted token was, and what else was.
 
@@ -71,7 +74,26 @@ class TokenLogprob:
 
     token_id: int
     logprob: float
-    top: tuple[tuple[int, float], ...]
+    _top: bytes
+
+    def __init__(self, token_id: int, logprob: float, top: Sequence[tuple[int, float]]) -> None:
+        object.__setattr__(self, "token_id", token_id)
+        object.__setattr__(self, "logprob", logprob)
+        # An answer may have millions: as Python's own numbers each takes ten times the memory.
+        object.__setattr__(self, "_top", np.array([*top], _LISTED).tobytes() if top else b"")
+
+    def __repr__(self) -> str:
+        return f"TokenLogprob(token_id={self.token_id}, logprob={self.logprob}, top={self.top})"
+
+    @property
+    def top(self) -> tuple[tuple[int, float], ...]:
+        """Id and log-probability of the likeliest tokens."""
+        return tuple(np.frombuffer(self._top, _LISTED).tolist())
+
+    @property
+    def num_top(self) -> int:
+        """How many tokens are listed."""
+        return len(self._top) // _LISTED.itemsize
 
 
 def logprob_of(

@@ -38,6 +38,7 @@ StopType: TypeAlias = Literal["none", "eos", "word", "limit"]
 """Why an answer ended, in llama-server's words."""
 
 _CHARACTERS_AN_ITEM: Final = 100
+_CHARACTERS_AN_ID: Final = 6
 
 _STOP_TYPES: Final[dict[str, StopType]] = {"end": "eos", "stop": "word"}
 
@@ -94,7 +95,7 @@ class Said:
     @property
     def num_listed(self) -> int:
         """Probabilities that come with the tokens."""
-        return sum(1 + len(each.top) for each in self.logprobs)
+        return sum(1 + each.num_top for each in self.logprobs)
 
     @property
     def text(self) -> str:
@@ -160,9 +161,9 @@ class Choice:
         prompt: what is answered.
         stream: the answer, as the engine writes it.
         slot: number of the place that it has while it runs; -1 before.
-        token_ids: said so far.
-        written: the text so far as the model wrote it, markers of reasoning included.
-        logprobs: of the tokens said so far.
+        num_said: tokens said so far.
+        token_ids: said so far; none of a stream, which keeps nothing of what it has sent.
+        logprobs: of the tokens said so far; none of a stream.
         has_new_line: whether a line ended.
         num_reasoning: tokens of reasoning so far.
         echoed: the beginning of the message that is continued, where it is asked to stand before the rest.
@@ -179,8 +180,8 @@ class Choice:
         self.prompt = prompt
         self.stream = stream
         self.slot = -1
+        self.num_said = 0
         self.token_ids: list[int] = []
-        self.written = ""
         self.logprobs: list[TokenLogprob] = []
         self.has_new_line = False
         self.num_reasoning = 0
@@ -194,6 +195,8 @@ class Choice:
         self._began_s = time.monotonic()
         self._first_s: float | None = None
         self._processed: int | None = None
+        self._written: list[str] = []
+        self._num_written = 0
         self._unsent_ids: list[int] = []
         self._unsent_logprobs: list[TokenLogprob] = []
         self._unsent_sources: list[str] = []
@@ -226,9 +229,15 @@ class Choice:
     @property
     def num_listed(self) -> int:
         """Items of what is written of it at its end: probabilities and biases, and texts by the hundred characters."""
-        listed = sum(1 + len(each.top) for each in self.logprobs) + len(self.stream.params.logit_bias)
+        listed = sum(1 + each.num_top for each in self.logprobs) + len(self.stream.params.logit_bias)
         texts = (self.prompt.text, *self.stream.rules.stop)
-        return listed + sum(map(len, texts)) // _CHARACTERS_AN_ITEM
+        num_characters = sum(map(len, texts)) + self._num_written + len(self.token_ids) * _CHARACTERS_AN_ID
+        return listed + num_characters // _CHARACTERS_AN_ITEM
+
+    @property
+    def written(self) -> str:
+        """The text so far as the model wrote it, markers of reasoning included; empty of a stream."""
+        return "".join(self._written)
 
     @property
     def stop_type(self) -> StopType:
@@ -254,7 +263,7 @@ class Choice:
 
     def take(self, emission: Emission | None) -> list[Event]:
         """Return what a round brought."""
-        if emission is None or not self.token_ids:
+        if emission is None or not self.num_said:
             events: list[Event] = list(self._progress(emission))
         else:
             events = []
@@ -269,7 +278,9 @@ class Choice:
                 self._unsent_logprobs.append(emission.logprobs[place])
             if self._asked.return_rounds:
                 self._unsent_sources.append(emission.sources[place])
-            self.token_ids.append(token_id)
+            self.num_said += 1
+            if not self._asked.stream:
+                self.token_ids.append(token_id)
             events += self._said(emission.segments[starts[place] : starts[place + 1]])
         if emission.finish_reason is not None:
             events += self._said(emission.segments[starts[-1] :], last=True)
@@ -295,7 +306,9 @@ class Choice:
 
     def _said(self, segments: Sequence[TextSegment], *, last: bool = False) -> list[Event]:
         parts, self._opening = self._opening, []
-        self.written += "".join(segment.text for segment in segments)
+        if not self._asked.stream:
+            self._written += [segment.text for segment in segments]
+            self._num_written += sum(len(segment.text) for segment in segments)
         if self._splitter is None:
             parts += [("content", segment.text) for segment in segments]
         else:
@@ -313,9 +326,10 @@ class Choice:
         echo, self._unsent_echo = self._unsent_echo, ()
         token_ids, self._unsent_ids = self._unsent_ids, []
         logprobs, self._unsent_logprobs = self._unsent_logprobs, []
-        self.logprobs += logprobs
+        if not self._asked.stream:
+            self.logprobs += logprobs
         sources, self._unsent_sources = self._unsent_sources, []
-        return [Said(self, [*echo, *parts], token_ids, logprobs, len(self.token_ids), sources)]
+        return [Said(self, [*echo, *parts], token_ids, logprobs, self.num_said, sources)]
 
     def _with_calls(self, parts: Sequence[Part], parser: ToolCallParser, *, last: bool) -> list[Part]:
         """Return parts with the calls in their content read out."""
@@ -467,7 +481,7 @@ class Answer:
         self.cancel()
 
     async def _rounds_of(self, choice: Choice, every: int) -> AsyncIterator[list[Event]]:
-        async for emission in choice.stream.emissions(every):
+        async for emission in choice.stream.emissions(every, keep=False):
             events = choice.take(emission)
             if events:
                 yield events

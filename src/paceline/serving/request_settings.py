@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 from paceline.constraints import Gbnf
@@ -45,7 +46,7 @@ _SWITCHED_OFF: Final[dict[str, Any]] = {
 
 
 def settings_of(params: SamplingParams, rules: StopRules, asked: Asked, served: ServedModel) -> dict[str, Any]:
-    """Return how an answer was sampled.
+    """Return how an answer was sampled, but for the biases, of which there may be many.
 
     Args:
         params: how tokens are sampled.
@@ -57,16 +58,18 @@ def settings_of(params: SamplingParams, rules: StopRules, asked: Asked, served: 
         **short_settings_of(params, rules, asked, served),
         "dry_sequence_breakers": ["\n", ":", '"', "*"],
         "stop": list(rules.stop),
-        "logit_bias": [
-            # JSON has no infinity.
-            {"token": token_id, "bias": None if bias == -math.inf else bias}
-            for token_id, bias in params.logit_bias.items()
-        ],
+        "logit_bias": [],
         "grammar": asked.named.source.text if asked.named and isinstance(asked.named.source, Gbnf) else "",
         "grammar_lazy": False,
         "grammar_triggers": [],
         "preserved_tokens": list(rules.preserved_ids),
     }
+
+
+def shown_biases(biases: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+    """Return biases as ``generation_settings`` have them."""
+    # JSON has no infinity.
+    return [{"token": token_id, "bias": None if bias == -math.inf else bias} for token_id, bias in biases]
 
 
 def short_settings_of(

@@ -11,21 +11,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.core.errors import InputError
+from paceline.core.params import MAX_TOKENS
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, Said
 from paceline.serving.asked import Api, Asked, at_fault
 from paceline.serving.errors import RefusedError, error_of
-from paceline.serving.event_stream import EventStream
+from paceline.serving.event_stream import EventStream, PieceByPiece
+from paceline.serving.fields import FieldError
 from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.leaving import while_there
 from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.security import namespace_of
 from paceline.serving.settings import ServerOptions
-from paceline.serving.shapes import ChatShape, CompletionShape, NativeShape, Shape, as_events, to_json
+from paceline.serving.shapes import ChatShape, CompletionShape, NativeShape, Shape, as_events, pieces_of, to_json
+from paceline.serving.shares import Shares
 from paceline.serving.slots import SlotBoard
-from paceline.serving.work import Kind, Share, Work
+from paceline.serving.work import MOST_AT_ONCE, Kind, Share, Work
 
 _WHOLE_ROUNDS: Final = 16
 """Rounds that are looked at together where nobody reads them as they come."""
+
+_PIECE_BYTES: Final = 1 << 16
+"""Bytes of a long answer that are sent at once, or a little more."""
+
+_ROOM: Final = 4
+"""Requests of the most log-probabilities that there is room for at a time."""
 
 _SHAPES: dict[Api, Callable[[Answer], Shape]] = {
     "native": NativeShape,
@@ -57,6 +66,8 @@ class Server:
         self.work = Work()
         self.metrics: ServerMetrics | None = None
         self._board: SlotBoard | None = None
+        self._room = Shares(_ROOM * options.max_answer_logprobs)
+        self._listed: dict[str, tuple[str, int]] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
     @property
@@ -115,11 +126,16 @@ class Server:
         board = self.board
         served = self.host.served
         client = namespace_of(request.scope)
+        listed = self._may_list(asked, prompts, client)
         namespace = namespace_of(request.scope, asked.cache_salt or None)
         try:
             answer = Answer(served, asked, prompts, namespace=namespace, client=client, most_s=self.options.request_s)
-        except InputError as error:
-            raise at_fault(asked, error, served.check) from None
+        except BaseException as error:
+            self._room.give_back(client, listed)
+            if isinstance(error, InputError):
+                raise at_fault(asked, error, served.check) from None
+            raise
+        self._listed[answer.id] = client, listed
         board.add(answer)
         shape, share = _SHAPES[asked.api](answer), self.work.share_of(request.scope)
         try:
@@ -139,10 +155,56 @@ class Server:
         """Wait for an answer for as long as the client does."""
         await while_there(request, self._followed(answer))
         _check_whole(answer)
-        listed = sum(choice.num_listed for choice in answer.choices)
-        body = await share.do(Kind.WRITING, lambda: to_json(shape.whole()), num_items=listed)
+        if sum(choice.num_listed for choice in answer.choices) > MOST_AT_ONCE:
+            return PieceByPiece(self._pieces(shape, share), over=lambda: self._over(answer))
+        body = to_json(shape.whole())
         self._over(answer)
         return Response(body, media_type="application/json")
+
+    async def _pieces(self, shape: Shape, share: Share) -> AsyncIterator[bytes]:
+        """Iterate over a whole answer, written beside others."""
+        pieces = await share.do(Kind.WRITING, lambda: pieces_of(shape.whole()))
+
+        def some() -> bytes:
+            found = bytearray()
+            while len(found) < _PIECE_BYTES and (piece := next(pieces, b"")):
+                found += piece
+            return bytes(found)
+
+        while piece := await share.do(Kind.WRITING, some):
+            yield piece
+
+    def _may_list(self, asked: Asked, prompts: Sequence[PreparedPrompt], client: str) -> int:
+        """Return how many log-probabilities answers may come to, for which there is room then.
+
+        Raises:
+            FieldError: one request may not have so many.
+            RefusedError: others have the room.
+        """
+        if asked.num_logprobs is None:
+            return 0
+        length, each = asked.options.get("max_tokens") or MAX_TOKENS, 1 + asked.num_logprobs
+        context = self.host.served.context_length
+        lengths = [min(length, context - len(prompt.token_ids)) for prompt in prompts]
+        listed = sum(lengths) * asked.num_choices * each
+        most = self.options.max_answer_logprobs
+        if listed > most:
+            num_choices = len(prompts) * asked.num_choices
+            answers = f"{num_choices} answers of up to" if num_choices > 1 else "an answer of up to"
+            raise FieldError(
+                asked.names.get("logprobs", "logprobs"),
+                f"{each} log-probabilities a token for {answers} {max(lengths)} tokens come to {listed:,}, and at most "
+                f"{most:,} are taken: ask for fewer, set a smaller max_tokens, or start the server with a larger "
+                "--max-answer-logprobs",
+            )
+        if not self._room.take(client, listed):
+            raise RefusedError(
+                429,
+                "rate_limit_error",
+                f"the answers under way may come to {self._room.most:,} log-probabilities, of each key to half of what "
+                "others leave, and this one has no room: ask once others are over, or set a smaller max_tokens",
+            )
+        return listed
 
     async def _followed(self, answer: Answer) -> None:
         # A time limit of the answer is looked at round by round.
@@ -156,7 +218,7 @@ class Server:
                 self._note(answer, events)
                 _check_whole(answer)
                 listed = sum(_num_listed(event) for event in events)
-                write = functools.partial(_written, shape, events)
+                write = functools.partial(_written, shape, events, is_long=listed > MOST_AT_ONCE)
                 written = await share.do(Kind.WRITING, write, num_items=listed)
                 if written:
                     yield written
@@ -195,6 +257,7 @@ class Server:
 
     def _over(self, answer: Answer) -> None:
         """Have what is left of an answer end and be counted; its places are taken until then."""
+        self._room.give_back(*self._listed.pop(answer.id, ("", 0)))
         answer.cancel()
         left = [choice for choice in answer.choices if not choice.is_counted]
         if not left:
@@ -213,9 +276,9 @@ class Server:
             self._board_of(answer.served).remove(answer)
 
 
-def _written(shape: Shape, events: Sequence[Event]) -> bytes:
+def _written(shape: Shape, events: Sequence[Event], *, is_long: bool) -> bytes:
     """Return what a stream says of what a round brought; nothing where it says nothing."""
-    return as_events(shape.chunks(events))
+    return as_events(shape.chunks(events), in_pieces=is_long)
 
 
 def _num_listed(event: Event) -> int:

@@ -38,6 +38,7 @@ class ServerOptions:
         max_waiting: most requests of one API key that wait for their start; more are told to come again.
         max_choices: most answers that one request may ask for.
         max_stop: most stop texts of one request.
+        max_answer_logprobs: most log-probabilities that the answers of one request may come to.
         max_body: most bytes of a request, in MiB.
         request_s: seconds after which an answer ends where it is, the wait for its start included; 0 for no limit.
         read_s: seconds in which a request has to arrive, and a reader has to take what was written.
@@ -198,6 +199,15 @@ class ServerOptions:
     max_stop: int = setting(
         64,
         _LIMIT(kind="whole", low=0, flags=("--max-stop",), help="Stop texts of one request."),
+    )
+    max_answer_logprobs: int = setting(
+        4_000_000,
+        _LIMIT(
+            kind="whole",
+            low=1,
+            flags=("--max-answer-logprobs",),
+            help="Log-probabilities that the answers of one request may come to.",
+        ),
     )
     max_body: int = setting(
         16,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import json
 import math
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, Final, Protocol
 
 from paceline.chat.reasoning import message_of
@@ -16,7 +19,7 @@ from paceline.core.stats import RequestStats
 from paceline.engines.base import Vocabulary
 from paceline.serving.answering import Answer, Choice, Ended, Event, Part, Progress, Round, Said
 from paceline.serving.hosting import BUILD
-from paceline.serving.request_settings import settings_of
+from paceline.serving.request_settings import settings_of, shown_biases
 from paceline.serving.timings import metrics_of, round_of, speculation_of, timings_of, usage_of
 from paceline.serving.token_texts import piece_of
 
@@ -39,17 +42,80 @@ class Shape(Protocol):
         ...
 
 
-def as_events(chunks: Sequence[dict[str, Any]]) -> bytes:
-    """Return chunks as server-sent events, to be written at once."""
+class Listed:
+    """A list that may be long, and whose parts are made and written some at a time.
+
+    Args:
+        items: what the parts are made of, one by one.
+        made_of: returns the parts that some items come to.
+        num_each: values in each part.
+    """
+
+    def __init__(self, items: Sequence[Any], made_of: Callable[[Sequence[Any]], list[Any]], num_each: int = 1) -> None:
+        self._items = items
+        self._made_of = made_of
+        self._at_once = max(_MOST_AT_ONCE // num_each, 1)
+
+    def whole(self) -> list[Any]:
+        """Return the list."""
+        return self._made_of(self._items)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Iterate over the JSON of the list."""
+        between = b"["
+        for start in range(0, len(self._items), self._at_once):
+            yield between + to_json(self._made_of(self._items[start : start + self._at_once]))[1:-1]
+            between = b","
+        yield b"[]" if between == b"[" else b"]"
+
+
+_MOST_AT_ONCE: Final = 1000
+"""Values that are written at once. Python writes JSON beside nothing else, and takes some 2 ms for these."""
+
+_PLACE: Final = secrets.token_hex(8)
+"""Text that stands for a long list in JSON. No answer has it."""
+
+
+def as_events(chunks: Sequence[dict[str, Any]], *, in_pieces: bool = False) -> bytes:
+    """Return chunks as server-sent events, to be sent at once.
+
+    Args:
+        chunks: of a stream.
+        in_pieces: let other threads run while they are written.
+    """
+    if in_pieces:
+        return b"".join(b"".join((b"data: ", *pieces_of(chunk), b"\n\n")) for chunk in chunks)
     return b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in chunks)
 
 
-def to_json(value: Any) -> bytes:
-    """Return JSON. Characters that UTF-8 cannot write, such as half a pair of surrogates, are escaped."""
+def to_json(value: Any, default: Callable[[Any], Any] = Listed.whole) -> bytes:
+    """Return JSON. Characters that UTF-8 cannot write, such as half a pair of surrogates, are escaped.
+
+    Args:
+        value: to write.
+        default: returns what is written in the place of a :class:`Listed`.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=default)
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        return text.encode()
     except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        return json.dumps(value, separators=(",", ":"), allow_nan=False, default=default).encode()
+
+
+def pieces_of(value: Any) -> Iterator[bytes]:
+    """Iterate over JSON. Other threads run while a :class:`Listed` in it is written."""
+    found: list[Listed] = []
+
+    def place(listed: Listed) -> str:
+        found.append(listed)
+        return _PLACE
+
+    written = to_json(value, place)
+    # Of JSON that was written once more the lists come a second time.
+    for part, listed in zip_longest(written.split(f'"{_PLACE}"'.encode()), found[: written.count(_PLACE.encode())]):
+        yield part
+        if listed is not None:
+            yield from listed.pieces()
 
 
 def probabilities_of(
@@ -159,28 +225,30 @@ class _Base:
         found: dict[str, Any] = {
             "index": choice.number,
             "content": choice.written if shows_text else "",
-            "tokens": list(choice.token_ids) if shows_text and asked.return_tokens else [],
+            "tokens": Listed(choice.token_ids, list) if shows_text and asked.return_tokens else [],
             "id_slot": choice.slot,
             "stop": True,
             "model": self.answer.served.id,
-            "tokens_predicted": 0 if asked.reads_only else len(choice.token_ids),
+            "tokens_predicted": 0 if asked.reads_only else choice.num_said,
             "tokens_evaluated": choice.num_prompt,
-            "generation_settings": settings_of(choice.stream.params, choice.stream.rules, asked, self.answer.served),
+            "generation_settings": settings_of(choice.stream.params, choice.stream.rules, asked, self.answer.served)
+            | {"logit_bias": Listed([*choice.stream.params.logit_bias.items()], shown_biases)},
             "prompt": choice.prompt.text,
             "has_new_line": choice.has_new_line,
             "truncated": choice.truncated,
             "stop_type": choice.stop_type,
             "stopping_word": choice.stopping_word,
-            "tokens_cached": choice.num_prompt + len(choice.token_ids) - 1,
+            "tokens_cached": choice.num_prompt + choice.num_said - 1,
             **self.beside(choice),
         }
         if shows_text and asked.num_logprobs is not None:
             found["completion_probabilities"] = self.probabilities(choice.logprobs)
         return found
 
-    def probabilities(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    def probabilities(self, logprobs: Sequence[TokenLogprob]) -> Listed:
         """Return how likely tokens were."""
-        return probabilities_of(logprobs, self.vocabulary, post_sampling=self.asked.post_sampling)
+        write = functools.partial(probabilities_of, vocabulary=self.vocabulary, post_sampling=self.asked.post_sampling)
+        return Listed(logprobs, write, 1 + (self.asked.num_logprobs or 0))
 
     def progress(self, event: Progress) -> dict[str, Any]:
         """Return how far a prompt is read."""
@@ -255,7 +323,7 @@ def _num_said(event: Event) -> int:
     """Return how many tokens of the answer were said with an event, or before it."""
     if isinstance(event, Said):
         return event.num_said
-    return len(event.choice.token_ids) - len(event.emission.token_ids) if isinstance(event, Round) else 0
+    return event.choice.num_said - len(event.emission.token_ids) if isinstance(event, Round) else 0
 
 
 class _OpenAiBase(_Base, ABC):
@@ -370,7 +438,11 @@ class CompletionShape(_OpenAiBase):
         return {
             "tokens": [_named(piece) for piece in spelled],
             "token_logprobs": [max(each.logprob, _LOWEST) for each in logprobs],
-            "top_logprobs": [self._top(each, piece) for each, piece in zip(logprobs, spelled, strict=True)],
+            "top_logprobs": Listed(
+                [*zip(logprobs, spelled, strict=True)],
+                lambda some: [self._top(each, piece) for each, piece in some],
+                1 + self.asked.num_logprobs,
+            ),
             "text_offset": [self._offsets[choice.number].next(piece) for piece in spelled],
             "content": self.probabilities(logprobs),
         }

@@ -95,7 +95,7 @@ class SlotBoard:
         task, answer, choice = latest
         request = choice.stream.request
         # What is not streamed is looked at by several rounds at once, and the engine is ahead.
-        said = len(choice.token_ids) if request is None else request.num_output
+        said = choice.num_said if request is None else request.num_output
         rules = choice.stream.rules
         left = -1 if not busy else max(rules.max_tokens - said, 0)
         return {

@@ -139,7 +139,7 @@ def usage_of(choices: Sequence[Choice], *, reads_only: bool) -> dict[str, Any]:
         choices: all answers of a request, each of them over.
         reads_only: whether nothing was to be generated.
     """
-    completion = 0 if reads_only else sum(len(choice.token_ids) for choice in choices)
+    completion = 0 if reads_only else sum(choice.num_said for choice in choices)
     firsts = {id(choice.prompt): choice for choice in reversed(choices)}.values()
     prompt = sum(choice.num_prompt for choice in firsts)
     return {

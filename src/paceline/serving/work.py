@@ -41,7 +41,7 @@ class Kind(enum.Enum):
 MOST_WAITING: Final = 256
 """Pieces of work of one kind that may wait for one key."""
 
-_MOST_AT_ONCE: Final = 500
+MOST_AT_ONCE: Final = 500
 """Items of a list that are read or written at once, in about 2 ms; of more a thread takes care."""
 
 _SHORT_BYTES: Final = 1 << 15
@@ -105,7 +105,7 @@ class Share:
         Raises:
             QueueFullError: too much waits for this key.
         """
-        if num_items is not None and num_items <= _MOST_AT_ONCE:
+        if num_items is not None and num_items <= MOST_AT_ONCE:
             return function()
         return await self._queues[kind].do(self.key, function)
 
