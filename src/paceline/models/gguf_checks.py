@@ -30,6 +30,7 @@ _EPSILONS: Final = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_
 _LAYER: Final = re.compile(r"blk\.(\d{1,9})\.")
 
 _TOKENS: Final = "tokenizer.ggml.tokens"
+
 _BYTE_LEVEL_SPACE: Final = "\u0120".encode()
 """What the tokens of byte-level BPE have in place of a space."""
 _SENTENCEPIECE_BYTES: Final = frozenset(b"<0x%02X>" % byte for byte in range(256))

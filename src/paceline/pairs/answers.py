@@ -35,6 +35,7 @@ from paceline.planning.policies.fixed import NO_SPECULATION
 _VERSION: Final = 1
 """Raised whenever answers are written or kept in another way."""
 _LARGEST_ID: Final = 2**31 - 1
+
 _DIGITS: Final = 7
 """Decimals of the probabilities that are kept."""
 

@@ -58,9 +58,11 @@ _LOAD_MAPPED: Final = 1
 _LOG_END: Final = 4096
 """Bytes of the log's end in which its last line is looked for."""
 _LONGEST_LINE: Final = 200
+
 _FOLDERS: Final = re.compile(r"\S*[/\\]([\w.-]+:\d+: )")
 """What stands before the name of a source file."""
 _WINDOWS_ABORTED: Final = 3
+
 _WINDOWS_CRASHED: Final = 0xC0000000
 """Least exit status of a process that the system ended."""
 
