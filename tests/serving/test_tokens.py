@@ -42,6 +42,26 @@ def test_each_token_comes_with_what_it_spells(server: Hosted) -> None:
     ]
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_many_tokens_are_spelled_and_written_as_few_are(
+    server: Hosted, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [97, 0xE4, 0xB8, 0xAD, 0xF0, 0x9F, 98, 257, 0xC3]
+    bodies = [("/detokenize", {"tokens": tokens})]
+    bodies += [("/tokenize", {"content": TEXT, "with_pieces": pieces, "odd": 1}) for pieces in (False, True)]
+    expected = [server.answer(path, body) for path, body in bodies]
+    assert expected[0] == {"content": "a中\ufffdb<|im_end|>\ufffd"}
+    for module in ("app", "token_texts"):
+        monkeypatch.setattr(f"paceline.serving.{module}.AT_ONCE", at_once)
+    assert [server.answer(path, body) for path, body in bodies] == expected
+
+
+def test_a_text_that_would_take_long_to_tokenize_is_refused(server: Hosted) -> None:
+    error = server.refusal("/tokenize", {"content": ["a" * (1 << 20), 97, "é" * (1 << 19) + "a"]})
+    assert error["param"] == "content"
+    assert error["message"] == "content has 2097153 bytes: at most 2097152 are tokenized at once; send parts"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

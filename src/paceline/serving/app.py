@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -54,7 +55,7 @@ from paceline.serving.prompts import encode, read_mixed
 from paceline.serving.security import SecuritySettings, namespace_of, secured
 from paceline.serving.server import Server
 from paceline.serving.shapes import to_json
-from paceline.serving.token_texts import check_ids, piece_of, read_ids, text_of
+from paceline.serving.token_texts import AT_ONCE, check_ids, piece_of, read_ids, text_of
 from paceline.serving.work import Kind, kind_of_reading
 
 
@@ -284,6 +285,10 @@ def _refusing(what: str) -> Callable[[], Awaitable[None]]:
     return refuse
 
 
+_MOST_TOKENIZED: Final = 2 << 20
+"""Bytes of a text for ``/tokenize``: no call of a tokenizer can be stopped, and at worst these take some seconds."""
+
+
 def _add_tokens(router: APIRouter, server: Server) -> None:
     async def answered(request: Request, answer: Callable[[], bytes]) -> Response:
         # Texts may be as long as bodies. All that is done with them is done in threads, the writing of answers too.
@@ -296,17 +301,27 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
         warned = _warned(body, server)
 
         def answer() -> bytes:
+            parts = read_mixed(body.content, "content")
+            length = sum(len(part.encode("utf-8", "replace")) for part in parts if isinstance(part, str))
+            if length > _MOST_TOKENIZED:
+                raise FieldError(
+                    "content",
+                    f"content has {length} bytes: at most {_MOST_TOKENIZED} are tokenized at once; send parts",
+                )
             token_ids = encode(
-                read_mixed(body.content, "content"),
+                parts,
                 vocabulary,
                 add_special=bool(body.add_special),
                 parse_special=body.parse_special is not False,
             )
             check_ids(token_ids, vocabulary, "content")
-            if not body.with_pieces:
-                return to_json({"tokens": token_ids, **warned})
-            pieces = ((token_id, _text_or_bytes(piece_of(token_id, vocabulary))) for token_id in token_ids)
-            return to_json({"tokens": [{"id": token_id, "piece": piece} for token_id, piece in pieces], **warned})
+            items: Iterator[Any] = iter(token_ids)
+            if body.with_pieces:
+                items = (
+                    {"id": token_id, "piece": _text_or_bytes(piece_of(token_id, vocabulary))} for token_id in token_ids
+                )
+            written = b",".join(to_json(some)[1:-1] for some in iter(lambda: list(islice(items, AT_ONCE)), []))
+            return b'{"tokens":[%b]%b}' % (written, b"," + to_json(warned)[1:-1] if warned else b"")
 
         return await answered(request, answer)
 

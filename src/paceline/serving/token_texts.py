@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,10 +12,18 @@ from paceline.serving.fields import FieldError
 
 _NONE: Final = object()
 
+AT_ONCE: Final = 1 << 12
+"""Tokens that are spelled or written at once: no other thread runs meanwhile, for about a millisecond."""
+
 
 def text_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
     """Return the text of tokens, control tokens spelled out; bytes that are no character become U+FFFD."""
-    return b"".join(piece_of(token_id, vocabulary) for token_id in token_ids).decode("utf-8", "replace")
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    texts = [
+        decode(b"".join(piece_of(token_id, vocabulary) for token_id in token_ids[start : start + AT_ONCE]))
+        for start in range(0, len(token_ids), AT_ONCE)
+    ]
+    return "".join([*texts, decode(b"", True)])
 
 
 def piece_of(token_id: int, vocabulary: Vocabulary) -> bytes:
