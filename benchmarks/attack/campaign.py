@@ -29,7 +29,7 @@ FILE_KINDS: Final[Mapping[str, tuple[int, Callable[[Path, Path], AbstractAsyncCo
 }
 """Shares of the time, and what makes tries for a model in a folder of its own."""
 
-KINDS: Final[Sequence[str]] = (*FILE_KINDS, *SERVER_KINDS)
+KINDS: Final[Sequence[str]] = (*SERVER_KINDS, *FILE_KINDS)
 PATIENCE_S: Final = 150.0
 """Of a try that runs several commands, none of which may take longer than a minute."""
 

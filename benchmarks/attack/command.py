@@ -54,7 +54,7 @@ def attack(
     """Attack paceline by requests, connections and files, beside a client that must not notice.
 
     Each try follows from the seed and its number. It fails where a text changes, where a server answers 500, writes a
-    traceback, dies, takes a gigabyte more, or keeps others waiting for ten seconds.
+    traceback, dies, takes far more memory, or keeps others waiting for long.
     """
     chosen = split(kinds) if kinds is not None else list(KINDS)
     unknown = [kind for kind in chosen if kind not in KINDS]
