@@ -4,6 +4,7 @@ import itertools
 import json
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from paceline.constraints import (
     Regex,
     Whitespace,
 )
+from paceline.constraints.guided import GuidedConstraint
+from paceline.constraints.sources import Source
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError
 from paceline.engines.scripted import ScriptedVocabulary
@@ -140,6 +143,43 @@ def test_a_grammar_that_takes_long_is_not_asked_again_and_a_busy_machine_makes_n
 def test_no_more_is_forced_than_may_be_drafted() -> None:
     state = start_of(Lark('start: a{5000}\na: "b"'))
     assert list(state.forced()) == [ord("b")] * 128
+
+
+class Recorded:
+    """llguidance's state, which notes what it looked for while no other thread could run."""
+
+    def __init__(self, matcher: Any, found: list[int]) -> None:
+        self._matcher = matcher
+        self._found = found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def deep_copy(self) -> Recorded:
+        return Recorded(self._matcher.deep_copy(), self._found)
+
+    def compute_ff_bytes(self) -> bytes:
+        found: bytes = self._matcher.compute_ff_bytes()
+        self._found.append(len(found))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("source", "forced"),
+    [
+        (Regex("ab[cd]"), b"ab"),
+        (Regex("a{100}[bc]"), b"a" * 100),
+        (Lark('start: a{5000}\na: "b"'), b"b" * 128),
+        (JsonSchema({"items": {"const": "x" * 1_000}, "type": "array", "minItems": 10**9}, whitespace="none"), None),
+    ],
+)
+def test_what_has_no_end_is_not_looked_for_at_once(source: Source, forced: bytes | None) -> None:
+    state = start_of(source)
+    assert isinstance(state, GuidedConstraint)
+    looked: list[int] = []
+    setattr(state, "_matcher", Recorded(state._matcher, looked))  # noqa: B010
+    assert bytes(state.forced()) == (forced or b'["' + b"x" * 126)
+    assert all(number <= 128 for number in looked)
 
 
 def test_a_place_that_the_vocabulary_cannot_go_on_from_is_an_error() -> None:

@@ -19,6 +19,8 @@ from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from paceline.constraints.deep_stack import with_deep_stack
 from paceline.constraints.embedded_schemas import embedded_place
 from paceline.constraints.grammars import grammar_of, most_bytes, open_grammar_of
@@ -26,6 +28,7 @@ from paceline.constraints.guided import Guide
 from paceline.constraints.installed import need_llguidance
 from paceline.constraints.reasons import is_excess, is_left_out, reason_of, without_excerpt
 from paceline.constraints.schema_errors import place_of, schema_reason
+from paceline.constraints.schema_limits import MOST_BYTES
 from paceline.constraints.sources import Calls, JsonObject, JsonSchema, Lark, Source
 from paceline.constraints.vocabulary import tokenizer_of
 from paceline.core.arrays import BoolArray
@@ -55,7 +58,7 @@ class CompilingLimits:
         lexer_states: states of automata, over all answers that keep to the grammar: 1 to 2 kB each.
     """
 
-    source_bytes: int = 512 << 10
+    source_bytes: int = MOST_BYTES
     wait_s: float = 5.0
     kept: int = 64
     kept_bytes: int = 8 << 20
@@ -166,7 +169,11 @@ class ConstraintCompiler:
             self._checked(source, tokenizer, grammar)
         grammar = grammar_of(source, self._vocabulary)
         guide = Guide(
-            source.name, self._vocabulary.size, len(grammar), lambda: self._checked(source, tokenizer, grammar)
+            source.name,
+            self._vocabulary,
+            tokenizer.tokenize_bytes,
+            len(grammar),
+            lambda: self._checked(source, tokenizer, grammar),
         )
         self._check_start(source, grammar, guide)
         return guide
@@ -223,12 +230,18 @@ class ConstraintCompiler:
         Raises:
             ConstraintError: there is no text at all, nor the empty one.
         """
-        tokenizer = _byte_tokenizer()
         try:
-            guide = Guide(source.name, 257, len(grammar), lambda: self._checked(source, tokenizer, grammar))
-            return guide.start().mask()[:256]
+            matcher = self._checked(source, _byte_tokenizer(), grammar)
         except ConstraintError:
-            raise ConstraintError(f"{source.name} allows no text at all: no answer could keep to it") from None
+            raise _allows_nothing(source) from None
+        may_follow = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").view(np.bool_)
+        if matcher.is_error() or not may_follow.any():
+            raise _allows_nothing(source)
+        return may_follow[:256]
+
+
+def _allows_nothing(source: Source) -> ConstraintError:
+    return ConstraintError(f"{source.name} allows no text at all: no answer could keep to it")
 
 
 def _byte_tokenizer() -> Any:

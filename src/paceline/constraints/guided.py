@@ -17,6 +17,7 @@ from paceline.constraints.deep_stack import with_deep_stack
 from paceline.constraints.reasons import is_excess, reason_of
 from paceline.core.arrays import BoolArray
 from paceline.core.errors import ConstraintError
+from paceline.engines.base import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -24,8 +25,14 @@ if TYPE_CHECKING:
 _MOST_FORCED = 128
 """Tokens that are told at once of what has to follow."""
 
+_MOST_ALIKE = 256
+"""Tokens that may follow where all of them could begin with the same: no token has so many beginnings."""
+
 _SLOW_S = 0.05
 """Seconds of processor time; a grammar where it takes longer to find what has to follow is not asked again."""
+
+_FEW = 4
+"""Tokens for which that is looked for, however long it takes."""
 
 _STRAYED = 8
 """Tokens for which nothing is told of what has to follow, after a model began to spell it by others: it goes on so."""
@@ -42,19 +49,30 @@ class Guide:
 
     Args:
         name: what the grammar is to its user, for messages.
-        size: number of token ids.
+        vocabulary: the model's.
+        spelled: returns tokens of bytes that go on with a text.
         num_bytes: size of the grammar.
         build: makes llguidance's start state, with automata of its own. It is called here, and in a thread with much
             stack later.
 
     Attributes:
+        size: number of token ids.
         is_slow: whether finding what has to follow took long, or failed.
         spoiled: the last generation of automata that a state took too much of; none at first.
     """
 
-    def __init__(self, name: str, size: int, num_bytes: int, build: Callable[[], LLMatcher]) -> None:
+    def __init__(
+        self,
+        name: str,
+        vocabulary: Vocabulary,
+        spelled: Callable[[bytes], list[int]],
+        num_bytes: int,
+        build: Callable[[], LLMatcher],
+    ) -> None:
         self.name = name
-        self.size = size
+        self.size = vocabulary.size
+        self.token_bytes = vocabulary.token_bytes
+        self.spelled = spelled
         self.is_slow = False
         self.spoiled = -1
         self._build = build
@@ -164,9 +182,9 @@ class GuidedConstraint:
         """
         if self._mask is None:
             self._keep_up()
-            mask = self._find_mask()
+            mask = _mask_of(self._matcher, self._guide.size)
             if self._matcher.is_error() and self._recovers():
-                mask = self._find_mask()
+                mask = _mask_of(self._matcher, self._guide.size)
             if self._matcher.is_error() or not mask.any():
                 raise self._failure() or ConstraintError(
                     f"no token of this model's vocabulary can go on with an answer in {self._guide.name}"
@@ -183,21 +201,49 @@ class GuidedConstraint:
             self._forced = () if self._guide.is_slow else self._find_forced()
         return self._forced
 
-    def _find_mask(self) -> BoolArray:
-        words = np.zeros((self._guide.size + 31) // 32, dtype=np.int32)
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        return np.unpackbits(words.view(np.uint8), count=self._guide.size, bitorder="little").view(np.bool_)
-
     def _find_forced(self) -> tuple[int, ...]:
         self._keep_up()
         began_s = time.thread_time()
         ahead = self._matcher.deep_copy()
-        # Masks look for no such bytes (see grammars.py), and tokens are made of those that were looked for.
-        ahead.compute_ff_bytes()
-        found = ahead.compute_ff_tokens()[:_MOST_FORCED]
+        begun = self._begin_forced(ahead, began_s + _SLOW_S)
+        if begun is not None:
+            found = self._guide.spelled(begun)[:_MOST_FORCED]
+        else:
+            ahead = self._matcher.deep_copy()
+            # Masks look for no such bytes (see grammars.py), and tokens are made of those that were looked for.
+            ahead.compute_ff_bytes()
+            found = ahead.compute_ff_tokens()[:_MOST_FORCED]
         if self._spoils(ahead) or ahead.is_error() or time.thread_time() - began_s > _SLOW_S:
             self._guide.is_slow = True
         return tuple(found[: self.allows(found)])
+
+    def _begin_forced(self, ahead: LLMatcher, until_s: float) -> bytes | None:
+        """Return the beginning of what has to follow, if that is long; ``None`` where it has an end soon.
+
+        llguidance looks for all of it, be it millions of bytes, and no other thread of Python's runs meanwhile.
+
+        Args:
+            ahead: a state to be moved on.
+            until_s: processor time of this thread until which is looked.
+        """
+        found = bytearray()
+        for step in range(_MOST_FORCED):
+            may_follow = np.flatnonzero(_mask_of(ahead, self._guide.size)).tolist()
+            if ahead.is_error():
+                return b""
+            if step > _FEW and time.thread_time() > until_s:
+                break
+            if not 0 < len(may_follow) <= _MOST_ALIKE:
+                return None
+            texts = {self._guide.token_bytes(token_id): token_id for token_id in may_follow}
+            least, most = min(texts), max(texts)
+            # What begins the first and the last of them begins all that are between.
+            certain = [text for text in texts if text and least.startswith(text) and most.startswith(text)]
+            if not certain:
+                return None
+            found += max(certain, key=len)
+            ahead.consume_token(texts[max(certain, key=len)])
+        return bytes(found)
 
     def _keep_up(self) -> None:
         """Go on with new automata if another state took too much of those there were."""
@@ -236,3 +282,9 @@ class GuidedConstraint:
         if not error or "token" in error or "NoExtension" in error:
             return None
         return ConstraintError(f"an answer in {self._guide.name} cannot go on: {reason_of(error)}")
+
+
+def _mask_of(matcher: LLMatcher, size: int) -> BoolArray:
+    words = np.zeros((size + 31) // 32, dtype=np.int32)
+    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    return np.unpackbits(words.view(np.uint8), count=size, bitorder="little").view(np.bool_)

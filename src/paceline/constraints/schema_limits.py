@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
 from paceline.constraints.schema_parts import Path, References, is_number, listed, mapping, said, subschemas
 from paceline.core.errors import ConstraintError
+
+MOST_BYTES = 512 << 10
+"""Bytes of a source, whatever it is."""
 
 MOST_NESTED = 100
 """Levels of JSON; llguidance reads 120."""
@@ -58,6 +62,7 @@ class SchemaBudget:
         Raises:
             ConstraintError: with this one they take too much, or it is none.
         """
+        check_size(schema, "the JSON schema")
         _check_nesting(schema)
         if not isinstance(schema, dict | bool):
             raise ConstraintError("a JSON schema is an object, true or false, and this is neither")
@@ -173,6 +178,30 @@ def _check_nesting(schema: Any) -> None:
         for value in level:
             below += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         level = below
+
+
+def check_size(value: Any, name: str) -> None:
+    """Refuse JSON that is plainly too large, before it is written out: no other thread runs meanwhile.
+
+    Args:
+        value: the JSON, or what is to be written as such.
+        name: what it is, for messages.
+
+    Raises:
+        ConstraintError: it has more bytes than a source may have.
+    """
+    left = MOST_BYTES
+    rest, known = [value], set[int]()
+    while rest:
+        one = rest.pop()
+        is_mapping = not isinstance(one, str | int | float | None) and isinstance(one, Mapping)
+        left -= len(one) if is_mapping or isinstance(one, str | list | tuple) else 1
+        if left < 0:
+            raise ConstraintError(f"{name} has too many bytes, and the most is {MOST_BYTES:,}: make it smaller")
+        if (is_mapping or isinstance(one, list | tuple)) and id(one) not in known:
+            # What holds itself is for those to find who write it out.
+            known.add(id(one))
+            rest += (*one, *one.values()) if is_mapping else one
 
 
 def _shown(number: Fraction) -> str:

@@ -14,7 +14,11 @@ from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from paceline.constraints.prepared_schemas import prepared
+from paceline.constraints.schema_limits import MOST_BYTES, check_size
 from paceline.core.errors import ConstraintError
+
+_MOST_GIVEN = 4 * MOST_BYTES
+"""Characters of a schema's own text, which may have space that says nothing."""
 
 Whitespace: TypeAlias = Literal["any", "short", "single", "none"]
 """Where an answer in JSON may have space between its parts.
@@ -183,6 +187,7 @@ class Choice(_Source):
 
     def __post_init__(self, texts: Iterable[str]) -> None:
         listed = list(dict.fromkeys(texts))
+        check_size(listed, self.name)
         if not listed:
             raise ConstraintError(f"{self.name} has none: give one at least")
         object.__setattr__(self, "text", json.dumps(listed, ensure_ascii=False))
@@ -195,8 +200,13 @@ Source: TypeAlias = JsonSchema | JsonObject | Gbnf | Lark | Regex | Choice
 
 def _json_text(schema: Mapping[str, object] | bool | str, name: str) -> str:
     """Return a schema as JSON on one line, which NaN and infinity are no part of."""
+    if isinstance(schema, str) and len(schema) > _MOST_GIVEN:
+        raise ConstraintError(
+            f"{name} has {len(schema):,} characters as it was given, and the most is {_MOST_GIVEN:,}: make it smaller"
+        )
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
+        check_size(value, name)
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except RecursionError:
         raise ConstraintError(f"{name} is nested too deeply: name its parts under $defs and refer to them") from None
