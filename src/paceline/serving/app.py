@@ -67,6 +67,7 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
         security: who may ask, and for how much.
     """
     app = FastAPI(title="paceline", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.work = server.work
     router = APIRouter(prefix=server.options.prefix, responses=ERROR_RESPONSES)
     _add_health(router, server)
     _add_generation(router, server)

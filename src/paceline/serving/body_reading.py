@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import re
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -16,6 +14,7 @@ from starlette.requests import Request
 from paceline.core.numbers import shown
 from paceline.serving.fields import FieldError
 from paceline.serving.security import PIECE_BYTES, BodyError, read_json
+from paceline.serving.work import Kind, Work
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
@@ -23,9 +22,6 @@ _MOST_FIELDS: Final = 1000
 
 _OF_A_CLASS: Final = re.compile(r"a valid dictionary( or instance of \w+)?")
 """What pydantic calls a JSON object."""
-
-_READING: Final = ThreadPoolExecutor(1, "bodies")
-"""Reads bodies that take more than a few milliseconds, one at a time: else each of them would hold up all others."""
 
 
 def body_of(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
@@ -38,7 +34,8 @@ def body_of(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
         body = await request.body()
         if len(body) <= PIECE_BYTES:
             return checked(model, read_json(body))
-        return await asyncio.get_running_loop().run_in_executor(_READING, _read_long, model, body)
+        work: Work = request.app.state.work
+        return await work.share_of(request.scope).do(Kind.BODIES, lambda: _read_long(model, body))
 
     return read
 

@@ -33,6 +33,7 @@ class Kind(enum.Enum):
 
     SHORT = ("reading usual texts", 4)
     LONG = ("reading long texts", 4)
+    BODIES = ("reading long bodies", 2)
     COMPILING = ("compiling grammars", 2)
     WRITING = ("writing long answers", 2)
     UPKEEP = ("telling of the server", 2)

@@ -88,6 +88,9 @@ class BodyReader:
             await self._refuse_size(scope, rest, send, f"the body has {size} bytes or more")
             return None
         if not has_room:
+            # Else those that are refused would have others refused, for as long as the rest of them is dropped.
+            held.give_back()
+            parts.clear()
             text = (
                 f"the server holds {self._room.most >> 20} MiB of bodies at most, of each key half of what others "
                 "leave, and this one has no room: send it once others are answered, or start the server with a larger "
@@ -126,6 +129,7 @@ class _Held:
     def give_back(self) -> None:
         """Take note that the request is over."""
         self._room.give_back(self._key, self._held)
+        self._held = 0
 
 
 class _Replay:
