@@ -891,6 +891,54 @@ class TestTurns:
         assert [request.stats.preemptions > 0 for request in many] == [False, True, True]
         assert [request.output_ids for request in (*many, one)] == [[3, 4, 5, 6, 7, 8, 9, 0]] * 4
 
+    @staticmethod
+    def rounds(loop: DecodingLoop, count: int) -> list[str]:
+        """Return whose requests ended in some rounds."""
+        emissions = [emission for _ in range(count) for emission in loop.step()]
+        return [each.request.cache.client for each in emissions if each.finish_reason is not None]
+
+    @staticmethod
+    def running(loop: DecodingLoop) -> Counter[str]:
+        return Counter(request.cache.client for request in loop.active if request.sequence >= 0)
+
+    def test_long_answers_of_one_client_give_way_to_another(self) -> None:
+        """After a second; the youngest of them goes on later, with the text that it would have had."""
+        engine = counting_engine(cost=lambda rows, context: 0.1)
+        loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock, max_running=4)
+        long = self.add(loop, "long", 5, tokens=60)
+        loop.step()
+        (one,) = self.add(loop, "one")
+        assert self.rounds(loop, 9) == []
+        assert self.running(loop) == {"long": 4}
+        assert self.rounds(loop, 5) == ["one"]
+        drain(loop)
+        assert [request.stats.preemptions for request in long] == [0, 0, 0, 1, 0]
+        assert [request.output_ids for request in long] == [[(3 + i) % 10 for i in range(60)]] * 5
+        assert (one.stats.preemptions, one.output_ids) == (0, [3, 4])
+
+    def test_places_come_to_be_shared_alike(self) -> None:
+        """A client with one place less than another takes none of it."""
+        engine = counting_engine(cost=lambda rows, context: 0.1)
+        loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock, max_running=4)
+        many = self.add(loop, "many", 4, tokens=200)
+        loop.step()
+        others = [*self.add(loop, "a", 3, tokens=200), *self.add(loop, "b", 3, tokens=200)]
+        self.rounds(loop, 100)
+        assert self.running(loop) == {"many": 2, "a": 1, "b": 1}
+        assert sum(request.stats.preemptions for request in (*many, *others)) == 2
+
+    def test_who_comes_again_and_again_takes_little_of_an_answer(self) -> None:
+        engine = counting_engine(cost=lambda rows, context: 0.1)
+        loop = DecodingLoop(engine, [], NO_SPECULATION, clock=engine.clock, max_running=2)
+        many = self.add(loop, "many", 2, tokens=300)
+        loop.step()
+        while any(request in loop.active for request in many):
+            if self.running(loop) == {"many": 2} and len(loop.active) == 2:
+                self.add(loop, "again")
+            loop.step()
+        # After a second, two, four, eight and sixteen.
+        assert all(3 <= request.stats.preemptions <= 5 for request in many)
+
     def test_nothing_is_kept_of_a_client_that_is_gone(self) -> None:
         loop = DecodingLoop(counting_engine(), [], NO_SPECULATION, max_running=2)
         for client in map(str, range(10)):

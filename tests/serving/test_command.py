@@ -20,11 +20,11 @@ import pytest
 import typer.main
 
 from paceline.cli.main import app, main
-from paceline.cli.options import ModelChoice
 from paceline.cli.serve import _sized
 from paceline.cli.setup import FoundModels
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.embedded import embedded_target
+from paceline.options import ModelChoice
 from paceline.serving.hosting import ModelHost, NotReadyError, ServedModel
 from paceline.serving.llama_flags import FOREIGN, remarks_on
 from paceline.serving.settings import ServerOptions
@@ -376,7 +376,6 @@ LOADING = """
 import sys
 import paceline.cli.serve as command
 from paceline.cli.main import app, main
-from paceline.cli.options import ModelChoice
 from paceline.cli.serve import _sized
 from paceline.cli.setup import FoundModels
 from paceline.engines.loading import DraftOptions, ModelOptions

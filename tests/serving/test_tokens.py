@@ -47,7 +47,7 @@ def test_many_tokens_are_spelled_and_written_as_few_are(
     server: Hosted, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = [97, 0xE4, 0xB8, 0xAD, 0xF0, 0x9F, 98, 257, 0xC3]
-    bodies = [("/detokenize", {"tokens": tokens})]
+    bodies: list[tuple[str, dict[str, Any]]] = [("/detokenize", {"tokens": tokens})]
     bodies += [("/tokenize", {"content": TEXT, "with_pieces": pieces, "odd": 1}) for pieces in (False, True)]
     expected = [server.answer(path, body) for path, body in bodies]
     assert expected[0] == {"content": "a中\ufffdb<|im_end|>\ufffd"}

@@ -143,7 +143,7 @@ class RequestStats:
         prompt_tokens: tokens fed to the target as prompt.
         prompt_s: seconds of the rounds that fed them; the last of these emits the first token.
         cached_tokens: tokens of the prompt that an engine held already, and that were not fed.
-        preemptions: times that it lost its place in a full cache, and was read again later.
+        preemptions: times that it lost its place, in a full cache or to another client, and was read again later.
         predicted_tokens: tokens emitted.
         decode_s: seconds of the rounds after the prompt.
         rounds: decoding rounds after the prompt.

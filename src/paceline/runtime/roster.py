@@ -4,10 +4,11 @@
 
     add ──> waiting ──start──> running ──finish──> over
                ^                  │
-               └────preempt───────┘        the cache was full: what the request said stands, its cells are free
+               └────preempt───────┘        the cache was full, or another's turn came: what the request said stands
 
 Whoever has least runs next: of clients that wait, one with the fewest requests that run starts one, and of several such
-clients the one whose latest start, or first wait, is longest ago. Who has most makes room for the others.
+clients the one whose latest start, or first wait, is longest ago. Who has most makes room for the others: where the
+cache is full, and where a client with two requests fewer waits.
 
 Starting a request opens its sequence and tells drafters and policy of it; finishing or preempting closes it. Where a
 request starts again, its prompt and its answer so far are read, and it goes on as if nothing had been: its noise
@@ -37,6 +38,9 @@ from paceline.runtime.drafting import Drafting, Drafts
 from paceline.runtime.writing import take_back
 
 _log = logging.getLogger(__name__)
+
+_LEAST_PLACE_S = 1.0
+"""Seconds for which a request has its place before it gives way to another client's, the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class Roster:
         self._shares_reading = pool.keeps and engine.capabilities.max_rollback is None
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
+        # When requests had their latest starts.
+        self._started_s: dict[int, float] = {}
         # When clients that have requests had their latest turns; of one that had none, when it came.
         self._turns: dict[str, int] = {}
         self._num_turns = 0
@@ -192,15 +198,16 @@ class Roster:
     def admit(self) -> None:
         """Start requests for as long as there is room: of each client in the order they came, by turns."""
         queues: dict[str, deque[Request]] = {}
-        if len(self._running) < self._max_running:
+        # One client alone gives way to nobody.
+        if len(self._running) < self._max_running or len(self._turns) > 1:
             for request in self._waiting:
                 queues.setdefault(request.cache.client, deque()).append(request)
-        while queues and len(self._running) < self._max_running:
+        while queues:
             client = min(queues, key=lambda client: self._claim(queues[client][0]))
             request = queues[client].popleft()
             if not queues[client]:
                 del queues[client]
-            if self._running and not self._fits(request):
+            if not self._has_place(request) and not (self._give_way(client) and self._has_place(request)):
                 break
             if self._awaits_another(request):
                 continue
@@ -210,6 +217,29 @@ class Roster:
             except Exception as error:
                 # It ends this request, not the others.
                 self._fail(request, error)
+
+    def _has_place(self, request: Request) -> bool:
+        return not self._running or (len(self._running) < self._max_running and self._fits(request))
+
+    def _give_way(self, client: str) -> bool:
+        """Preempt a request of whoever has two places more than a client that waits; returns whether there was one.
+
+        Long answers of one client would else hold all places until they end. What gives way goes on later, and a second
+        time only after twice as long, so that little of its time is lost to others that come and go.
+        """
+        counts = Counter(request.cache.client for request in self._running.values())
+        most = max(counts.values())
+        if most < counts[client] + 2:
+            return False
+        now_s = self._clock.now_s()
+        for request in reversed(self._running.values()):
+            least_s = _LEAST_PLACE_S * 2**request.stats.preemptions
+            if counts[request.cache.client] == most and now_s - self._started_s[request.id] >= least_s:
+                self._open_round = [_before(request)]
+                self.preempt(request)
+                self._open_round = []
+                return True
+        return False
 
     def _claim(self, first: Request) -> tuple[int, bool, int]:
         """Return what puts a client's first request before those of others: the least goes first."""
@@ -265,6 +295,7 @@ class Roster:
             if request.id not in self._met:
                 self._policy.begin(request)
                 self._met.add(request.id)
+            self._started_s[request.id] = self._clock.now_s()
             self._running[request.id] = request
             self._waiting.remove(request)
             self._end_wait(request)
@@ -318,6 +349,7 @@ class Roster:
         self._ended.append(request)
         self._end_wait(request)
         request.finish_reason = reason
+        self._started_s.pop(request.id, None)
         if self._running.pop(request.id, None) is None:
             self._waiting.remove(request)
         client = request.cache.client

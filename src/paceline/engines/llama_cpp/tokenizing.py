@@ -34,6 +34,7 @@ _MOST_IN_DEEP_WORD: Final = 100_000
 _MOST_IN_WORD: Final = 1_000_000
 """Characters of a word of others: its merges take 1.5 s."""
 _STACK_BYTES: Final = 128 << 20
+"""Stack of the thread that reads with std::regex."""
 _MOST_COPIED: Final = 1 << 35
 """Tokens that SentencePiece may copy, which takes 1.2 s."""
 _MOST_UNSURE: Final = 10_000

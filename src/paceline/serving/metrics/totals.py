@@ -162,7 +162,7 @@ class AnswerTotals:
         drafted: draft tokens that were verified.
         accepted: draft tokens that were kept.
         accepted_by_depth: draft tokens that were kept, by their depth in the draft, from 0.
-        preemptions: places that were lost in a full cache.
+        preemptions: places that were lost in a full cache, or to another client.
         longest: tokens of the longest prompt and answer.
         compared_s: of ``decode_s``, seconds of answers of which it is known what plain decoding would have taken.
         plain_s: what it would have taken.

@@ -57,7 +57,7 @@ VLLM: Final = (
     Family(
         "vllm:num_preemptions_total",
         "counter",
-        "Times that a request lost its place in a full cache.",
+        "Times that a request lost its place, in a full cache or to another client.",
         lambda scrape: scrape.answers.preemptions,
     ),
     Family(
