@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.constraints.deep_stack import with_deep_stack
 from paceline.constraints.embedded_schemas import embedded_place
 from paceline.constraints.grammars import grammar_of, most_bytes, open_grammar_of
 from paceline.constraints.guided import Guide
@@ -33,6 +32,7 @@ from paceline.constraints.sources import Calls, JsonObject, JsonSchema, Lark, So
 from paceline.constraints.vocabulary import tokenizer_of
 from paceline.core.arrays import BoolArray
 from paceline.core.constraint import Constraint
+from paceline.core.deep_stack import with_deep_stack
 from paceline.core.errors import ConstraintError, QueueFullError
 from paceline.core.text import spelled_bytes
 from paceline.engines.base import Vocabulary

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from paceline.constraints.deep_stack import with_deep_stack
 from paceline.constraints.reasons import is_excess, reason_of
 from paceline.core.arrays import BoolArray
+from paceline.core.deep_stack import with_deep_stack
 from paceline.core.errors import ConstraintError
 from paceline.engines.base import Vocabulary
 

@@ -22,7 +22,7 @@ MOST_NESTED = 100
 """Levels of JSON; llguidance reads 120."""
 
 MOST_SUBSCHEMAS = 10_000
-"""Each may take 14 kB of stack if they refer to one another in a row, of :data:`~.deep_stack.STACK_BYTES`."""
+"""Each may take 14 kB of stack where they refer to one another in a row (``core.deep_stack.STACK_BYTES``)."""
 
 MOST_OPTIONAL = 2_000
 """Optional properties of one object: the time goes with their square, and is 0.3 s for so many."""

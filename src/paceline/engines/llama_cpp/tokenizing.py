@@ -6,7 +6,7 @@ They are made for prompts, and no call can be stopped. Measured with llama.cpp a
   2 s, those of 15 MB an hour. :class:`Marks` finds the ones that are tokens whatever stands around them.
 - **std::regex** goes one call deeper for each character of a word. A word of 30,000 letters is more than the 8 MiB of a
   thread's stack, and the process ends. Most models have a splitter that is written out; the words of others are read on
-  a large stack (:func:`on_large_stack`), and are bounded.
+  a deep stack, and are bounded.
 - **SentencePiece** copies all tokens so far for each character that it has none for: 200,000 line breaks take 1.3 s.
   Such stretches are bounded.
 """
@@ -14,15 +14,12 @@ They are made for prompts, and no call can be stopped. Measured with llama.cpp a
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from paceline.core.errors import InputError
 from paceline.vocabularies.spelling import Spellings
-
-_T = TypeVar("_T")
 
 LONG: Final = 1 << 12
 """Characters up to which a text goes to llama.cpp as it is: at worst 2,000 special tokens, which take 6 ms."""
@@ -30,11 +27,9 @@ LONG: Final = 1 << 12
 _BLOCK: Final = 1 << 10
 """Characters that are looked at together; stretches are measured in these."""
 _MOST_IN_DEEP_WORD: Final = 100_000
-"""Characters of a word that std::regex finds: 42 MB of the large stack are used."""
+"""Characters of a word that std::regex finds: 42 MB of the deep stack are used."""
 _MOST_IN_WORD: Final = 1_000_000
 """Characters of a word of others: its merges take 1.5 s."""
-_STACK_BYTES: Final = 128 << 20
-"""Stack of the thread that reads with std::regex."""
 _MOST_COPIED: Final = 1 << 35
 """Tokens that SentencePiece may copy, which takes 1.2 s."""
 _MOST_UNSURE: Final = 10_000
@@ -124,33 +119,6 @@ def _longest_stretch(text: str, is_within: Callable[[str], bool]) -> int:
         at = at + _BLOCK if is_within(text[start : start + _BLOCK]) else 0
         longest = max(longest, at)
     return longest
-
-
-_starting: Final = threading.Lock()
-
-
-def on_large_stack(function: Callable[[], _T]) -> _T:
-    """Return what a function comes to that goes deep, in a thread whose stack is large."""
-    found: list[_T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(function())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="paceline-tokenizer")
-    with _starting:
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]
 
 
 @dataclass(frozen=True, slots=True)

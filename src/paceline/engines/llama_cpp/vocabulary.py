@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import llama_cpp.llama_cpp as api
 import numpy as np
 
+from paceline.core.deep_stack import with_deep_stack
 from paceline.core.errors import CapabilityError, ClosedError, InputError
 from paceline.engines.llama_cpp.ends import end_ids_of
 from paceline.engines.llama_cpp.tokenizing import (
@@ -22,7 +23,6 @@ from paceline.engines.llama_cpp.tokenizing import (
     Marks,
     check_unknown,
     check_words,
-    on_large_stack,
     splits_by_regex,
 )
 from paceline.vocabularies.length import TokenReach
@@ -259,7 +259,7 @@ class GgufVocabulary:
             check_words(text, self._splitter)
         if not self._deep:
             return self._call(encoded, add_special, parse_special)
-        return on_large_stack(lambda: self._call(encoded, add_special, parse_special))
+        return with_deep_stack(lambda: self._call(encoded, add_special, parse_special))
 
     def _has_own_token(self, character: str) -> bool:
         """Return whether a character is spelled otherwise than by bytes."""

@@ -32,7 +32,7 @@ def with_deep_stack(work: Callable[[], T]) -> T:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="paceline-grammar", daemon=True)
+    thread = threading.Thread(target=run, name="paceline-deep", daemon=True)
     _start(thread)
     thread.join()
     if errors:
