@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import paceline
 from paceline.core.arrays import Float64Array
 from paceline.serving.settings import ServerOptions
 from tests.serving.hosted import NAME, Hosted, hosted, json_of, scripted
+from tests.serving.live import live
 from tests.serving.scripted import Turnstile, writing_model
 from tests.timing import WAIT_S, LoopTime
 
@@ -118,13 +120,47 @@ def test_log_probabilities_are_counted_before_an_answer_is_taken(path: str, fiel
         assert room.take("taken", 2000)
         assert post("a", max_tokens=100).status_code == 200
         assert room.take("taken too", 1000)
-        response = post("b", max_tokens=100)
-        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
         assert post("b", max_tokens=50).status_code == 200
         room.give_back("taken", 2000)
         assert post("b", max_tokens=100).status_code == 200
         room.give_back("taken too", 1000)
         assert room.take("others", 2000)
+
+
+LISTING = {"prompt": "abc", "max_tokens": 100, "logprobs": 9}
+
+
+def test_requests_wait_for_room_for_log_probabilities() -> None:
+    """Most of them end far before they need it."""
+
+    async def test() -> None:
+        options = ServerOptions(grace_s=0.0, metrics=True, max_answer_logprobs=1000, max_waiting=4)
+        async with live(options) as server:
+            server.gate.close()
+            asking = [await server.send("/v1/completions", LISTING) for _ in range(2)]
+            room, board = server.server._room, server.server.board
+            await server.until(lambda: room._held.total() == 2000)
+            asking += [await server.send("/v1/completions", LISTING) for _ in range(4)]
+            await server.until(lambda: room._waiting)
+            (waiting,) = room._waiting.values()
+            await server.until(lambda: len(waiting) == 4)
+            # Others have places.
+            plain = await server.send("/v1/completions", {"prompt": "abc", "max_tokens": 1})
+            await server.until(lambda: len(list(board.answers)) == 3)
+            refused = await server.post("/v1/completions", LISTING)
+            assert refused.status == 429
+            assert refused.head.headers["retry-after"] == "1"
+            assert "4 requests of this client wait for room" in refused.json()["error"]["message"]
+            # Who leaves waits no more.
+            asking.pop(3).close()
+            await server.until(lambda: len(waiting) == 3)
+            server.gate.open()
+            for connection in (plain, *asking):
+                assert (await connection.answer()).status == 200
+                connection.close()
+            await server.until(lambda: not room._held)
+
+    asyncio.run(test())
 
 
 def test_all_answers_of_a_request_wait_or_none() -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.core.errors import InputError
+from paceline.core.errors import InputError, QueueFullError
 from paceline.core.params import MAX_TOKENS
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, Said
 from paceline.serving.asked import Api, Asked, at_fault
@@ -123,12 +123,15 @@ class Server:
         Raises:
             PacelineError: the request was refused, or ended by an error before anything was sent.
         """
-        board = self.board
         served = self.host.served
         client = namespace_of(request.scope)
-        listed = self._may_list(asked, prompts, client)
+        listed = self._may_list(asked, prompts, served.context_length)
+        if listed:
+            await while_there(request, self._take_room(client, listed))
         namespace = namespace_of(request.scope, asked.cache_salt or None)
         try:
+            # The server may have begun to end meanwhile.
+            board = self.board
             answer = Answer(served, asked, prompts, namespace=namespace, client=client, most_s=self.options.request_s)
         except BaseException as error:
             self._room.give_back(client, listed)
@@ -174,17 +177,15 @@ class Server:
         while piece := await share.do(Kind.WRITING, some):
             yield piece
 
-    def _may_list(self, asked: Asked, prompts: Sequence[PreparedPrompt], client: str) -> int:
-        """Return how many log-probabilities answers may come to, for which there is room then.
+    def _may_list(self, asked: Asked, prompts: Sequence[PreparedPrompt], context: int) -> int:
+        """Return how many log-probabilities answers may come to.
 
         Raises:
             FieldError: one request may not have so many.
-            RefusedError: others have the room.
         """
         if asked.num_logprobs is None:
             return 0
         length, each = asked.options.get("max_tokens") or MAX_TOKENS, 1 + asked.num_logprobs
-        context = self.host.served.context_length
         lengths = [min(length, context - len(prompt.token_ids)) for prompt in prompts]
         listed = sum(lengths) * asked.num_choices * each
         most = self.options.max_answer_logprobs
@@ -197,14 +198,21 @@ class Server:
                 f"{most:,} are taken: ask for fewer, set a smaller max_tokens, or start the server with a larger "
                 "--max-answer-logprobs",
             )
-        if not self._room.take(client, listed):
-            raise RefusedError(
-                429,
-                "rate_limit_error",
-                f"the answers under way may come to {self._room.most:,} log-probabilities, of each key to half of what "
-                "others leave, and this one has no room: ask once others are over, or set a smaller max_tokens",
-            )
         return listed
+
+    async def _take_room(self, client: str, listed: int) -> None:
+        """Wait for room for so many log-probabilities.
+
+        Raises:
+            QueueFullError: too many requests of this client wait for it.
+        """
+        try:
+            await self._room.take_in_turn(client, listed, self.options.max_waiting)
+        except QueueFullError as error:
+            raise QueueFullError(
+                f"the answers under way may come to {self._room.most:,} log-probabilities, of each key to half of what "
+                f"others leave: {error}; ask again later, or set a smaller max_tokens"
+            ) from None
 
     async def _followed(self, answer: Answer) -> None:
         # A time limit of the answer is looked at round by round.

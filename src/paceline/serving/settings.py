@@ -201,7 +201,7 @@ class ServerOptions:
         _LIMIT(kind="whole", low=0, flags=("--max-stop",), help="Stop texts of one request."),
     )
     max_answer_logprobs: int = setting(
-        4_000_000,
+        6_000_000,
         _LIMIT(
             kind="whole",
             low=1,
