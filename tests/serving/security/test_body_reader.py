@@ -168,6 +168,51 @@ def test_bodies_are_held_within_a_bound_of_all_and_of_each_key() -> None:
     assert "of each key half of what others leave" in refused.text
 
 
+@pytest.mark.parametrize("keys", [["a"], []])
+def test_without_keys_all_bodies_have_all_of_the_memory(keys: list[str]) -> None:
+    """With one there still are requests without it."""
+    settings = SecuritySettings(max_body_bytes=1000, keys=ApiKeys(keys))
+    statuses = asyncio.run(held_together(settings, [("a", [b"," * 1000])] * 4))
+    assert statuses == ([200, 429, 429, 429] if keys else [200, 200, 200, 429])
+
+
+def test_a_body_goes_on_with_the_memory_that_it_has() -> None:
+    """However little others that came later leave."""
+    settings = SecuritySettings(max_body_bytes=1000, keys=ApiKeys(["a", "b"]))
+    sent = [("a", [b"," * 800, b""]), ("a", [b"," * 690]), ("b", [b"," * 600])]
+    assert asyncio.run(held_together(settings, sent)) == [200, 200, 200]
+
+
+async def held_together(settings: SecuritySettings, bodies: list[tuple[str, list[bytes]]]) -> list[int]:
+    """Return the statuses of bodies by key and parts, of which all have begun before one is whole, and one is over."""
+    whole, answered = asyncio.Event(), asyncio.Event()
+
+    async def routes(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await answered.wait()
+        await answer(send, b"{}")
+
+    app = secured(routes, settings)
+
+    async def status(key: str, parts: list[bytes]) -> int:
+        left, heard = [body_part(part, more=True) for part in parts[:-1]] + [body_part(parts[-1], more=False)], Sent()
+
+        async def receive() -> Message:
+            if len(left) < len(parts):
+                await whole.wait()
+            return left.pop(0)
+
+        await app(http_scope(authorization=f"Bearer {key}"), receive, heard)
+        return heard.status
+
+    tasks = [asyncio.create_task(status(key, parts)) for key, parts in bodies]
+    for event in (whole, answered):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        event.set()
+    return [await task for task in tasks]
+
+
 # Over a socket
 
 

@@ -44,7 +44,12 @@ def secured(app: ASGIApp, settings: SecuritySettings, refused: Refused | None = 
     """
     routes = app
     app = RequestLimit(app, most=settings.max_connections)
-    app = BodyReader(app, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
+    app = BodyReader(
+        app,
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        keys_differ=bool(settings.keys),
+    )
     app = KeyCheck(app, keys=settings.keys, public_paths=settings.public_paths)
     if not settings.keys:
         app = OriginCheck(app, cors=settings.cors)

@@ -32,19 +32,21 @@ class BodyReader:
     What a body comes to in memory is counted as it arrives, and until its request is over.
     """
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int, body_timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int, body_timeout_s: float, keys_differ: bool) -> None:
         """Put the reader in front of an application.
 
         Args:
             app: the application.
             max_body_bytes: bytes of a body.
             body_timeout_s: seconds from the end of the headers until the body is there.
+            keys_differ: whether there are keys, none of which may take all of the memory.
         """
         self._app = app
         self._max_bytes = max_body_bytes
         self._timeout_s = body_timeout_s
         heaviest = max_body_bytes * _BYTES_OF_MEMORY + min(max_body_bytes, MOST_VALUES) * _MARK_BYTES
-        self._room = Shares(_HEAVIEST * heaviest)
+        self._room = Shares(_HEAVIEST * heaviest, keys_differ=keys_differ)
+        self._whose = ", of each key half of what others leave" if keys_differ else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on with its body, or refuse it."""
@@ -92,9 +94,8 @@ class BodyReader:
             held.give_back()
             parts.clear()
             text = (
-                f"the server holds {self._room.most >> 20} MiB of bodies at most, of each key half of what others "
-                "leave, and this one has no room: send it once others are answered, or start the server with a larger "
-                "--max-body"
+                f"the server holds {self._room.most >> 20} MiB of bodies at most{self._whose}, and this one has no "
+                "room: send it once others are answered, or start the server with a larger --max-body"
             )
             await refuse(scope, rest, send, 429, text, "rate_limit_error", headers=[(b"retry-after", b"1")])
             return None
