@@ -164,20 +164,49 @@ def test_many_special_tokens_take_time_in_proportion() -> None:
         assert_grows_with_length_alone(lambda count: vocabulary.tokenize(text * count, parse_special=True), 1 << 15)
 
 
-@pytest.mark.parametrize("text", ["a", " ", "a\x1c", "中"])
-def test_a_word_that_would_end_the_process_is_read_on_a_large_stack_or_refused(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("splitter", "text"),
+    [("bloom", "a"), ("bloom", "a\x1c"), ("bloom", "中"), ("deepseek-llm", " "), ("gpt-4o", "/\n")],
+)
+def test_a_word_that_would_end_the_process_is_read_on_a_large_stack_or_refused(
+    splitter: str, text: str, tmp_path: Path
+) -> None:
     """Most splitters are std::regex, which goes a call deeper with each character of a word."""
-    path = edited_gguf(tmp_path / "regex.gguf", {"tokenizer.ggml.pre": "bloom" if text.strip() else "deepseek-llm"})
+    path = edited_gguf(tmp_path / "regex.gguf", {"tokenizer.ggml.pre": splitter})
     with vocabulary_of(path) as vocabulary:
         count = 60_000 // len(text)
         assert vocabulary.tokenize(text * count + " b", add_special=False)[-1] == vocabulary.tokenize("a b")[-1]
-        with pytest.raises(InputError, match=r"characters without a space between them.* reads at most 100000"):
+        with pytest.raises(InputError, match=r"characters in a row .* as one word, and it reads at most 100000"):
             vocabulary.tokenize(text * 120_000)
+
+
+BASE64: Final = "Zm9vYmFyIGlz+ThpcyB0aGU/"
+JSON: Final = '{"id":17,"name":"user17","ok":true},'
+
+
+@pytest.mark.parametrize("splitter", ["deepseek-llm", "gpt-4o", "exaone-moe", "llama-bpe"])
+@pytest.mark.parametrize("text", [BASE64, JSON, "f(a,b){return(a+b)}", "\u4e2d\u6587\uff0c", "0x7f3a"])
+def test_a_text_without_spaces_is_no_word(text: str, splitter: str) -> None:
+    tokenizing.check_words(text * (1_200_000 // len(text)), splitter)
+
+
+def test_words_of_other_splitters_are_longer() -> None:
+    for text, splitter in ((BASE64, "bloom"), ("a few words ", "exaone-moe"), ("a line, and ", "gemma4")):
+        with pytest.raises(InputError, match="as one word"):
+            tokenizing.check_words(text * (1_200_000 // len(text)), splitter)
+    tokenizing.check_words("a line, and\n" * 100_000, "gemma4")
+
+
+def test_a_long_text_without_spaces_is_read(tmp_path: Path) -> None:
+    path = edited_gguf(tmp_path / "regex.gguf", {"tokenizer.ggml.pre": "deepseek-llm"})
+    with vocabulary_of(path) as vocabulary:
+        token_ids = vocabulary.tokenize(BASE64 * 10_000, add_special=False)
+        assert b"".join(map(vocabulary.token_bytes, token_ids)) == BASE64.encode() * 10_000
 
 
 def test_a_long_stretch_that_sentencepiece_has_no_tokens_for_is_refused() -> None:
     known = set("abc ")
     tokenizing.check_unknown("ab\n" * 400_000, 1_200_000, known.__contains__)
     tokenizing.check_unknown("\n" * 100_000, 100_000, known.__contains__)
-    with pytest.raises(InputError, match="about 299008 characters in a row that this model has no tokens for"):
+    with pytest.raises(InputError, match="about 298979 characters in a row that this model has no tokens for"):
         tokenizing.check_unknown("abc" + "\n" * 300_000, 300_003, known.__contains__)

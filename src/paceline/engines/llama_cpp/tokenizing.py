@@ -48,9 +48,17 @@ _WRITTEN_OUT: Final = frozenset((
 ))  # fmt: skip
 """Splitters (``tokenizer.ggml.pre``) that llama.cpp has written out, without std::regex but for single characters."""
 
+_LINES: Final = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})
+"""Splitters whose words are whole lines."""
+_ALL_BUT_BLANKS: Final = frozenset({"bloom", "poro-chat", "gpt3-finnish", "viking", "whitespace", "superbpe"})
+"""Splitters whose words are all that stands between blanks."""
+_SPACED_LETTERS: Final = frozenset({"exaone-moe"})
+"""Splitters whose words are letters and single spaces."""
 
-_ACROSS_SPACES: Final = frozenset({"exaone-moe"})
-"""Splitters whose words have spaces within."""
+_BETWEEN_KINDS: Final = (
+    "[A-Za-z][0-9]|[0-9][A-Za-z]|[A-Za-z0-9\u4e00-\u9fa5][!-&(-/:-@\\[-`{-~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]"
+)
+"""Where words of all other splitters end: no two of letters, digits and punctuation (but ``'``) are in one."""
 
 
 def splits_by_regex(kind: str, splitter: str) -> bool:
@@ -73,14 +81,24 @@ def check_words(text: str, splitter: str) -> None:
     Raises:
         InputError: with the word's length, the limit and the way out.
     """
-    breaks = re.compile(r"\n" if splitter in _ACROSS_SPACES else "[ \t\n\v\f\r]")
-    longest = _longest_stretch(text, lambda block: block.isspace() or not breaks.search(block))
+    breaks = _breaks_of(splitter)
+    # Some splitters have slashes and line breaks in one word.
+    longest = _longest_stretch(text, lambda block: block.replace("/", " ").isspace() or not breaks.search(block))
     most = _MOST_IN_WORD if splitter in _WRITTEN_OUT else _MOST_IN_DEEP_WORD
     if longest > most:
         raise InputError(
-            f"the text has about {longest} characters without a space between them, or spaces alone: this model's "
-            f"tokenizer reads at most {most}; break them up"
+            f"the text has about {longest} characters in a row that this model's tokenizer reads as one word, and it "
+            f"reads at most {most}; break them up by spaces and line breaks"
         )
+
+
+def _breaks_of(splitter: str) -> re.Pattern[str]:
+    """Return where any word ends."""
+    if splitter in _LINES:
+        return re.compile(r"\n")
+    if splitter in _ALL_BUT_BLANKS:
+        return re.compile(f"[{_BLANKS}]")
+    return re.compile(rf"{_BETWEEN_KINDS}|\n" if splitter in _SPACED_LETTERS else f"{_BETWEEN_KINDS}|[{_BLANKS}]")
 
 
 def check_unknown(text: str, num_bytes: int, is_known: Callable[[str], bool]) -> None:
@@ -116,7 +134,8 @@ def _longest_stretch(text: str, is_within: Callable[[str], bool]) -> int:
     """Return about how many characters the longest stretch has that is all of one kind; 0 for less than a block."""
     longest = at = 0
     for start in range(0, len(text), _BLOCK):
-        at = at + _BLOCK if is_within(text[start : start + _BLOCK]) else 0
+        block = text[start : start + _BLOCK]
+        at = at + len(block) if is_within(block) else 0
         longest = max(longest, at)
     return longest
 
