@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("llama_cpp")
 
+from tests.models import damaged_gguf
 from tests.models.helpers import edited_gguf
 from tests.timing import WAIT_S, assert_grows_with_length_alone
 
@@ -202,6 +203,27 @@ def test_a_long_text_without_spaces_is_read(tmp_path: Path) -> None:
     with vocabulary_of(path) as vocabulary:
         token_ids = vocabulary.tokenize(BASE64 * 10_000, add_special=False)
         assert b"".join(map(vocabulary.token_bytes, token_ids)) == BASE64.encode() * 10_000
+
+
+def test_of_a_tokenizer_that_leaves_blanks_out_no_length_is_told(tmp_path: Path) -> None:
+    names = dict.fromkeys(("tokenizer.ggml.model", "tokenizer.ggml.pre"), "whitespace")
+    with vocabulary_of(edited_gguf(tmp_path / "blanks.gguf", names)) as vocabulary:
+        text = " " * 4000
+        assert vocabulary.fewest_tokens(text) <= len(vocabulary.tokenize(text, add_special=False))
+
+
+def test_a_special_token_that_is_no_unicode_is_in_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = damaged_gguf.read(embedded_draft())
+    tokens, kinds = header.get("tokenizer.ggml.tokens"), header.get("tokenizer.ggml.token_type")
+    assert tokens is not None
+    assert kinds is not None
+    tokens.value, kinds.value = list(tokens.value), list(kinds.value)
+    tokens.value[3000], kinds.value[3000] = b"\xff<|a|>", 4  # user-defined
+    text = "x<|a|>y z"
+    with vocabulary_of(header.write(tmp_path / "odd.gguf")) as vocabulary:
+        whole = vocabulary.tokenize(text)
+        monkeypatch.setattr("paceline.engines.llama_cpp.vocabulary.LONG", 0)
+        assert vocabulary.tokenize(text) == whole
 
 
 def test_a_long_stretch_that_sentencepiece_has_no_tokens_for_is_refused() -> None:

@@ -61,7 +61,9 @@ class GgufVocabulary:
     def __init__(self, model: Any) -> None:
         self._pointer = pointer = api.llama_model_get_vocab(model)
         self._kind = _KINDS.get(api.llama_vocab_type(pointer), "unknown")
-        self._splitter = _splitter_of(model)
+        self._tokenizer = _said(model, b"tokenizer.ggml.model")
+        # Where the first is missing, the tokenizer's own name decides.
+        self._splitter = _said(model, b"tokenizer.ggml.pre") or self._tokenizer
         self._deep = splits_by_regex(self._kind, self._splitter)
         self._size = int(api.llama_vocab_n_tokens(pointer))
         self._bytes: list[bytes | None] = [None] * self._size
@@ -230,7 +232,8 @@ class GgufVocabulary:
             told = int(self._look(api.llama_vocab_get_attr, token_id))
             text = ""
             if told & attributes and not told & others:
-                text = (self._look(api.llama_vocab_get_text, token_id) or b"").decode("utf-8", "ignore")
+                # What is not Unicode no text has.
+                text = (self._look(api.llama_vocab_get_text, token_id) or b"").decode("utf-8", "surrogateescape")
             if text:
                 mark = Mark(
                     token_id, bool(told & api.LLAMA_TOKEN_ATTR_LSTRIP), bool(told & api.LLAMA_TOKEN_ATTR_RSTRIP)
@@ -352,8 +355,9 @@ class GgufVocabulary:
     def fewest_tokens(self, text: str) -> int:
         """Return how many tokens a text has at least; 0 where that is not known.
 
-        llama.cpp rewrites texts for WordPiece and unigram vocabularies, and a byte-level one without tokens for all
-        bytes leaves out what it does not know: there, bytes tell nothing.
+        llama.cpp rewrites texts for WordPiece and unigram vocabularies, leaves blanks out for the tokenizer of that
+        name, and a byte-level one without tokens for all bytes leaves out what it does not know: there, bytes tell
+        nothing.
         """
         return 0 if self._reach is None else self._reach.fewest_tokens(text)
 
@@ -361,7 +365,9 @@ class GgufVocabulary:
     def _reach(self) -> TokenReach | None:
         # All bytes that UTF-8 has.
         singles = (bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
-        if self._kind not in ("bpe", "spm") or any(single not in self._single_ids for single in singles):
+        if self._kind not in ("bpe", "spm") or self._tokenizer == "whitespace":
+            return None
+        if any(single not in self._single_ids for single in singles):
             return None
         spellings = (self.token_spelling(token_id) or b"" for token_id in range(self._size))
         lower = "\u2581".encode()
@@ -399,11 +405,9 @@ class GgufVocabulary:
             return piece
 
 
-def _splitter_of(model: Any) -> str:
-    """Return the name of what splits texts into words, for BPE; empty where the file does not say."""
+def _said(model: Any, key: bytes) -> str:
+    """Return a text of the file's metadata; empty where the file does not say."""
     buffer = ctypes.create_string_buffer(64)
-    # Where the first is missing, the tokenizer's own name decides.
-    for key in (b"tokenizer.ggml.pre", b"tokenizer.ggml.model"):
-        if api.llama_model_meta_val_str(model, key, buffer, len(buffer)) >= 0:
-            return buffer.value.decode("utf-8", "replace")
-    return ""
+    if api.llama_model_meta_val_str(model, key, buffer, len(buffer)) < 0:
+        return ""
+    return buffer.value.decode("utf-8", "replace")
