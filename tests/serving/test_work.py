@@ -123,6 +123,17 @@ def test_what_nobody_waits_for_any_more_is_not_begun() -> None:
     in_loop(test)
 
 
+def test_an_answer_that_is_there_is_written_however_many_wait() -> None:
+    async def test() -> None:
+        work, held = Work(most_waiting=2), Held()
+        writing = [asyncio.create_task(share_of(work, "a").do(Kind.WRITING, held("a"))) for _ in range(MANY)]
+        held.let_go(MANY)
+        assert await asyncio.gather(*writing) == ["a"] * MANY
+        work.close()
+
+    in_loop(test)
+
+
 def test_an_error_is_that_of_the_work_and_frees_its_thread() -> None:
     async def test() -> None:
         work = Work()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,7 +41,7 @@ class Kind(enum.Enum):
 
 
 MOST_WAITING: Final = 256
-"""Pieces of work of one kind that may wait for one key."""
+"""Pieces of work of one kind that may wait for one key; of answers that are written any number."""
 
 MOST_AT_ONCE: Final = 500
 """Items of a list that are read or written at once, in about 2 ms; of more a thread takes care."""
@@ -63,11 +64,12 @@ class Work:
     """The threads of a server, and who waits for them. All of it belongs to the event loop.
 
     Args:
-        most_waiting: pieces of work of one kind that may wait for one key.
+        most_waiting: pieces of work of one kind that may wait for one key; of answers any number.
     """
 
     def __init__(self, most_waiting: int = MOST_WAITING) -> None:
-        self._queues = {kind: _Queue(kind, most_waiting) for kind in Kind}
+        # What is to be written is there, and each request has one piece of it: it is never refused.
+        self._queues = {kind: _Queue(kind, math.inf if kind is Kind.WRITING else most_waiting) for kind in Kind}
 
     def share_of(self, scope: Scope) -> Share:
         """Return what does work for a request, in the turn of its key."""
@@ -119,7 +121,7 @@ class _Queue:
         most_waiting: pieces of it that may wait for one key.
     """
 
-    def __init__(self, kind: Kind, most_waiting: int) -> None:
+    def __init__(self, kind: Kind, most_waiting: float) -> None:
         self._what, self._free = kind.value
         self._most_waiting = most_waiting
         self._most_of_a_key = max(self._free - 1, 1)
