@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import sys
+import threading
 
 import pytest
 
 from paceline.serving.logs import AtMostAFew, logging_to_stderr
 from paceline.serving.security.access_log import LOGGER as ACCESS
+from tests.timing import WAIT_S
 
 
 def record(created: float, line: int = 1, name: str = "asyncio") -> logging.LogRecord:
@@ -48,3 +53,24 @@ def test_what_libraries_say_is_in_the_log_and_bounded(capsys: pytest.CaptureFixt
     lines = capsys.readouterr().err.splitlines()
     assert sum(line.endswith("again") for line in lines) < 100
     assert sum(" request " in line for line in lines) == 100
+
+
+def test_nobody_waits_for_a_reader_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    unread = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            unread += os.write(writing, b"x" * 1000)
+    os.set_blocking(writing, True)
+    with os.fdopen(reading, "rb") as read, os.fdopen(writing, "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with logging_to_stderr(verbose=False):
+            logging_one = threading.Thread(target=lambda: ACCESS.info("one request" * 200), daemon=True)
+            logging_one.start()
+            logging_one.join(WAIT_S)
+            waited = logging_one.is_alive()
+            assert read.read(unread) == b"x" * unread
+            assert not waited
+            ACCESS.info("another request")
+            assert read.readline().endswith(b" another request\n")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TextIO
 
 from paceline.serving.security.access_log import LOGGER as ACCESS
 
 _MOST: Final = 3
 """Lines of one kind in a second. What a client brings about again and again would fill the disk."""
+
+
+_AT_ONCE: Final = 1000
+"""Characters that any pipe with room has room for."""
 
 
 class AtMostAFew(logging.Filter):
@@ -50,6 +55,26 @@ class _Kind:
     left_out = 0
 
 
+class _Unwaiting:
+    """Writes what a stream has room for, and drops the rest: nobody waits for a reader of the log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        for start in range(0, len(text), _AT_ONCE):
+            if not self._has_room():
+                return
+            self._stream.write(text[start : start + _AT_ONCE])
+            self._stream.flush()
+
+    def _has_room(self) -> bool:
+        # Of what is no file of the system, and on Windows of any, nobody can tell.
+        with contextlib.suppress(OSError, ValueError):
+            return bool(select.select((), (self._stream,), (), 0)[1])
+        return True
+
+
 @contextlib.contextmanager
 def logging_to_stderr(*, verbose: bool) -> Iterator[None]:
     """Write the log to standard error for as long as a server runs.
@@ -57,7 +82,7 @@ def logging_to_stderr(*, verbose: bool) -> Iterator[None]:
     Args:
         verbose: tell of requests too that are made again and again, such as those for ``/health``.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(_Unwaiting(sys.stderr))
     handler.setFormatter(logging.Formatter("{asctime} {message}{left_out}", datefmt="%H:%M:%S", style="{"))
     handler.addFilter(AtMostAFew())
     # Of its own life, the server tells by itself. The root takes what libraries say, asyncio among them.
