@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -214,6 +216,37 @@ def test_where_nothing_can_be_noted_it_is_loaded_all_the_same(started: list[Any]
         noted.mkdir(parents=True)
     check(path)
     assert len(started) == 1
+
+
+def test_where_no_file_can_be_written_it_is_loaded_all_the_same(
+    started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that may only read."""
+    path = write_model(tmp_path / "model.gguf", "llama", tokenizer="bytes")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
+    monkeypatch.setenv("PACELINE_CACHE", str(path / "no folder"))
+    check(path)
+    assert len(started) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere this is counted otherwise")
+@pytest.mark.parametrize("has_room", [True, False])
+def test_weights_that_no_token_is_decoded_with_are_not_read(
+    started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
+    """To map a file reads all of it, which may take minutes."""
+    path = write_model(tmp_path / "model.gguf", "llama", tokenizer="bytes")
+    os.truncate(path, 512 << 20)
+    if has_room:
+        monkeypatch.setattr(first_load, "_MOST_DECODED_BYTES", 256 << 20)
+    else:
+        monkeypatch.setattr("paceline.engines.llama_cpp.first_load.available_memory", lambda: 512 << 20)
+    check(path)
+    ((arguments,),) = started
+    child = os.posix_spawn(sys.executable, arguments, os.environ, file_actions=[(os.POSIX_SPAWN_CLOSE, 2)])
+    _, status, used = os.wait4(child, 0)
+    assert status == 0
+    assert used.ru_maxrss < 256 << 10  # KiB
 
 
 def test_where_no_process_can_be_started_it_is_loaded_all_the_same(

@@ -10,7 +10,7 @@
         ended by itself ── noted in the cache ───────> load
 
 What is noted is a hash of all that stands before the weights and of llama.cpp's version, so a file costs this once.
-Weights are mapped, on the CPU, and nothing is laid out anew.
+Weights are mapped, on the CPU, and nothing is laid out anew. Of many no token is decoded and none is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -53,8 +52,10 @@ _CELLS: Final = 64
 _ROWS: Final = 16
 _SNAPSHOTS: Final = 2
 
+_LOAD_READ: Final = 0
+"""llama.cpp's ``LLAMA_LOAD_MODE_NONE``, which allocates for weights, unless it is told not to."""
 _LOAD_MAPPED: Final = 1
-"""llama.cpp's ``LLAMA_LOAD_MODE_MMAP``."""
+"""llama.cpp's ``LLAMA_LOAD_MODE_MMAP``, which reads all of a file."""
 _LOG_END: Final = 4096
 """Bytes of the log's end in which its last line is looked for."""
 _LONGEST_LINE: Final = 200
@@ -119,42 +120,48 @@ def _loads(path: Path, told: dict[str, Any]) -> bool:
     """
     if getattr(sys, "frozen", False) or not sys.executable:  # an application that would start itself
         return False
-    with tempfile.TemporaryFile() as log:
-        try:
-            status = subprocess.run(
-                # Without the site's packages, which take longer than all the rest. And not of the terminal's group,
-                # where Ctrl-C would look like a crash.
-                [sys.executable, "-I", "-S", first_load_program.__file__, json.dumps(told)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-                start_new_session=os.name == "posix",
-                check=False,
-                timeout=_MOST_S,
-            ).returncode
-        except OSError:
-            return False
-        except subprocess.TimeoutExpired:
-            raise _refused(path, f"has not loaded it within {_MOST_S} s", log) from None
-        if os.name == "nt":
-            if status == _WINDOWS_ABORTED or status >= _WINDOWS_CRASHED:
-                raise _refused(path, f"ends its process over it, with status {status:#x}", log)
-        elif status == -signal.SIGXCPU:
-            raise _refused(path, f"still computes after {_MOST_CPU_S} s", log)
-        elif status < 0:
-            killed = ", as the system does where memory is short" if status == -signal.SIGKILL else ""
-            raise _refused(path, f"ends its process over it, by {signal.Signals(-status).name}{killed}", log)
+    try:
+        ended = subprocess.run(
+            # Without the site's packages, which take longer than all the rest. And not of the terminal's group, where
+            # Ctrl-C would look like a crash.
+            [sys.executable, "-I", "-S", first_load_program.__file__, json.dumps(told)],
+            stdin=subprocess.DEVNULL,
+            # Not into a file, for which there may be no place.
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            start_new_session=os.name == "posix",
+            check=False,
+            timeout=_MOST_S,
+        )
+    except OSError:
+        return False
+    except subprocess.TimeoutExpired as error:
+        raise _refused(path, f"has not loaded it within {_MOST_S} s", error.stdout or b"") from None
+    status = ended.returncode
+    if os.name == "nt":
+        if status == _WINDOWS_ABORTED or status >= _WINDOWS_CRASHED:
+            raise _refused(path, f"ends its process over it, with status {status:#x}", ended.stdout)
+    elif status == -signal.SIGXCPU:
+        raise _refused(path, f"still computes after {_MOST_CPU_S} s", ended.stdout)
+    elif status < 0:
+        killed = ", as the system does where memory is short" if status == -signal.SIGKILL else ""
+        raise _refused(path, f"ends its process over it, by {signal.Signals(-status).name}{killed}", ended.stdout)
     return status == 0
 
 
 def _told(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: bool) -> dict[str, Any]:
     """Return what the other process is told."""
     has_weights = model.num_parameters > 0
+    available_bytes = available_memory()
+    fits = available_bytes is None or model.num_bytes <= available_bytes * _DECODED_SHARE
+    decodes = fits and model.num_bytes <= _MOST_DECODED_BYTES
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers = 0
     parameters.use_extra_bufts = False
-    parameters.load_mode = _LOAD_MAPPED
+    # Else no weight is read: that may take minutes, and push out of memory what lies there.
+    parameters.load_mode = _LOAD_MAPPED if decodes else _LOAD_READ
+    parameters.no_alloc = not decodes
     parameters.vocab_only = not has_weights
     context = api.llama_context_default_params()
     context.n_ctx = _CELLS
@@ -164,8 +171,6 @@ def _told(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: bool
     context.n_threads = context.n_threads_batch = 1
     context.kv_unified = context.swa_full = True
     context.offload_kqv = context.op_offload = False
-    available_bytes = available_memory()
-    fits = available_bytes is None or model.num_bytes <= available_bytes * _DECODED_SHARE
     return {
         "path": os.fsencode(model.paths[0]).hex(),
         "libraries": [library._name for library in libraries],
@@ -176,13 +181,12 @@ def _told(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: bool
         "batch_bytes": ctypes.sizeof(api.llama_batch),
         "tokenizes": tokenizes,
         "has_weights": has_weights,
-        "decodes": fits and model.num_bytes <= _MOST_DECODED_BYTES,
+        "decodes": decodes,
     }
 
 
-def _refused(path: Path, what: str, log: Any) -> ModelFileError:
-    log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END))
-    lines = log.read().decode("utf-8", errors="replace").strip().splitlines()
+def _refused(path: Path, what: str, log: bytes) -> ModelFileError:
+    lines = log[-_LOG_END:].decode("utf-8", errors="replace").strip().splitlines()
     last = _FOLDERS.sub(r"\1", printable(lines[-1].strip())) if lines else ""
     said = f"; it said last: {last[:_LONGEST_LINE]}" if last else ""
     return ModelFileError(
