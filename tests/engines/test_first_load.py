@@ -280,6 +280,25 @@ def test_a_load_that_does_not_end_is_ended(started: list[Any], tmp_path: Path, m
         check(path)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no signals")
+def test_an_interrupt_ends_it_and_is_no_fault_of_the_file(
+    started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loads are in threads, which no interrupt reaches. A terminal tells all processes of the command."""
+    program = tmp_path / "program.py"
+    monkeypatch.setattr("paceline.engines.llama_cpp.first_load.first_load_program.__file__", str(program))
+    path = write_model(tmp_path / "model.gguf", "llama", tokenizer="bytes")
+    for number in ("SIGINT", "SIGTERM", "SIGHUP"):
+        program.write_text(
+            "import os, signal\n"
+            "assert os.getpgrp() == os.getpgid(os.getppid())\n"
+            f"signal.signal(signal.{number}, signal.SIG_DFL)\n"
+            f"os.kill(os.getpid(), signal.{number})\n"
+        )
+        with pytest.raises(ModelFileError, match=r"model\.gguf is not loaded: its first load was interrupted"):
+            check(path)
+
+
 def test_the_log_is_read_in_no_time() -> None:
     """llama.cpp logs the file's own texts, and a search of them was quadratic."""
     log = native.NativeLog()

@@ -62,6 +62,8 @@ _LONGEST_LINE: Final = 200
 
 _FOLDERS: Final = re.compile(r"\S*[/\\]([\w.-]+:\d+: )")
 """What stands before the name of a source file."""
+_INTERRUPTED: Final = (-signal.SIGINT, -signal.SIGTERM, *([-signal.SIGHUP] if os.name == "posix" else []))
+"""Exit statuses of a process that somebody ended, as Ctrl-C does in a terminal."""
 _WINDOWS_ABORTED: Final = 3
 
 _WINDOWS_CRASHED: Final = 0xC0000000
@@ -122,15 +124,13 @@ def _loads(path: Path, told: dict[str, Any]) -> bool:
         return False
     try:
         ended = subprocess.run(
-            # Without the site's packages, which take longer than all the rest. And not of the terminal's group, where
-            # Ctrl-C would look like a crash.
+            # Without the site's packages, which take longer than all the rest.
             [sys.executable, "-I", "-S", first_load_program.__file__, json.dumps(told)],
             stdin=subprocess.DEVNULL,
             # Not into a file, for which there may be no place.
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-            start_new_session=os.name == "posix",
             check=False,
             timeout=_MOST_S,
         )
@@ -142,6 +142,8 @@ def _loads(path: Path, told: dict[str, Any]) -> bool:
     if os.name == "nt":
         if status == _WINDOWS_ABORTED or status >= _WINDOWS_CRASHED:
             raise _refused(path, f"ends its process over it, with status {status:#x}", ended.stdout)
+    elif status in _INTERRUPTED:
+        raise ModelFileError(f"{path} is not loaded: its first load was interrupted; load it again")
     elif status == -signal.SIGXCPU:
         raise _refused(path, f"still computes after {_MOST_CPU_S} s", ended.stdout)
     elif status < 0:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ def main(told: dict[str, Any]) -> None:
     Args:
         told: what :mod:`.first_load` says.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it waits for llama.cpp
     with contextlib.suppress(ImportError, OSError, ValueError):  # systems without such limits
         import resource
 
