@@ -140,7 +140,7 @@ def test_a_request_under_way_never_yields_and_more_than_the_most_are_refused() -
             assert "retry-after: 1" in head
             error = json.loads(body)["error"]
             assert (error["code"], error["type"]) == (503, "unavailable_error")
-            assert "2 requests are under way" in error["message"]
+            assert "2 requests may be under way, and more" in error["message"]
         with silent(port, 3) as held:
             assert is_over(held[0])
         routes.may_answer.set()

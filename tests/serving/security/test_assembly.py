@@ -11,7 +11,19 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles, secured
-from tests.serving.security.asking import Echo, Sent, Socket, ask, body_part, call, feed, http_scope, run, serving
+from tests.serving.security.asking import (
+    Echo,
+    Sent,
+    Socket,
+    answer,
+    ask,
+    body_part,
+    call,
+    feed,
+    http_scope,
+    run,
+    serving,
+)
 from tests.serving.security.certificates import CERTIFICATE, KEY
 from tests.timing import WAIT_S, LoopTime
 
@@ -42,6 +54,42 @@ def test_a_chunk_passes_before_the_next_is_made() -> None:
     scope = http_scope(origin="https://a.example", x_api_key="k")
     run(lambda: secured(routes, EVERYTHING)(scope, feed(body_part(b"{}", more=False)), send))
     assert order == [f"{what} {chunk.decode()}" for chunk in chunks for what in ("made", "arrived")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "asking", "refused"),
+    [
+        # Of eight places, half of what the others leave.
+        (["a", "b"], "aaaaabbb", [4, 7]),
+        (["a", "b"], "bbaaaa", [5]),
+        ([], "aaaabbbba", [8]),
+    ],
+)
+def test_no_key_has_all_requests_under_way(keys: list[str], asking: str, refused: list[int]) -> None:
+    async def statuses() -> list[int]:
+        goes_on = asyncio.Event()
+
+        async def routes(scope: Scope, receive: Receive, send: Send) -> None:
+            await goes_on.wait()
+            await answer(send, b"{}")
+
+        app = secured(routes, SecuritySettings(keys=ApiKeys(keys), max_connections=8))
+
+        async def status(key: str) -> int:
+            sent = Sent()
+            await app(http_scope(authorization=f"Bearer {key}"), feed(body_part(b"{}", more=False)), sent)
+            return sent.status
+
+        tasks = [asyncio.create_task(status(key)) for key in asking]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        goes_on.set()
+        found = [await task for task in tasks]
+        # All of it is given back.
+        assert await status(asking[-1]) == 200
+        return found
+
+    assert run(statuses) == [503 if place in refused else 200 for place in range(len(asking))]
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,13 @@ def secured(app: ASGIApp, settings: SecuritySettings, refused: Refused | None = 
         refused: hears of each request that no route sees.
     """
     routes = app
-    app = RequestLimit(app, most=settings.max_connections)
+    keys_differ = bool(settings.keys)
+    app = RequestLimit(app, most=settings.max_connections, keys_differ=keys_differ)
     app = BodyReader(
         app,
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
-        keys_differ=bool(settings.keys),
+        keys_differ=keys_differ,
     )
     app = KeyCheck(app, keys=settings.keys, public_paths=settings.public_paths)
     if not settings.keys:
