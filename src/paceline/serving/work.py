@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import math
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +22,6 @@ from typing import Final, TypeVar
 
 from starlette.types import Scope
 
-from paceline.core.errors import QueueFullError
 from paceline.serving.security import namespace_of
 
 _T = TypeVar("_T")
@@ -39,9 +37,6 @@ class Kind(enum.Enum):
     WRITING = ("writing long answers", 2)
     UPKEEP = ("telling of the server", 2)
 
-
-MOST_WAITING: Final = 256
-"""Pieces of work of one kind that may wait for one key; of answers that are written any number."""
 
 MOST_AT_ONCE: Final = 500
 """Items of a list that are read or written at once, in about 2 ms; of more a thread takes care."""
@@ -63,13 +58,11 @@ def kind_of_reading(num_bytes: int, num_items: int = 1) -> Kind:
 class Work:
     """The threads of a server, and who waits for them. All of it belongs to the event loop.
 
-    Args:
-        most_waiting: pieces of work of one kind that may wait for one key; of answers any number.
+    A request waits for one piece of work at a time, and how many a key has under way is bounded before.
     """
 
-    def __init__(self, most_waiting: int = MOST_WAITING) -> None:
-        # What is to be written is there, and each request has one piece of it: it is never refused.
-        self._queues = {kind: _Queue(kind, math.inf if kind is Kind.WRITING else most_waiting) for kind in Kind}
+    def __init__(self) -> None:
+        self._queues = {kind: _Queue(kind) for kind in Kind}
 
     def share_of(self, scope: Scope) -> Share:
         """Return what does work for a request, in the turn of its key."""
@@ -104,9 +97,6 @@ class Share:
             function: called in a thread.
             num_items: of the lists that it reads or writes, where these decide whether it takes long: few are seen to
                 at once.
-
-        Raises:
-            QueueFullError: too much waits for this key.
         """
         if num_items is not None and num_items <= MOST_AT_ONCE:
             return function()
@@ -118,12 +108,10 @@ class _Queue:
 
     Args:
         kind: of the work.
-        most_waiting: pieces of it that may wait for one key.
     """
 
-    def __init__(self, kind: Kind, most_waiting: float) -> None:
-        self._what, self._free = kind.value
-        self._most_waiting = most_waiting
+    def __init__(self, kind: Kind) -> None:
+        _, self._free = kind.value
         self._most_of_a_key = max(self._free - 1, 1)
         self._pool = ThreadPoolExecutor(self._free, f"paceline-{kind.name.lower()}")
         self._running: Counter[str] = Counter()
@@ -149,11 +137,6 @@ class _Queue:
 
     async def _turn_of(self, key: str) -> None:
         """Wait until a thread is free and it is this key's turn."""
-        waiting = self._waiting.get(key, ())
-        if len(waiting) >= self._most_waiting:
-            raise QueueFullError(
-                f"{self._what}: {len(waiting)} requests of this client wait for it, and no more may: ask again later"
-            )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append(turn)
         self._give()
