@@ -28,7 +28,7 @@ from paceline.engines.llama_cpp import first_load, native
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.models.embedded import embedded_draft
 
-TEXT = "Hello, w\u00f6rd 123\n ok <s>\0"
+TEXT = "Hello,  w\u00f6rd 123\n ok <s>\0"
 
 
 def use(path: Path) -> list[str]:
@@ -89,6 +89,7 @@ def test_what_llama_cpp_ends_its_process_over_is_one_line(tmp_path: Path) -> Non
         "predicting layers": ("gemma3", "gemma3.nextn_predict_layers", 31),
         "a long name": ("llama", "tokenizer.ggml.model", "y" * 100_000),
         "context": ("llama", "llama.context_length", 2**31),
+        "two blanks in a text": ("llama", "tokenizer.ggml.pre", "whitespace"),
     }
     paths = []
     for name, (architecture, key, value) in kinds.items():

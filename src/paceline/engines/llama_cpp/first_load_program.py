@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_TEXT = "One text, 1 w\u00f6rd.\n\t\U0001f600\0".encode()
+_TEXT = "One text,  1 w\u00f6rd.\n\t\U0001f600\0".encode()
 
 _MOST_TOKENS = 256
 """Tokens that are spelled out."""
