@@ -133,7 +133,7 @@ def test_a_grammar_that_takes_long_is_not_asked_again_and_a_busy_machine_makes_n
 ) -> None:
     state = start_of(Regex("abc[xy]def"))
     with monkeypatch.context() as patch:
-        patch.setattr(time, clock, itertools.count().__next__)
+        patch.setattr(time, clock, itertools.count(0, 0.06).__next__)
         assert bytes(state.forced()) == b"abc"
     for token_id in b"abcx":
         state.advance(token_id)
@@ -305,10 +305,77 @@ def write(state: Constraint, text: str) -> None:
         state.advance(token_id)
 
 
+def count_built(compiler: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    built: list[object] = []
+    checked = compiler._checked
+
+    def counted(*args: Any) -> Any:
+        built.append(args)
+        return checked(*args)
+
+    monkeypatch.setattr(compiler, "_checked", counted)
+    return built
+
+
+GREEDY = Regex("((a{1,50}){1,50}){1,50}|(bc)*")
+"""Takes more for an ``a`` than a mask may with little fuel."""
+
+
+def test_an_answer_pays_for_what_its_masks_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processor time, as the library counts nothing: it ends the answer, its forks too, and no other one."""
+    compiler = ConstraintCompiler(BYTES)
+    state, other = (compiler.compile(Regex("a*")) for _ in range(2))
+    fork = state.fork()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "thread_time", itertools.count(0, 0.1).__next__)
+        with pytest.raises(ConstraintError, match="takes too much time or memory at this place of the answer"):
+            write(state, "a" * 100)
+    for each in (fork, fork.fork()):
+        with pytest.raises(ConstraintError, match="takes too much time or memory at this place of the answer"):
+            each.mask()
+        assert list(each.forced()) == []
+    write(other, "a" * 100)
+    # As much as a state is due is taken from no answer, however long.
+    monkeypatch.setattr(time, "thread_time", itertools.count(0, 1e-3).__next__)
+    write(compiler.compile(Regex("a*")), "a" * 2_000)
+
+
+def test_making_automata_anew_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = ConstraintCompiler(BYTES, CompilingLimits(step_fuel=5_000))
+    built = count_built(compiler, monkeypatch)
+    other = compiler.compile(GREEDY)
+    write(other, "bcb")
+    compiled = len(built)
+    monkeypatch.setattr(time, "thread_time", itertools.count(0, 0.05).__next__)
+    for _ in range(100):
+        # No matter whose answer spoils them: here one that nobody else asked for.
+        other._guide.spoil(other._guide._generation)  # type: ignore[attr-defined]
+        try:
+            write(other, "cb")
+        except ConstraintError as error:
+            assert "takes too much time or memory" in str(error)  # noqa: PT017
+            break
+    else:
+        pytest.fail("a small grammar is made again without an end")
+    assert 1 <= len(built) - compiled < 12
+
+
+def test_automata_that_were_spoiled_are_not_made_anew_for_a_new_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source is compiled again, by whom that keeps waiting; answers there are go on with their own."""
+    compiler = ConstraintCompiler(BYTES, CompilingLimits(step_fuel=5_000))
+    greedy, other = (compiler.compile(GREEDY) for _ in range(2))
+    with pytest.raises(ConstraintError, match="takes too much"):
+        write(greedy, "a" * 1_000)
+    again = compiler.compile(GREEDY)
+    assert again._guide is not other._guide  # type: ignore[attr-defined]
+    assert accepts(again, "bc")
+    assert accepts(other, "bc")
+
+
 def test_an_answer_that_takes_too_much_ends_no_other() -> None:
     """The library refuses every state of a grammar once one of them took too much of its automata."""
     compiler = ConstraintCompiler(BYTES, CompilingLimits(step_fuel=5_000))
-    source = Regex("((a{1,50}){1,50}){1,50}|(bc)*")
+    source = GREEDY
     greedy, other, forced, fresh = (compiler.compile(source) for _ in range(4))
     write(other, "bcb")
     write(forced, "bcb")

@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("llguidance")
 
 from paceline.constraints import ConstraintCompiler, Gbnf, JsonSchema, Lark, Regex, Source
+from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError
 from tests.constraints.helpers import BYTES, accepts
 from tests.constraints.hostile_sources import hostile_source
@@ -224,6 +225,33 @@ def test_a_hostile_source_takes_bounded_time(name: str) -> None:
         assert "\n" not in str(raised.value)
         assert len(str(raised.value)) < 400
     assert time.process_time() - began_s < MOST_S
+
+
+def at_once(number: int, assign: str) -> str:
+    """Return rules of which each may begin with any other, so that an answer is in all of them at once."""
+    refers = ((7, 1), (3, 2), (5, 3))
+    parts = [[f'("r{i}" | r{(by * i + add) % number}?)*' for by, add in refers] for i in range(number)]
+    return "\n".join(f'r{i}{assign} {" ".join(part)} | "c"' for i, part in enumerate(parts))
+
+
+@pytest.mark.parametrize(
+    ("source", "honest"),
+    [
+        (Lark(f'start: r0 "end"\n{at_once(100, ":")}'), Lark(f'start: r0 "end"\n{at_once(30, ":")}')),
+        (Gbnf(f'root ::= r0 "end"\n{at_once(100, " ::=")}'), Gbnf(f'root ::= r0 "end"\n{at_once(30, " ::=")}')),
+    ],
+)
+def test_an_answer_that_is_in_very_many_rules_at_once_ends(source: Source, honest: Source) -> None:
+    def write(state: Constraint) -> None:
+        for token_id in b"r2cend":
+            state.mask()
+            state.advance(token_id)
+
+    with pytest.raises(ConstraintError, match="takes too much time or memory at this place of the answer"):
+        write(COMPILER.compile(source))
+    state = COMPILER.compile(honest)
+    write(state)
+    assert np.flatnonzero(state.mask()).tolist() == [*BYTES.end_ids]
 
 
 REASONS: dict[str, tuple[dict[str, Any] | str, str]] = {

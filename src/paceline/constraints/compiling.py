@@ -50,8 +50,11 @@ class CompilingLimits:
         wait_s: seconds that a source waits for others of its namespace.
         kept: number of compiled sources that are kept. Where there are more, the namespace that has most gives one up.
         kept_bytes: size of their texts, together.
-        row_items: places in rules that an answer may be at once at one of its bytes.
-        step_items: places in rules that are visited for one mask.
+        row_items: places in a schema's rules that an answer may be at once at one of its bytes. What each takes grows
+            with all of them.
+        other_row_items: places in the rules of other sources, where less is honest.
+        step_items: places in a schema's rules that are visited for one mask.
+        other_step_items: places in the rules of other sources.
         start_fuel: parts of a schema's automata when they are made.
         other_start_fuel: parts of other sources' automata when they are made; these can say more in fewer bytes.
         step_fuel: parts of automata that are made for one mask.
@@ -63,11 +66,13 @@ class CompilingLimits:
     kept: int = 64
     kept_bytes: int = 8 << 20
     row_items: int = 10_000
+    other_row_items: int = 5_000
     step_items: int = 50_000
+    other_step_items: int = 20_000
     start_fuel: int = 1_000_000
     other_start_fuel: int = 300_000
     step_fuel: int = 50_000
-    lexer_states: int = 100_000
+    lexer_states: int = 25_000
 
 
 @dataclass(slots=True)
@@ -137,11 +142,8 @@ class ConstraintCompiler:
                 return None
             mine.kept.move_to_end(key)
             _, guide = mine.kept[key]
-        try:
-            return guide.start()
-        except ConstraintError:
-            # Answers spoiled it too often: it is compiled anew.
-            return None
+        # Where answers spoiled it, it is compiled anew, in the turn of this namespace.
+        return None if guide.is_spoiled else guide.start()
 
     def _keep(self, mine: _Namespace, key: str, num_bytes: int, guide: Guide) -> None:
         limits = self._limits
@@ -172,7 +174,6 @@ class ConstraintCompiler:
             source.name,
             self._vocabulary,
             tokenizer.tokenize_bytes,
-            len(grammar),
             lambda: self._checked(source, tokenizer, grammar),
         )
         self._check_start(source, grammar, guide)
@@ -181,15 +182,17 @@ class ConstraintCompiler:
     def _checked(self, source: Source, tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
         llguidance = need_llguidance()
         limits = self._limits
-        is_schema = isinstance(source, JsonSchema | JsonObject)
+        # Calls have schemas, and rules that no client wrote.
+        has_rules = not isinstance(source, JsonSchema | JsonObject | Calls)
+        has_expressions = not isinstance(source, JsonSchema | JsonObject)
         matcher: LLMatcher = llguidance.LLMatcher(
             tokenizer,
             grammar,
             log_level=0,
             limits=llguidance.LLParserLimits(
-                max_items_in_row=limits.row_items,
-                step_max_items=limits.step_items,
-                initial_lexer_fuel=limits.start_fuel if is_schema else limits.other_start_fuel,
+                max_items_in_row=limits.other_row_items if has_rules else limits.row_items,
+                step_max_items=limits.other_step_items if has_rules else limits.step_items,
+                initial_lexer_fuel=limits.other_start_fuel if has_expressions else limits.start_fuel,
                 step_lexer_fuel=limits.step_fuel,
                 max_lexer_states=limits.lexer_states,
                 verbose_errors=False,

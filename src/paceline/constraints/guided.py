@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -37,11 +38,51 @@ _FEW = 4
 _STRAYED = 8
 """Tokens for which nothing is told of what has to follow, after a model began to spell it by others: it goes on so."""
 
-_RENEWED_BYTES = 256 << 10
-"""Bytes of a grammar that are compiled again while answers wait: a small one often, and a large one once."""
+_MOST_S = 1.0
+"""Seconds of processor time that an answer may take above what its states are due."""
+
+_STATE_S = 10e-3
+"""Seconds of processor time that each state of an answer is due: more than masks of the largest schemas take."""
+
+_TOKEN_S = 50e-9
+"""Seconds that it is due for each token of the vocabulary: five times what strings of JSON take."""
 
 _Path: TypeAlias = "tuple[_Path, int] | None"
 """The tokens that led to a state, the last one first: states that were one share what came before."""
+
+
+class _Allowance:
+    """The processor time that the states of one answer may take together: other answers wait meanwhile.
+
+    No count of llguidance's tells how long a mask took, so that the limits are far from what honest grammars take.
+
+    Args:
+        size: number of token ids.
+    """
+
+    __slots__ = ("_left_s", "_state_s")
+
+    def __init__(self, size: int) -> None:
+        self._state_s = _STATE_S + size * _TOKEN_S
+        self._left_s = _MOST_S
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether more was taken than the answer is due."""
+        return self._left_s < 0
+
+    def earn(self) -> None:
+        """Add what a state is due."""
+        self._left_s = min(self._left_s + self._state_s, _MOST_S)
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Take what the work within takes of this thread's time."""
+        began_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self._left_s -= time.thread_time() - began_s
 
 
 class Guide:
@@ -51,7 +92,6 @@ class Guide:
         name: what the grammar is to its user, for messages.
         vocabulary: the model's.
         spelled: returns tokens of bytes that go on with a text.
-        num_bytes: size of the grammar.
         build: makes llguidance's start state, with automata of its own. It is called here, and in a thread with much
             stack later.
 
@@ -66,7 +106,6 @@ class Guide:
         name: str,
         vocabulary: Vocabulary,
         spelled: Callable[[bytes], list[int]],
-        num_bytes: int,
         build: Callable[[], LLMatcher],
     ) -> None:
         self.name = name
@@ -76,30 +115,35 @@ class Guide:
         self.is_slow = False
         self.spoiled = -1
         self._build = build
-        self._num_bytes = num_bytes
-        self._renewed_bytes = 0
         self._lock = threading.Lock()
         self._matcher = build()
         self._generation = 0
 
     def start(self) -> GuidedConstraint:
         """Return the state in which an answer begins."""
-        return GuidedConstraint(self, *self.fresh())
+        allowance = _Allowance(self.size)
+        return GuidedConstraint(self, allowance, *self.fresh(allowance))
 
-    def fresh(self) -> tuple[LLMatcher, int]:
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether the next state needs new automata."""
+        return self._generation <= self.spoiled
+
+    def fresh(self, allowance: _Allowance) -> tuple[LLMatcher, int]:
         """Return a start state with automata that are not spoiled, and of which generation they are.
 
-        Raises:
-            ConstraintError: they were spoiled too often.
+        Args:
+            allowance: pays for new ones.
         """
         with self._lock:
-            if self._generation <= self.spoiled:
-                self._renewed_bytes += self._num_bytes
-                if self._renewed_bytes > _RENEWED_BYTES and self._generation:
-                    raise self.excess()
-                self._matcher = with_deep_stack(self._build)
+            if self.is_spoiled:
+                self._matcher = with_deep_stack(lambda: self._paid(allowance))
                 self._generation += 1
             return self._matcher.deep_copy(), self._generation
+
+    def _paid(self, allowance: _Allowance) -> LLMatcher:
+        with allowance.spending():
+            return self._build()
 
     def spoil(self, generation: int) -> None:
         """Note that the states of a generation are of no further use."""
@@ -121,14 +165,16 @@ class GuidedConstraint:
 
     Args:
         guide: the grammar.
+        allowance: processor time of the whole answer.
         matcher: where in the grammar the answer is; nobody else may move it.
         generation: of the matcher's automata.
     """
 
-    __slots__ = ("_forced", "_generation", "_guide", "_mask", "_matcher", "_path", "_silent")
+    __slots__ = ("_allowance", "_forced", "_generation", "_guide", "_mask", "_matcher", "_path", "_silent")
 
-    def __init__(self, guide: Guide, matcher: LLMatcher, generation: int) -> None:
+    def __init__(self, guide: Guide, allowance: _Allowance, matcher: LLMatcher, generation: int) -> None:
         self._guide = guide
+        self._allowance = allowance
         self._matcher = matcher
         self._generation = generation
         self._path: _Path = None
@@ -139,13 +185,19 @@ class GuidedConstraint:
 
     def fork(self) -> GuidedConstraint:
         """Return the same state, to be moved on by itself."""
-        other = GuidedConstraint(self._guide, self._matcher.deep_copy(), self._generation)
+        with self._allowance.spending():
+            matcher = self._matcher.deep_copy()
+        other = GuidedConstraint(self._guide, self._allowance, matcher, self._generation)
         other._path, other._mask, other._forced = self._path, self._mask, self._forced
         other._silent = self._silent
         return other
 
     def allows(self, token_ids: Sequence[int]) -> int:
         """Return how many of these tokens may follow, one after the other."""
+        with self._allowance.spending():
+            return self._num_allowed(token_ids)
+
+    def _num_allowed(self, token_ids: Sequence[int]) -> int:
         size = self._guide.size
         known = next((i for i, token_id in enumerate(token_ids) if not 0 <= token_id < size), len(token_ids))
         if not known:
@@ -161,11 +213,14 @@ class GuidedConstraint:
         """
         if not 0 <= token_id < self._guide.size or (self._mask is not None and not self._mask[token_id]):
             raise self._refusal(token_id)
-        self._keep_up()
-        if not self._matcher.consume_token(token_id) and not (
-            self._recovers() and self._matcher.consume_token(token_id)
-        ):
-            raise self._failure() or self._refusal(token_id)
+        self._allowance.earn()
+        self._check_allowance()
+        with self._allowance.spending():
+            self._keep_up()
+            if not self._matcher.consume_token(token_id) and not (
+                self._recovers() and self._matcher.consume_token(token_id)
+            ):
+                raise self._failure() or self._refusal(token_id)
         self._path = self._path, token_id
         self._mask = None
         self._silent = max(self._silent - 1, 0)
@@ -181,10 +236,12 @@ class GuidedConstraint:
             ConstraintError: no token may, or the grammar takes too much time or memory.
         """
         if self._mask is None:
-            self._keep_up()
-            mask = _mask_of(self._matcher, self._guide.size)
-            if self._matcher.is_error() and self._recovers():
+            self._check_allowance()
+            with self._allowance.spending():
+                self._keep_up()
                 mask = _mask_of(self._matcher, self._guide.size)
+                if self._matcher.is_error() and self._recovers():
+                    mask = _mask_of(self._matcher, self._guide.size)
             if self._matcher.is_error() or not mask.any():
                 raise self._failure() or ConstraintError(
                     f"no token of this model's vocabulary can go on with an answer in {self._guide.name}"
@@ -198,7 +255,8 @@ class GuidedConstraint:
         if self._silent:
             return ()
         if self._forced is None:
-            self._forced = () if self._guide.is_slow else self._find_forced()
+            with self._allowance.spending():
+                self._forced = () if self._guide.is_slow else self._find_forced()
         return self._forced
 
     def _find_forced(self) -> tuple[int, ...]:
@@ -215,7 +273,7 @@ class GuidedConstraint:
             found = ahead.compute_ff_tokens()[:_MOST_FORCED]
         if self._spoils(ahead) or ahead.is_error() or time.thread_time() - began_s > _SLOW_S:
             self._guide.is_slow = True
-        return tuple(found[: self.allows(found)])
+        return tuple(found[: self._num_allowed(found)])
 
     def _begin_forced(self, ahead: LLMatcher, until_s: float) -> bytes | None:
         """Return the beginning of what has to follow, if that is long; ``None`` where it has an end soon.
@@ -245,6 +303,10 @@ class GuidedConstraint:
             ahead.consume_token(texts[max(certain, key=len)])
         return bytes(found)
 
+    def _check_allowance(self) -> None:
+        if self._allowance.is_spent:
+            raise self._guide.excess()
+
     def _keep_up(self) -> None:
         """Go on with new automata if another state took too much of those there were."""
         if self._generation <= self._guide.spoiled:
@@ -255,7 +317,7 @@ class GuidedConstraint:
         return self._spoils(self._matcher) and self._renew() and not self._spoils(self._matcher)
 
     def _renew(self) -> bool:
-        self._matcher, self._generation = self._guide.fresh()
+        self._matcher, self._generation = self._guide.fresh(self._allowance)
         token_ids: list[int] = []
         path = self._path
         while path is not None:
