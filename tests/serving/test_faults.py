@@ -24,7 +24,7 @@ from paceline.serving.event_stream import EventStream
 from paceline.serving.security import read_json
 from paceline.serving.security.careful_protocol import CarefulProtocol
 from paceline.serving.settings import ServerOptions
-from paceline.serving.shapes import as_events, to_json
+from paceline.serving.shapes import probabilities_of
 from tests.serving.live import live, repeated
 from tests.timing import WAIT_S
 
@@ -238,14 +238,14 @@ def test_many_probabilities_are_written_in_a_thread(
     n_probs: int, elsewhere: bool, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written_by: set[int] = set()
-    write: Callable[[Any], bytes] = as_events if stream else to_json
-    monkeypatch.setattr("paceline.serving.work._MOST_AT_ONCE", 200)
+    for module in ("work", "server"):
+        monkeypatch.setattr(f"paceline.serving.{module}.MOST_AT_ONCE", 200)
 
-    def noted(value: Any) -> bytes:
+    def noted(*args: Any, **options: Any) -> list[dict[str, Any]]:
         written_by.add(threading.get_ident())
-        return write(value)
+        return probabilities_of(*args, **options)
 
-    monkeypatch.setattr(f"paceline.serving.server.{write.__name__}", noted)
+    monkeypatch.setattr("paceline.serving.shapes.probabilities_of", noted)
 
     async def test() -> None:
         async with live() as server:
@@ -255,7 +255,8 @@ def test_many_probabilities_are_written_in_a_thread(
             assert answer.body.count(b'"top_logprobs"') == 3
 
     in_loop(test)
-    assert any(thread != threading.get_ident() for thread in written_by) == elsewhere
+    assert written_by
+    assert all((thread != threading.get_ident()) == elsewhere for thread in written_by)
 
 
 def test_all_answers_of_a_request_are_taken_in_one_round() -> None:
