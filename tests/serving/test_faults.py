@@ -550,7 +550,7 @@ def test_clients_that_read_nothing_do_not_hold_up_the_end(
     monkeypatch.setattr(running, "_FLUSH_S", 0.01)
 
     async def test() -> None:
-        async with live(ServerOptions(grace_s=0.0), **ENDLESS) as server:
+        async with live(ServerOptions(grace_s=0.0, max_answer_logprobs=10**9), **ENDLESS) as server:
             body = {"prompt": PROMPT, "n_predict": -1, "ignore_eos": True, "stream": True, "n_probs": 200}
             stuck = await server.send("/completion", body, receive_bytes=1024)
             await server.until(lambda: full)
