@@ -18,8 +18,9 @@ WAIT = "import sys; print('waiting', flush=True); sys.stdin.read()\n"
 
 
 def heed_interrupts() -> None:
-    # A test run in the background of a shell inherits ignored interrupts, and would pass them on.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A test run in the background of a shell, or under nohup, inherits ignored signals, and would pass them on.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def interrupted(

@@ -86,7 +86,8 @@ def test_a_process_that_is_killed_in_a_pass_leaves_file_and_cache_as_they_were(t
     assert [path.parent.name for path in kept if path.parent.name == "profiles"] == ["profiles"]
     for path in kept:
         assert not path.name.startswith("."), path
-        assert json.loads(path.read_text())["data"]
+        # That the model was loaded once is told by an empty file.
+        assert path.parent.name == "loaded" or json.loads(path.read_text())["data"]
     with streamed_command(*run_words(target, 8, *speculative), variables=variables) as (process, _):
         out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err
