@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
@@ -56,34 +57,31 @@ def prepare_streams() -> None:
     if sys.stderr is None:
         # Where it is None, print() takes standard output.
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # it stays open
-    elif isinstance(sys.stderr, io.TextIOWrapper):
-        raw = getattr(sys.stderr.buffer, "raw", sys.stderr.buffer)
-        if isinstance(raw, io.RawIOBase) and not isinstance(raw, _Unfailing):
-            buffer = io.BufferedWriter(_Unfailing(raw))
-            sys.stderr = io.TextIOWrapper(buffer, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+    elif isinstance(sys.stderr, io.TextIOWrapper) and not isinstance(sys.stderr, _Unfailing):
+        sys.stderr = _Unfailing(sys.stderr.buffer, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
-class _Unfailing(io.RawIOBase):
-    """Writes where another writes, and drops what that cannot take."""
+class _Unfailing(io.TextIOWrapper):
+    """Writes where another stream does, and drops what that cannot take.
 
-    def __init__(self, raw: io.RawIOBase) -> None:
-        self._raw = raw
+    What is below it, down to the file, is Python's own: an interrupt in the middle of code of ours would have written
+    a line that counts as unwritten, and comes again.
+    """
 
-    def writable(self) -> bool:
-        return True
+    def write(self, text: str) -> int:
+        """Write a text, if that is possible."""
+        with contextlib.suppress(OSError):
+            super().write(text)
+        return len(text)
 
-    def fileno(self) -> int:
-        return self._raw.fileno()
+    def flush(self) -> None:
+        """Write what is held back, if that is possible."""
+        with contextlib.suppress(OSError):
+            super().flush()
 
-    def isatty(self) -> bool:
-        return self._raw.isatty()
-
-    def write(self, data: Any) -> int:
-        try:
-            written = self._raw.write(data)
-        except OSError:
-            written = None
-        return len(data) if written is None else written
+    def close(self) -> None:
+        """Leave the other stream as it is."""
+        self.flush()
 
 
 class _PrintableConsole(Console):
