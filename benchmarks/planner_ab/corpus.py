@@ -37,6 +37,8 @@ TEXTS: Final = LAPS * len(HALVES)
 """Of each workload."""
 
 SHA256: Final[Mapping[str, str]] = {
+    "copies-greedy.npz": "bc191e1f439f4dc096167c5acf16d571094b1d3a9d7ab86b196545e40f2763b7",
+    "copies-sampled.npz": "157a0ee2a9728c4b0dc6e63e976dcd343d3ac07c2f9b34b3e7b9be3f108122b7",
     "pair-greedy.npz": "da292173d945d4b98f14de0593656527736e0679078f016faa77b42a2364694f",
     "pair-sampled.npz": "d9d375b5d5a70ef47eb7055313ab10e7a4517eb42fcc77813afde44451bd8d9c",
     "smollm2-greedy.npz": "9a940639fb2222625eebe99121b4348f639209e2533ed0afd8c6db0c0386c200",
@@ -81,11 +83,17 @@ class Corpus:
         return {half: all_laps[index * each : (index + 1) * each][:laps] for index, half in enumerate(HALVES)}
 
 
+COPIES: Final = "smollm2-copies"
+"""SmolLM2's texts again, of which most is copied, with drafts recorded that are as deep: deciding about those takes
+longer."""
+
 CORPORA: Final[Sequence[Corpus]] = (
     Corpus("pair-greedy", "pair", sampled=False),
     Corpus("pair-sampled", "pair", sampled=True),
     Corpus("smollm2-greedy", "smollm2", sampled=False),
     Corpus("smollm2-sampled", "smollm2", sampled=True),
+    Corpus("copies-greedy", COPIES, sampled=False),
+    Corpus("copies-sampled", COPIES, sampled=True),
 )
 
 

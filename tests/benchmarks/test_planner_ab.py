@@ -17,6 +17,7 @@ from benchmarks.planner_ab import corpus as corpus_module
 from benchmarks.planner_ab import worker
 from benchmarks.planner_ab.charging import NO_TIME, SLOWER, Charged, MidwayDrift
 from benchmarks.planner_ab.corpus import (
+    COPIES,
     CORPORA,
     HALVES,
     LAPS,
@@ -85,7 +86,7 @@ def test_the_corpus_is_frozen_and_has_twelve_texts_of_each_workload(corpus: Corp
     assert {workloads.count(name) for name in workloads} == {TEXTS}
     every = [recording for laps in halves.values() for lap in laps for recording in lap]
     assert all((recording.temperature > 0) == corpus.sampled for recording in every)
-    names = {"pair": ["suffix", "lookup", "draft"], "smollm2": ["suffix", "lookup"]}[corpus.models]
+    names = ["suffix", "lookup", "draft"] if corpus.models == "pair" else ["suffix", "lookup"]
     assert all([tape.name for tape in recording.tapes] == names for recording in every)
 
 
@@ -111,8 +112,8 @@ def test_there_are_costs_of_many_machines() -> None:
 
 
 def test_costs_without_a_draft_go_with_texts_that_have_none() -> None:
-    assert {corpus.models for _, _, corpus in worker.pairings(["smollm2-q4_1"])} == {"smollm2"}
-    assert {corpus.models for _, _, corpus in worker.pairings(["f16-quiet"])} == {"smollm2", "pair"}
+    assert {corpus.models for _, _, corpus in worker.pairings(["smollm2-q4_1"])} == {"smollm2", COPIES}
+    assert {corpus.models for _, _, corpus in worker.pairings(["f16-quiet"])} == {"smollm2", "pair", COPIES}
 
 
 # -- what counts -----------------------------------------------------------------------------------------------------
