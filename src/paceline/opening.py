@@ -110,7 +110,8 @@ def open_pair(
             stacklevel=2,
         )
         return pair
-    return _with_draft(open_model(target, force=force, report=report), draft, kept_bytes)
+    opened = open_model(target, has_draft=draft is not None, force=force, report=report)
+    return _with_draft(opened, draft, kept_bytes)
 
 
 def default_draft(target: ModelOptions) -> OwnDraftFile | None:
@@ -163,7 +164,8 @@ def _open_within(
         if _is_more_than(memory_bytes, target, other):
             kept_bytes = min(kept_bytes, int(memory_bytes * _KEPT_SHARE))
             other = OtherMemory(footprint, models * kept_bytes)
-        opened = open_model(dataclasses.replace(target, other_memory=other), force=force, report=report)
+        target = dataclasses.replace(target, other_memory=other)
+        opened = open_model(target, has_draft=draft is not None, force=force, report=report)
     except BaseException:
         if engine is not None:
             engine.close()

@@ -16,7 +16,7 @@ from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
 from paceline.pairs.answers import _read as read_answers
 from paceline.planning.auto.learned import DrafterState, Learned
-from paceline.planning.costs.attention import _read as read_attention
+from paceline.planning.costs.attention import AttentionTimes, RoundTimes
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.keeping import PairKey, Shelf, entry_path, load_entry, pair_key, store_entry
 from tests.planning.helpers import engine_of
@@ -98,7 +98,10 @@ def test_a_spoiled_entry_is_neither_trusted_nor_fatal(spoil: Callable[[Path], No
 ENTRIES: dict[Shelf, tuple[dict[str, Any], Callable[[Any], Any]]] = {
     "profiles": (profile_of(3.0).to_json(), CostProfile.from_json),
     "learned": (Learned({"suffix": DrafterState.new("suffix", is_model=False)}).to_json(), Learned.from_json),
-    "attention": ({"version": 2, "fused": True}, read_attention),
+    "attention": (
+        AttentionTimes(2048, (RoundTimes(1, 1, 32, 0.013, 0.012), RoundTimes(1, 1, 1024, 0.02, 0.03))).to_json(),
+        lambda data: AttentionTimes.from_json(data).is_fusing_faster(0.25) or True,
+    ),
     "answers": (
         {"0": {"max_tokens": 2, "token_ids": [1, 2], "finish_reason": None, "places": [[[1], [1.0]], [[2], [0.5]]]}},
         read_answers,

@@ -98,6 +98,26 @@ def test_the_context_slope_is_split_into_its_fixed_part_and_that_of_every_row() 
     assert cost.round_s(5, context=3000) == pytest.approx(sloped(5, 3000))
 
 
+def test_an_engine_that_copies_cells_has_a_long_context_however_slowly_it_reads() -> None:
+    def slow(rows: int, context: int) -> float:
+        return 0.2 + 0.02 * rows + 1e-5 * context
+
+    class Copying(Recorded):
+        def lengthen(self, sequence: int, length: int) -> bool:
+            committed = self._sequences[sequence].committed
+            committed += committed[:1] * (length - len(committed))
+            return True
+
+    for kind, long_context in ((Copying, 1024), (Recorded, None)):
+        engine = kind(slow)
+        cost = measure_profile(engine, budget=ProfilingBudget(7.0, 40), clock=engine.clock)
+        assert cost.target.long_context == long_context
+        assert cost.took_s <= 7.0 * 1.1
+    engine = Copying(slow)
+    target = measure_profile(engine, budget=ProfilingBudget(7.0, 40), clock=engine.clock).target
+    assert target.seconds(1, 2000) == pytest.approx(slow(1, 2000))
+
+
 @pytest.mark.parametrize("budget", [ProfilingBudget(5.0, None), ProfilingBudget(5.0, 40, 0.0)])
 @pytest.mark.parametrize("slow", ["from the long context on", "up to its end"])
 def test_a_machine_that_changes_meanwhile_is_not_taken_for_the_context(slow: str, budget: ProfilingBudget) -> None:

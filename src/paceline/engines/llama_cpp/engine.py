@@ -515,12 +515,17 @@ class LlamaCppEngine:
             raise CapabilityError(
                 "a model with sliding windows whose engine has one sequence cannot save it: load it for two or more"
             )
-        data = np.empty(self.saved_bytes(sequence), np.uint8)
-        written = api.llama_state_seq_get_data(self._context, _bytes_of(data), len(data), state.main)
-        if written != len(data):
-            raise EngineError(f"llama.cpp wrote {written} of the {len(data)} bytes of sequence {sequence}")
+        data = self._written(sequence)
         floor = state.committed if self._recurrent or state.committed > self._loaded.window > 0 else 0
         return SavedSequence(state.committed, len(data), floor, _SavedState(self._context, data))
+
+    def _written(self, sequence: int) -> npt.NDArray[np.uint8]:
+        """Return what llama.cpp writes of a sequence."""
+        data = np.empty(self.saved_bytes(sequence), np.uint8)
+        written = api.llama_state_seq_get_data(self._context, _bytes_of(data), len(data), self._state(sequence).main)
+        if written != len(data):
+            raise EngineError(f"llama.cpp wrote {written} of the {len(data)} bytes of sequence {sequence}")
+        return data
 
     def restore(self, saved: SavedSequence) -> int:
         """Start a sequence that holds the saved tokens, in cells of its own, and return its handle.
@@ -551,6 +556,50 @@ class LlamaCppEngine:
             self.close_sequence(handle)
             raise
         return handle
+
+    def lengthen(self, sequence: int, length: int) -> bool:
+        """Give a sequence ``length`` tokens by copying the cells that it has; return whether that could be done.
+
+        No pass is made, so that measuring can have a long context at once. Passes take as long as after a text of that
+        length, and what they compute means nothing. Where it could not be done, nothing or a part of it was. With no
+        more tokens than there are it is asked whether it can.
+
+        Raises:
+            EngineError: llama.cpp wrote no state.
+        """
+        state = self._state(sequence)
+        if (
+            state.committed == 0
+            or state.pending.parents
+            or length > self._capabilities.context_length
+            # There is one state, however many tokens; and a device reads fast enough.
+            or self._recurrent
+            or self._loaded.on_devices
+            or self._loaded.settings.apart
+            or self._stream is not None
+            or not (self._unheld_ids() or any(each.following for each in self._sequences.values()))
+            or not api.llama_memory_can_shift(self._memory)
+        ):
+            return False
+        memory, window = self._memory, self._loaded.window
+        tokens, data = 0, np.empty(0, np.uint8)
+        while state.committed < length:
+            # Of more tokens than a window has, llama.cpp writes what the next one sees.
+            if tokens == 0 or not 0 < window < state.committed:
+                tokens, data = state.committed, self._written(sequence)
+            spare = self._take_id()
+            state.torn = True
+            read = api.llama_state_seq_set_data(self._context, _bytes_of(data), len(data), spare)
+            if read == len(data):
+                api.llama_memory_seq_add(memory, spare, 0, -1, state.committed)
+                api.llama_memory_seq_rm(memory, spare, length, -1)
+                api.llama_memory_seq_cp(memory, spare, state.main, 0, -1)
+            api.llama_memory_seq_rm(memory, spare, -1, -1)
+            state.settle(min(state.committed + tokens, length) if read == len(data) else state.committed)
+            self._keep(state)
+            if read != len(data):
+                return False
+        return True
 
     def close_sequence(self, sequence: int) -> None:
         """Forget a sequence and free its cells. Its handle is unknown afterwards."""

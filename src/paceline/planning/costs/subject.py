@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -62,6 +62,9 @@ class Subject:
         self._rng = rng
         self._row_s = math.inf
         self._row_logits: FloatArray = np.zeros(1)
+        # Engines that can copy cells have a long context without reading it, at any speed of the machine.
+        self._lengthen: Callable[[int, int], bool] = getattr(engine, "lengthen", lambda sequence, length: False)
+        self._is_copying = False
         end_ids = engine.vocabulary.end_ids
         self._token_ids = [i for i in range(engine.vocabulary.size) if i not in end_ids] or [0]
 
@@ -72,10 +75,22 @@ class Subject:
     def warm_up(self) -> None:
         """Make the first pass, which reads the model from the disk and builds what later ones use again."""
         self._append(1)
+        self._is_copying = self._lengthen(self.sequence, self.context)
 
     def fill(self, length: int, share: float) -> None:
         """Put tokens into the cache until ``context`` is ``length``, as far as this share of the budget and room do."""
-        missing = self.reachable(length, share) - self.context
+        self.fill_to(self.reachable(length, share))
+
+    def fill_to(self, length: int) -> None:
+        """Put tokens into the cache until ``context`` is ``length``, as far as there are cells."""
+        if self._is_copying and length > self.context:
+            if self._lengthen(self.sequence, length):
+                self.context = length
+                # In the next pass llama.cpp turns the copied keys to their places.
+                self.time_pass(1)
+                return
+            self.context = self.engine.length(self.sequence)
+        missing = length - self.context
         while missing > 0:
             rows = min(missing, self._capabilities.max_rows)
             try:
@@ -86,12 +101,13 @@ class Subject:
 
     def reachable(self, length: int, share: float) -> int:
         """Return the length, up to ``length``, that this share of the budget can give the context."""
-        rows = min(
-            length - self.context,
-            self._capabilities.context_length - self.widest - self.context,
-            self._meter.passes_for(share) * self._capabilities.max_rows,
-            self._meter.budget.max_s * share / self._row_s,
-        )
+        rows: float = min(length, self._capabilities.context_length - self.widest) - self.context
+        if not self._is_copying:
+            rows = min(
+                rows,
+                self._meter.passes_for(share) * self._capabilities.max_rows,
+                self._meter.budget.max_s * share / self._row_s,
+            )
         return self.context + max(0, int(rows))
 
     def rewind(self, context: int) -> None:
@@ -105,22 +121,56 @@ class Subject:
         Raises:
             NoRoomError: the cache has no free cells for them.
         """
-        token_ids = self.tokens(rows)
+        return self.time_round(rows, ())
+
+    def time_round(self, rows: int, others: Sequence[int]) -> float:
+        """Return the seconds of a pass of ``rows`` rows for this sequence and for each of ``others``.
+
+        Afterwards their contexts are as they were before. Engines that cannot take tokens back let others grow.
+
+        Raises:
+            NoRoomError: the cache has no free cells for them.
+        """
         parents = range(COMMITTED_END, COMMITTED_END + rows)
         outputs = range(rows) if self.verifies else range(rows - 1, rows)
         kept = (rows + 1) // 2 if self.verifies else rows
         if self._capabilities.max_rollback is not None:
             kept = max(kept, rows - self._capabilities.max_rollback)
+        sequences = [self.sequence, *others]
+        steps = [Step(sequence, self.tokens(rows), parents, outputs) for sequence in sequences]
         times_s: list[float] = []
         with self._meter.timing(times_s):
-            output = self.engine.forward([Step(self.sequence, token_ids, parents, outputs)])
+            output = self.engine.forward(steps)
             output.wait()
-            for index in range(len(outputs)):
-                int(output.logits(0, index).argmax())
-            self.engine.commit(self.sequence, range(kept))
-        self._note(rows, times_s[0])
+            for number in range(len(steps)):
+                for index in range(len(outputs)):
+                    int(output.logits(number, index).argmax())
+            for sequence in sequences:
+                self.engine.commit(sequence, range(kept))
+        self._note(rows * len(steps), times_s[0])
         self._restore()
+        if self._capabilities.max_rollback is None:
+            for sequence in others:
+                self.engine.trim(sequence, self.engine.length(sequence) - kept)
         return times_s[0]
+
+    @contextlib.contextmanager
+    def copies(self, count: int) -> Iterator[list[int]]:
+        """Open sequences with the context of this one, in cells of their own, and close them afterwards.
+
+        Raises:
+            NoRoomError: the cache has no free cells for them.
+            CapabilityError: the engine has not so many sequences, or cannot save this one.
+        """
+        others: list[int] = []
+        try:
+            saved = self.engine.save(self.sequence)
+            while len(others) < count:
+                others.append(self.engine.restore(saved))
+            yield others
+        finally:
+            for sequence in others:
+                self.engine.close_sequence(sequence)
 
     def sampling_row_s(self) -> float:
         """Return the seconds of sampling one row with the default settings."""
