@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import psutil
 import pytest
@@ -137,3 +138,58 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert PassThreads(None, 7).look() == (1, 7)
     assert PassThreads(5, None).look() == (5, 5)
     assert PassThreads(5, 6).look() == (5, 6)
+
+
+def quota(tmp_path: Path, said: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many cores may be kept busy of sixteen, where ``/proc/self/cgroup`` and control groups are so."""
+    monkeypatch.setattr("paceline.engines.threads.cores", lambda: 16)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(said)
+    for name, content in files.items():
+        file = tmp_path / "cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{content}\n")
+    return usable_cores(tmp_path / "proc", tmp_path / "cgroup")
+
+
+@pytest.mark.parametrize(
+    ("said", "files", "usable"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000"}, 16),
+        ("0::/\n", {"cpu.max": "400000 100000"}, 4),
+        ("0::/\n", {"cpu.max": "150000 100000"}, 1),
+        ("0::/\n", {"cpu.max": "20000 50000"}, 1),
+        ("0::/\n", {"cpu.max": "9900000 100000"}, 16),
+        # The least of the group and those around it, wherever it stands.
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000", "cpu.max": "800000 100000"}, 3),
+        ("0::/a/b\n", {"a/b/cpu.max": "250000 100000", "a/cpu.max": "300000 100000"}, 2),
+        # A container sees its own group as the outermost.
+        ("0::/far/away\n", {"cpu.max": "200000 100000"}, 2),
+        ("4:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 16),
+        ("4:cpu,cpuacct:/x\n0::/\n", {"cpu/x/cpu.cfs_quota_us": "350000", "cpu/x/cpu.cfs_period_us": "100000"}, 3),
+        (
+            "4:cpuacct,cpu:/x/y\n0::/\n",
+            {
+                "cpu/x/y/cpu.cfs_quota_us": "-1",
+                "cpu/x/y/cpu.cfs_period_us": "100000",
+                "cpu/x/cpu.cfs_quota_us": "75000",
+                "cpu/x/cpu.cfs_period_us": "50000",
+            },
+            1,
+        ),
+        # Of another controller, or no figures: nothing is known.
+        ("4:cpuset:/x\n", {"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "100000"}, 16),
+        ("0::/\n", {"cpu.max": "some 100000"}, 16),
+        ("0::/\n", {"cpu.max": "100000 0"}, 16),
+        ("", {}, 16),
+    ],
+)
+def test_a_quota_allows_so_many_whole_cores(
+    said: str, files: dict[str, str], usable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert quota(tmp_path, said, files, monkeypatch) == usable
+
+
+def test_without_control_groups_no_quota_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engines.threads.cores", lambda: 16)
+    assert usable_cores(tmp_path, tmp_path) == 16

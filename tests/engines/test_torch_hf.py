@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ transformers = pytest.importorskip("transformers", reason="needs paceline[torch]
 tokenizers = pytest.importorskip("tokenizers", reason="needs paceline[torch]")
 
 from paceline.engines.torch_hf import TorchHFConfig  # noqa: E402
+from paceline.engines.torch_hf import engine as torch_engine  # noqa: E402
 from paceline.engines.torch_hf.engine import TorchHFEngine  # noqa: E402
 from paceline.engines.torch_hf.loading import longest_context  # noqa: E402
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary  # noqa: E402
@@ -589,7 +591,17 @@ def test_a_folder_loads_silently(folder: Path, capfd: pytest.CaptureFixture[str]
     assert engine.vocabulary.size == VOCAB_SIZE
     assert engine.vocabulary.end_ids == {2}
     assert engine.capabilities.context_length == 64
-    assert engine.description == "model (llama, float32) on cpu, torch"
+    assert re.fullmatch(r"model \(llama, float32\) on cpu, \d+ threads, torch", engine.description)
+
+
+def test_a_containers_quota_limits_torchs_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_engine, "_own_threads", lambda: 8)
+    monkeypatch.setattr(torch_engine, "usable_cores", lambda: 3)
+    # What its costs are kept under says it too.
+    assert "on cpu, 3 threads" in load(folder).description
+    monkeypatch.setattr(torch_engine, "usable_cores", lambda: 16)
+    assert "on cpu, 8 threads" in load(folder).description
+    assert "on cpu, 1 threads" in load(folder, threads=1).description
 
 
 def test_the_generation_configuration_says_where_answers_end(folder: Path) -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_PROC: Final = Path("/proc")
-_GROUPS: Final = Path("/sys/fs/cgroup")
+from paceline.engines.control_groups import GROUPS, PROC, Version, group_folders, said
 
-# Of control groups of version 2 and 1: the limit, what is taken, and what of that is file pages, which give way.
-_VERSION_2: Final = ("memory.max", "memory.current", ("active_file", "inactive_file"))
-_VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+# Of a control group: the limit, what is taken, and what of that is file pages, which give way.
+_FILES: Final[dict[Version, tuple[str, str, tuple[str, str]]]] = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+    2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
+}
 
 _malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 """Only glibc has it."""
@@ -130,10 +131,10 @@ class MemoryPlan:
         return self.pass_bytes / self.bytes_per_s
 
 
-def held_memory(proc: Path = _PROC) -> tuple[int, int]:
+def held_memory(proc: Path = PROC) -> tuple[int, int]:
     """Return the bytes that this process holds for itself, and those that it has reserved; 0 where nobody says."""
     try:
-        status = _said(proc / "self" / "status")
+        status = said(proc / "self" / "status")
     except OSError:
         return 0, 0
     held = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
@@ -151,7 +152,7 @@ def give_back_freed() -> None:
         _malloc_trim(0)
 
 
-def available_memory(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
+def available_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
     """Return how many bytes of memory can be had without swapping, or ``None`` where the system does not say.
 
     Args:
@@ -159,7 +160,7 @@ def available_memory(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
         groups: where control groups lie.
     """
     try:
-        lines = _said(proc / "meminfo").splitlines()
+        lines = said(proc / "meminfo").splitlines()
     except OSError:
         return None
     for line in lines:
@@ -170,34 +171,12 @@ def available_memory(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
 
 def _left_by_groups(proc: Path, groups: Path) -> Iterator[int]:
     """Yield what each control group that this process is in leaves."""
-    try:
-        lines = _said(proc / "self" / "cgroup").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            yield from _left(groups, path, *_VERSION_2)
-        elif "memory" in controllers.split(","):
-            yield from _left(groups / "memory", path, *_VERSION_1)
-
-
-def _left(root: Path, path: str, limit: str, usage: str, file_pages: Sequence[str]) -> Iterator[int]:
-    """Yield what a group and those around it leave; a container sees its own as the outermost."""
-    group = root / path.strip("/")
-    for folder in (group, *group.parents):
+    for version, folder in group_folders("memory", proc, groups):
+        limit, usage, file_pages = _FILES[version]
         try:
             limit_bytes, used_bytes = int((folder / limit).read_text()), int((folder / usage).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             given_way_bytes = sum(int(stat.get(name, 0)) for name in file_pages)
         except (OSError, ValueError):  # none there, or a limit of "max"
-            pass
-        else:
-            yield max(limit_bytes - used_bytes + given_way_bytes, 0)
-        if folder == root:
-            return
-
-
-def _said(file: Path) -> str:
-    """Return what the system says; names in it are bytes, which need be no UTF-8."""
-    return file.read_text(encoding="utf-8", errors="surrogateescape")
+            continue
+        yield max(limit_bytes - used_bytes + given_way_bytes, 0)

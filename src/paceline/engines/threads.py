@@ -12,11 +12,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import psutil
+
+from paceline.engines.control_groups import GROUPS, PROC, group_folders
+
+_VERSION_1: Final = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+"""What a control group of version 1 says in two files, and one of version 2 in ``cpu.max``."""
 
 PERIOD_S: Final = 0.2
 """How often the cores are looked at: systems count their time in hundredths of a second."""
@@ -27,15 +32,32 @@ _SOON_S: Final = 0.1
 """Seconds until the next look where that is so."""
 
 
-def usable_cores() -> int:
-    """Return how many physical cores this process may keep busy: affinity mask, hardware threads, container quota."""
-    count = cores()
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        count = min(count, max(1, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # no cgroup v2, or a quota of "max"
-        pass
-    return count
+def usable_cores(proc: Path = PROC, groups: Path = GROUPS) -> int:
+    """Return how many physical cores this process may keep busy: affinity mask, hardware threads, container quota.
+
+    Args:
+        proc: where the system says which control groups this process is in.
+        groups: where control groups lie.
+    """
+    return max(1, min([cores(), *_quotas(proc, groups)]))
+
+
+def _quotas(proc: Path, groups: Path) -> Iterator[int]:
+    """Yield how many whole cores each control group that this process is in allows; the rest of one is no core.
+
+    Two threads in one and a half cores use up a period's time together, and wait for the next one in the middle of a
+    pass.
+    """
+    for version, folder in group_folders("cpu", proc, groups):
+        try:
+            if version == 1:
+                quota, period = (int((folder / name).read_text()) for name in _VERSION_1)
+            else:
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+        except (OSError, ValueError):  # none there, or a quota of "max"
+            continue
+        if quota > 0 < period:  # version 1 says -1 where there is none
+            yield quota // period
 
 
 def cores() -> int:
@@ -83,6 +105,10 @@ class SpareCores:
         busy_s: see :func:`busy_seconds`.
         own_s: seconds this process has had on cores, all its threads together.
         clock_s: seconds.
+
+    Attributes:
+        threads: of the next pass.
+        most: threads on a quiet machine.
     """
 
     def __init__(
@@ -95,7 +121,7 @@ class SpareCores:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.threads = most
-        self._most = most
+        self.most = most
         self._cores = cores
         self._busy_s, self._own_s, self._clock_s = busy_s, own_s, clock_s
         self._due_s = 0.0
@@ -105,7 +131,7 @@ class SpareCores:
 
     def look(self) -> int:
         """Return how many threads the next pass should have; cheap, as the cores are looked at now and then only."""
-        if self._most > 1 and self._clock_s() >= self._due_s:
+        if self.most > 1 and self._clock_s() >= self._due_s:
             self._look()
         return self.threads
 
@@ -114,7 +140,7 @@ class SpareCores:
             now = self._clock_s(), self._busy_s(), self._own_s()
         except OSError:
             # Nothing is known of others, here and later.
-            self._due_s, self.threads = float("inf"), self._most
+            self._due_s, self.threads = float("inf"), self.most
             return
         self._due_s = now[0] + PERIOD_S
         before, self._seen = self._seen, now
@@ -127,7 +153,7 @@ class SpareCores:
         others = max(0.0, busy_s - own_s) / max(wall_s, 1e-9)
         # Half a core in use is a core in use: whoever has it now is in the way of a thread every other time.
         free = int(self._cores - others + 0.5)
-        self.threads = min(max(free, 1), self._most)
+        self.threads = min(max(free, 1), self.most)
 
 
 class PassThreads:

@@ -18,7 +18,7 @@ from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequen
 from paceline.engines.context import choose_context_length
 from paceline.engines.forks import native_threads
 from paceline.engines.pending import check_step
-from paceline.engines.threads import SpareCores, cores
+from paceline.engines.threads import SpareCores, cores, usable_cores
 from paceline.engines.torch_hf.cells import CellPool, SequenceCells
 from paceline.engines.torch_hf.config import TorchHFConfig
 from paceline.engines.torch_hf.loading import (
@@ -85,7 +85,7 @@ class TorchHFEngine:
             self._set_threads = config.threads
         loaded = loaded_model(config)
         if config.threads is None and loaded.model.device.type == "cpu":
-            self._spare_cores = SpareCores(own_threads, cores())
+            self._spare_cores = SpareCores(min(own_threads, usable_cores()), cores())
         with damaged_entries(Path(config.path)):
             self._start(
                 loaded,
@@ -188,7 +188,7 @@ class TorchHFEngine:
             self.close()
             raise
         dtype = str(self._dtype).removeprefix("torch.")
-        self._description = f"{loaded.name} ({config.model_type}, {dtype}) on {_device_name(self._device)}, torch"
+        self._description = f"{loaded.name} ({config.model_type}, {dtype}) on {self._where()}, torch"
 
     @property
     def description(self) -> str:
@@ -495,6 +495,15 @@ class TorchHFEngine:
             )
         return len(plain[0])
 
+    def _where(self) -> str:
+        """Return the device, with the name its maker gave it where that is known, or the threads on a quiet machine."""
+        if self._device.type == "cuda":
+            return f"{self._device} ({torch.cuda.get_device_name(self._device)})"
+        if self._device.type != "cpu":
+            return str(self._device)
+        threads = torch.get_num_threads() if self._spare_cores is None else self._spare_cores.most
+        return f"cpu, {threads} threads"
+
     def _plain_logits(self, token_ids: list[int]) -> FloatArray:
         with torch.inference_mode():
             input_ids = torch.tensor([token_ids], device=self._device)
@@ -606,11 +615,6 @@ class _InputCapture:
     def _keep(self, module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         if self._active:
             self.captured = inputs[0]
-
-
-def _device_name(device: torch.device) -> str:
-    """Return the device, with the name its maker gave it where that is known."""
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def _row_ranges(steps: Sequence[Step]) -> Iterator[slice]:
