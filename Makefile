@@ -22,11 +22,11 @@ INSTALL := $(PIP) install --constraint constraints.txt
 # Of what is set up there is one line a step; what pip and compilers say goes to the log.
 LOG := build/setup.log
 QUIETLY := tools/quietly.sh $(LOG)
-# Some GCCs (12.2 is one; their header is the sign) configure AMX tiles from memory that they did not write:
-# llama.cpp compiled by them for a processor that has AMX crashes in its first wide pass, so it does without there.
+# Some GCCs (12.2 is one; their header is the sign) configure AMX tiles from memory that they did not write: llama.cpp
+# compiled by them for a processor that has AMX crashes in its first wide pass. A header of paceline's mends theirs.
 BROKEN_AMX := $(shell $(CXX) -E -include immintrin.h -x c++ /dev/null 2>&1 | grep 'ldtilecfg.*const void \*\*')
 ifneq ($(BROKEN_AMX),)
-export CMAKE_ARGS += -DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8
+export CXXFLAGS += -include "$(CURDIR)/src/paceline/engines/llama_cpp/amx_tile_config.h"
 endif
 
 REAL := build/real

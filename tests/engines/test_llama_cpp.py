@@ -1180,6 +1180,7 @@ def test_quantising_explains_itself(tmp_path: Path) -> None:
         (b"GCC: (Debian 12.2.0-14+deb12u1) 12.2.0", b"CPU : AMX_INT8 = 1 | REPACK = 1", True),
         (b"GCC: (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0", b"CPU : AMX_INT8 = 1", True),
         (b"GCC: (GNU) 14.1.0", b"CPU : AMX_INT8 = 1", False),
+        (b"GCC: (Debian 12.2.0-14+deb12u1) 12.2.0\0" + native._MENDED, b"CPU : AMX_INT8 = 1", False),
         (b"Debian clang version 14.0.6", b"CPU : AMX_INT8 = 1", False),
         (b"GCC: (Debian 12.2.0-14+deb12u1) 12.2.0", b"CPU : AVX2 = 1", False),
     ],
@@ -1199,11 +1200,13 @@ def test_builds_whose_amx_code_crashes_are_refused(
     if not doubtful:
         check()
         return
-    with pytest.raises(CapabilityError, match="mno-amx-int8") as refused:
+    with pytest.raises(CapabilityError, match="compiled its AMX code wrongly") as refused:
         check()
-    command = str(refused.value).partition("install it without: ")[2]
+    command = str(refused.value).partition("which mends that: ")[2]
     variable, *words = shlex.split(command)
-    assert variable == "CMAKE_ARGS=-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
+    option, header = shlex.split(variable.removeprefix("CXXFLAGS="))
+    assert option == "-include"
+    assert native._MENDED in Path(header).read_bytes()
     # The interpreter that runs this, whatever else `pip` is on a user's path; and the version that is installed.
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
     assert words[-1] == f"llama-cpp-python=={version('llama-cpp-python')}"
@@ -1214,6 +1217,6 @@ def test_builds_whose_amx_code_crashes_are_refused(
 
 def test_where_there_is_no_pip_the_command_against_crashes_is_one_of_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    _, *words = shlex.split(native._install_without_amx())
+    _, *words = shlex.split(native._install_mended())
     assert words[:5] == ["uv", "pip", "install", "--python", sys.executable]
     assert "--no-cache" in words

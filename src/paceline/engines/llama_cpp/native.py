@@ -140,6 +140,11 @@ def reason(lines: Sequence[str]) -> str:
 _DOUBTFUL_GCC: Final = range(11, 14)
 """Major versions that know AMX and of which some releases miscompile its use."""
 
+_MENDING_HEADER: Final = Path(__file__).with_name("amx_tile_config.h")
+"""The header that is to be included where the compiler's own is wrong."""
+_MENDED: Final = b"paceline: whole AMX tile configurations"
+"""A text of libraries that were compiled with paceline's header for AMX."""
+
 _WIDE_PASS: Final = """
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native
@@ -156,25 +161,28 @@ def check_build() -> None:
 
     Some GCCs (12.2 is one) take it that configuring AMX tiles reads eight bytes of the configuration, and leave out
     writing the others; see llama.cpp's issue 20824 and pull request 26954. Distributions mend compilers without another
-    version, so where the compiler may have been such a one another process makes a wide pass.
+    version, so where the compiler may have been such a one, and no header of paceline's mended it, another process
+    makes a wide pass.
 
     Raises:
         CapabilityError: they are such.
     """
     if b"AMX_INT8 = 1" not in api.llama_print_system_info():
         return
-    versions = [version for path in _cpu_libraries() for version in _compilers(path.read_bytes())]
+    libraries = [path.read_bytes() for path in _cpu_libraries()]
+    versions = [version for library in libraries if _MENDED not in library for version in _compilers(library)]
     doubtful = [version for version in versions if int(version.partition(".")[0]) in _DOUBTFUL_GCC]
     if doubtful and _crashes(_WIDE_PASS):
         raise CapabilityError(
-            f"the installed llama.cpp crashes: GCC {doubtful[0]} compiled its AMX code wrongly; install it without: "
-            f"{_install_without_amx()}"
+            f"the installed llama.cpp crashes: GCC {doubtful[0]} compiled its AMX code wrongly; compile it with "
+            f"paceline's header, which mends that: {_install_mended()}"
         )
 
 
-def _install_without_amx() -> str:
-    """Return the command that compiles the same llama-cpp-python without AMX, for the environment of this process."""
-    flags = "CMAKE_ARGS='-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8'"
+def _install_mended() -> str:
+    """Return the command that compiles the same llama-cpp-python rightly, for the environment of this process."""
+    # Quoted for the compiler's command line, and that for the shell.
+    flags = f"CXXFLAGS={shlex.quote(f'-include {shlex.quote(str(_MENDING_HEADER))}')}"
     python, package = shlex.quote(sys.executable), f"llama-cpp-python=={llama_cpp.__version__}"
     # Both keep what they compiled, and would install that again.
     if importlib.util.find_spec("pip") is None:  # uv makes environments without it
