@@ -90,8 +90,8 @@ def test_what_drafts_decides_by_what_was_measured_once(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(attention, "measure_attention", lambda engine, **_: times(narrow, wide))
     chosen = {}
-    for has_draft, rollback in ((True, True), (False, False)):
-        opened = open_model(dataclasses.replace(OPTIONS, rollback=rollback), has_draft=has_draft)
+    for has_draft in (True, False):
+        opened = open_model(OPTIONS, has_draft=has_draft)
         chosen[has_draft] = opened.options.flash_attention
         assert opened.measured is has_draft, "the second load goes by what the first kept"
         opened.engine.close()

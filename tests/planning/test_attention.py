@@ -174,7 +174,7 @@ DISPUTED: Final = {
 
 def shares_of(mix: str) -> float:
     """The share that the choice goes by."""
-    return 0.75 if mix == "drafts alone" else MIXES[mix]
+    return 0.75 if mix.startswith("drafts") else 0.15
 
 
 def choice(engine: EitherEngine, wide_share: float = 0.15) -> bool:

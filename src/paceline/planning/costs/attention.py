@@ -17,7 +17,7 @@ tokens longer than the short one, however long that takes: less would tell no sl
 every token.
 
 What is kept are the times, and what is chosen by them is up to each load (:meth:`AttentionTimes.is_fusing_faster`):
-without drafts plain rounds decide, with a draft model mostly the wide ones.
+with a draft model mostly the wide rounds decide, else mostly the plain ones.
 
 It stays as it is from one request to the next, though the better one may depend on their lengths: switching cannot pay.
 It takes another context of the model, which loses all that is cached. A choice that is better by 5 % saves 130 ms of an
@@ -91,10 +91,12 @@ _WEIGHTS: Final = {128: 1, 256: 2, 512: 3, 1024: 2, 2048: 1}
 """Contexts, and how much what a round costs there counts: instructions and a turn or two of a conversation are some
 hundred tokens, and so is an answer. Contexts that are longer than the model's are left out."""
 
-_WIDE_SHARES: Final = {"plain": 0.0, "copies": 0.15, "drafts": 0.75}
-"""Share of a request's time that goes to rounds with drafts. With a draft model that is most of it. Without one, drafts
-are copies: where those are three tokens of ten, and six come of a round that takes as long as two or three plain ones,
-it is one part in seven."""
+_COPIES_SHARE: Final = 0.15
+"""Share of a request's time that goes to rounds with drafts where there is no draft model, so that drafts are copies:
+where those are three tokens of ten, and six come of a round that takes as long as two or three plain ones, it is one
+part in seven. It counts without speculation too, so that a text is rounded alike with it and without."""
+_DRAFTS_SHARE: Final = 0.75
+"""The same with a draft model: most rounds."""
 
 
 class EitherAttention(Engine, Protocol):
@@ -262,7 +264,7 @@ def open_model(
     """
     if not _runs_gguf(options) or options.flash_attention is not None or options.exact:
         return OpenedModel(open_engine(options), options)
-    wide_share = _WIDE_SHARES["plain" if not options.rollback else "drafts" if has_draft else "copies"]
+    wide_share = _DRAFTS_SHARE if has_draft else _COPIES_SHARE
     key = model_key(options)
     kept = None if force else load_entry("attention", key, AttentionTimes.from_json)
     if kept is not None:
