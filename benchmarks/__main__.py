@@ -18,6 +18,8 @@ from benchmarks.chats import EPILOG as CHATS_EPILOG
 from benchmarks.chats import chats
 from benchmarks.cores import EPILOG as CORES_EPILOG
 from benchmarks.cores import cores
+from benchmarks.gpu.command import EPILOG as GPU_EPILOG
+from benchmarks.gpu.command import gpu
 from benchmarks.inflation import EPILOG as INFLATION_EPILOG
 from benchmarks.inflation import inflation
 from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
@@ -105,6 +107,8 @@ app.command("structured", epilog=STRUCTURED_EPILOG)(structured)
 app.command("serving", epilog=SERVING_EPILOG)(serving)
 # This loads the models that it is told of.
 app.command("predicted", epilog=PREDICTED_EPILOG)(predicted)
+# This makes what measures elsewhere.
+app.command("gpu", epilog=GPU_EPILOG)(gpu)
 # These need root, and a disk whose reads can be bounded.
 app.command("streamed-passes", epilog=STREAMED_PASSES_EPILOG)(streamed_passes)
 app.command("streamed-answers", epilog=STREAMED_ANSWERS_EPILOG)(streamed_answers)
