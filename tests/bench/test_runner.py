@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from paceline.bench.page import render
+from paceline.bench.plan import QUICK_WORKLOADS, fitted
 from paceline.bench.prompts import PromptKeeper
 from paceline.bench.results import BenchResult, VariantResult
 from paceline.bench.runner import Runner
@@ -26,6 +27,7 @@ from paceline.core.errors import EngineError, InputError
 from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput
 from paceline.planning.auto.learned import DrafterState, Learned
+from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.replaying.recorder import record
 from tests.bench.helpers import LEVEL_S, PASS_S, bytes_vocabulary, constant_model, counting_model, engines, profile
@@ -258,13 +260,66 @@ def test_a_lap_that_does_not_fit_says_what_it_would_take() -> None:
     result = run(loaded, settings(), remaining_s=lambda: left_s, progress=progress)
     assert result.ended_by == "time limit"
     assert not result.measured
-    (note,) = result.notes
-    name, needed_s, rest = re.fullmatch(r"(.+): a lap takes (\d+) s, and (.+)", note).groups()  # type: ignore[union-attr]
-    assert (name, rest) == (
-        result.workloads[0].name,
-        "3 were left: it is shorter with fewer variants, or shorter answers",
-    )
+    pair, speed = result.notes
+    name, needed_s, rest = re.fullmatch(r"(.+): a pair takes (\d+) s, and (.+)", pair).groups()  # type: ignore[union-attr]
+    assert (name, rest) == (result.workloads[0].name, "3 were left: with shorter answers it takes less")
     assert float(needed_s) > 3.0
+    assert speed.startswith("plain decoding: 1 t/s, by the passes that were measured first, of 1 s each; ")
+    # What replay says is all there is, and it is there.
+    assert result.predicted
+    assert all(each.replayed is not None for each in result.workloads[0].variants[1:])
+
+
+@pytest.mark.parametrize("pass_s", [0.06, 0.2, 1.0])
+def test_a_slow_machine_has_something_to_show_within_two_minutes(pass_s: float) -> None:
+    """As ``bench --quick`` does it, with a draft model that takes a quarter of a pass."""
+    loaded = engines(pass_s=(pass_s,), level_s=pass_s / 4)
+
+    def flat(seconds: float) -> PassCost:
+        return PassCost((WidthCost.of(1, [seconds]), WidthCost.of(64, [seconds])), long_context=1024)
+
+    costs = CostProfile(flat(pass_s), flat(pass_s / 4))
+    wanted = settings(
+        workloads=QUICK_WORKLOADS, variants=("static", "auto"), tokens=256, prompts=3, num_static=1, coarse=True
+    )
+    start_s = loaded.clock.now_s()
+    chosen = fitted(wanted, costs, 4096, 120.0)
+    result = Runner(loaded, costs, chosen, remaining_s=lambda: 120.0 - (loaded.clock.now_s() - start_s)).run()
+    assert loaded.clock.now_s() - start_s <= 120.0
+    assert result.measured
+    auto = [workload.best("auto") for workload in result.workloads if workload.measured]
+    assert all(each is not None and each.num_equal == len(each.pairs) for each in auto)
+    assert auto
+
+
+def test_the_time_that_is_left_for_a_lap_goes_to_the_variants_that_are_most_missed() -> None:
+    loaded = engines()
+    left_s = 1000.0
+
+    def progress(doing: str, done_s: float, total_s: float) -> None:
+        nonlocal left_s
+        if "settings chosen" in doing:
+            # Three answers of 33 tokens, and a little.
+            left_s = 3 * 33 * PASS_S * 1.2
+
+    result = run(loaded, settings(variants=("static", "auto"), laps=1), remaining_s=lambda: left_s, progress=progress)
+    ran = {each.variant.kind: len(each.pairs) for each in result.workloads[0].variants}
+    assert ran == {"plain": 0, "static": 0, "auto": 1}
+    assert result.ended_by == "time limit"
+    (note,) = result.notes
+    assert note.startswith("new-code: without plain, draft-max ")
+
+
+def test_no_answer_goes_on_when_the_time_is_over() -> None:
+    loaded = engines()
+    start_s = loaded.clock.now_s()
+    result = run(loaded, settings(), remaining_s=lambda: 10.0 - (loaded.clock.now_s() - start_s))
+    assert result.ended_by == "time limit"
+    assert not result.measured
+    assert not result.predicted
+    # Rounds in virtual time may be ahead of whoever reads them, but no further answer is begun.
+    assert loaded.clock.now_s() - start_s <= 10.0 + 33 * PASS_S
+    assert result.notes[-1].startswith("plain decoding: 1 t/s")
 
 
 def unsteady_engines() -> Engines:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from paceline.bench.settings import BenchSettings
+from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.variants import (
     AUTO,
     SERVER_DRAFT_VARIANTS,
@@ -19,12 +21,10 @@ from paceline.bench.workloads import (
     LONG_PROMPT_ANSWER,
     LONG_PROMPT_TOKENS,
     MIXED,
-    PASSAGE_TOKENS,
-    PROMPT_TOKENS,
+    PASSAGES_AS_LONG,
     WORKLOADS,
 )
 from paceline.planning.costs.profile import CostProfile
-from paceline.planning.replaying.recording import RECORDED_DEPTH
 
 QUICK_S = 120.0
 """Seconds that a quick run takes."""
@@ -33,6 +33,20 @@ QUICK_WORKLOADS = ("new-code", "structured-forced", "hard", "editing-forced")
 
 _TOKENS = (256, 192, 128, 96, 64, 48, 32)
 _PROMPTS = (3, 2)
+
+_LAST_CUTS: Final[Sequence[Mapping[str, Any]]] = (
+    {"prompts": 1},
+    {"prompt_tokens": 64, "depth": 8},
+    {"laps": 2},
+    {"with_plain": False},
+    {"prompt_tokens": 32, "depth": 4},
+    {"tokens": 24},
+    {"laps": 1},
+    {"variants": [AUTO]},
+    {"prompt_tokens": 16, "tokens": LEAST_ANSWER},
+)
+"""What is cut where one workload with the shortest answers is still too much, one after the other, the least missed
+first: what is left in the end is a pair of plain and ``auto``, some fifty passes."""
 
 _GREEDY_TRIES, _SAMPLED_TRIES = 4.0, 1.2
 """Prompts tried for each that is kept; greedy answers of a small base model loop more often than not."""
@@ -85,12 +99,13 @@ class Forecast:
             return min(LONG_PROMPT_TOKENS, self._context_length - tokens), tokens
         if workload.startswith("editing"):
             return tokens + tokens // 4, tokens
-        return PASSAGE_TOKENS if workload == "summary" else PROMPT_TOKENS, tokens
+        prompt_tokens = self._settings.prompt_tokens
+        return PASSAGES_AS_LONG * prompt_tokens if workload == "summary" else prompt_tokens, tokens
 
     def num_variants(self, workload: str) -> int:
-        """Return how many variants run live, plain among them."""
+        """Return how many variants run live, plain among them unless that is left out."""
         settings = self._settings
-        count = 1 + sum(settings.num_static if name == STATIC else 1 for name in settings.variants)
+        count = settings.with_plain + sum(settings.num_static if name == STATIC else 1 for name in settings.variants)
         return count + self._num_servers(workload)
 
     def lap_s(self, workload: str) -> float:
@@ -124,7 +139,7 @@ class Forecast:
         settings = self._settings
         record_s = 0.0
         if "draft" in settings.drafters and self._profile.draft is not None:
-            record_s = settings.tokens * RECORDED_DEPTH * self._profile.draft_s()
+            record_s = settings.tokens * settings.depth * self._profile.draft_s()
         tries = _GREEDY_TRIES if settings.temperature == 0 else _SAMPLED_TRIES
         if WORKLOADS[workload].forced or workload == "hard":
             tries = 1.0
@@ -158,25 +173,98 @@ def fitted(
 ) -> BenchSettings:
     """Return settings that are forecast to fit a limit: with fewer prompts, then shorter answers, then fewer workloads.
 
-    If nothing fits, the least is returned, and the runner ends when the time is over.
+    Where one workload is still too much, prompts become shorter, laps and variants fewer. If nothing fits, the least is
+    returned, and the runner ends when the time is over.
 
     Args:
         settings: what is wanted at most.
         profile: what passes cost.
         context_length: of the target.
         limit_s: seconds.
-        given: names of settings that the user set and that must stay: ``workloads``, ``tokens``, ``prompts``.
+        given: names of settings that the user set and that must stay: ``workloads``, ``variants``, ``laps``,
+            ``tokens``, ``prompts``.
     """
+
+    def fits(smaller: BenchSettings) -> bool:
+        return Forecast(smaller, profile, context_length).total_s <= _USABLE * limit_s
+
+    smaller = settings
+    for smaller in _shorter(settings, given):
+        if fits(smaller):
+            return smaller
+    for cut in ({}, *_LAST_CUTS):
+        for name, value in cut.items():
+            wanted = getattr(smaller, name)
+            is_less = AUTO in wanted if name == "variants" else value < wanted
+            if is_less and name not in given:
+                smaller = dataclasses.replace(smaller, **{name: value})
+        # So many laps as the user asked for end when the time is over.
+        if fits(dataclasses.replace(smaller, laps=1) if "laps" in given else smaller):
+            break
+    return smaller
+
+
+def _shorter(settings: BenchSettings, given: Collection[str]) -> Iterator[BenchSettings]:
+    """Yield settings with fewer prompts, shorter answers and fewer workloads, the first as they are."""
     counts = [len(settings.workloads)] if "workloads" in given else range(len(settings.workloads), 0, -1)
     tokens = [settings.tokens] if "tokens" in given else [settings.tokens, *(n for n in _TOKENS if n < settings.tokens)]
     prompts = (
         [settings.prompts] if "prompts" in given else [settings.prompts, *(n for n in _PROMPTS if n < settings.prompts)]
     )
-    smaller = settings
     for count, num_tokens, num_prompts in itertools.product(counts, tokens, prompts):
-        smaller = dataclasses.replace(
-            settings, workloads=list(settings.workloads)[:count], tokens=num_tokens, prompts=num_prompts
-        )
-        if Forecast(smaller, profile, context_length).total_s <= _USABLE * limit_s:
-            break
-    return smaller
+        workloads = _first(settings.workloads, count)
+        yield dataclasses.replace(settings, workloads=workloads, tokens=num_tokens, prompts=num_prompts)
+
+
+def _first(workloads: Sequence[str], count: int) -> list[str]:
+    """Return so many of the workloads, a forced one among them if there is one: its answers never loop."""
+    first, rest = list(workloads[:count]), workloads[count:]
+    forced = [name for name in rest if name != MIXED and WORKLOADS[name].forced]
+    if forced and not any(name != MIXED and WORKLOADS[name].forced for name in first):
+        first[-1] = forced[0]
+    return first
+
+
+def left_out(
+    wanted: BenchSettings, chosen: BenchSettings, profile: CostProfile, context_length: int, limit_s: float
+) -> str | None:
+    """Say what was left out to fit a limit, and which limit has room for all; ``None`` where nothing was.
+
+    Args:
+        wanted: what was asked for.
+        chosen: what :func:`fitted` made of it.
+        profile: what passes cost.
+        context_length: of the target.
+        limit_s: seconds that it was fitted to.
+    """
+    parts = []
+    without = [name for name in wanted.workloads if name not in chosen.workloads]
+    if without:
+        parts.append(f"{len(chosen.workloads)} of {len(wanted.workloads)} workloads (without {', '.join(without)})")
+    for name, what in (
+        ("tokens", "answers of {} tokens instead of {}"),
+        ("prompt_tokens", "prompts of {} tokens instead of {}"),
+        ("prompts", "{} prompts of each instead of {}"),
+        ("laps", "{} laps instead of {}"),
+        ("depth", "settings replayed with drafts of up to {} tokens instead of {}"),
+    ):
+        now, before = getattr(chosen, name), getattr(wanted, name)
+        if now != before:
+            text = what.format(now, before)
+            parts.append(text.replace("prompts", "prompt").replace("laps", "lap") if now == 1 else text)
+    dropped = [name for name in wanted.variants if name not in chosen.variants]
+    if dropped:
+        parts.append(f"no {', '.join(dropped)}")
+    if wanted.with_plain and not chosen.with_plain:
+        parts.append("no plain against plain")
+    if not parts:
+        return None
+    enough_s = needed_s(wanted, profile, context_length)
+    return f"to fit {limit_s:.0f} s: {', '.join(parts)}; --time-limit {enough_s} has room for all of it"
+
+
+def needed_s(settings: BenchSettings, profile: CostProfile, context_length: int) -> int:
+    """Return a limit in seconds that has room for what is asked for, rounded up to two digits."""
+    seconds = Forecast(settings, profile, context_length).total_s / _USABLE
+    unit: int = 10 ** max(math.floor(math.log10(max(seconds, 1.0))) - 1, 0)
+    return math.ceil(seconds / unit) * unit

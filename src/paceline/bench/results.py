@@ -209,7 +209,7 @@ class WorkloadResult:
         ended_early: tasks left out because their plain answers ended after a few tokens.
         tried: tasks looked at.
         static: all static settings, replayed.
-        variants: the ones that ran live, plain against plain first.
+        variants: the ones chosen to run live, plain against plain first; for some there may have been no time.
     """
 
     name: str
@@ -273,6 +273,11 @@ class BenchResult:
     def measured(self) -> bool:
         """Whether there is any pair to report."""
         return any(each.pairs for workload in self.workloads for each in workload.variants)
+
+    @property
+    def predicted(self) -> bool:
+        """Whether replay says of any variant what it would gain."""
+        return any(each.replayed is not None for workload in self.workloads for each in workload.variants)
 
     @property
     def noise(self) -> tuple[float, float] | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from paceline.bench.looping import loops
-from paceline.bench.plan import Forecast
+from paceline.bench.plan import Forecast, needed_s
 from paceline.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
 from paceline.bench.sessions import Answer, Contestant, Engines, Session
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
@@ -53,6 +53,7 @@ _PREPARING_SHARE = 0.45
 """Of a time limit, that looking for prompts and recording them may take at most."""
 
 _ORDER: Sequence[Kind] = ("plain", "server", "static", "policy", "auto")
+"""Of the variants in a report; where there is no time for all of a lap, the first of them are left out first."""
 
 _DRAWS = 3
 """Plain answers that are drawn for a lap until one tells something; then it is the one that was recorded."""
@@ -80,6 +81,8 @@ class _Contest:
     tasks: list[Prepared]
     lap_tasks: int
     contestants: list[Contestant] = field(default_factory=list)
+    # Indexes of the variants that run; there was no time for the others.
+    running: list[int] = field(default_factory=list)
     # The first answers that differed from plain's, to be judged in the end, by variant and task.
     differing: dict[tuple[int, str], tuple[Task, int, Answer, Answer]] = field(default_factory=dict)
 
@@ -91,9 +94,9 @@ class _Contest:
     @property
     def lap_s(self) -> float:
         """Seconds that a lap may take if every variant is as slow as plain."""
-        runs = 2 * len(self.result.variants) + 1
+        runs = 2 * len(self.running) + 1
         # Sessions share a prompt that was read; every server reads it for itself.
-        readings = 1 + sum(each.variant.kind == "server" for each in self.result.variants)
+        readings = 1 + sum(self.result.variants[index].variant.kind == "server" for index in self.running)
         return sum(readings * each.prompt_s + runs * each.answer_s for each in self.lap(0))
 
 
@@ -131,14 +134,14 @@ class Runner:
         self._learned = learned
         self._servers = servers
         self._remaining_s = remaining_s
-        self._stopped = stopped
+        self._interrupted = stopped
         self._tell = progress
         context_length = engines.target.capabilities.context_length
         self._forecast = Forecast(settings, profile, context_length)
         self._done_s = 0.0
         self._limit_s = remaining_s()
         self._plain = Session(engines, [], PLAIN.build(profile))
-        self._finder = TaskFinder(engines, settings, stopped=stopped, tell=self._progress)
+        self._finder = TaskFinder(engines, settings, stopped=self._stopped, tell=self._progress)
         self._prepared: dict[str, list[Prepared]] = {}
         self._found: dict[str, WorkloadResult] = {}
         self.result = BenchResult(
@@ -169,12 +172,13 @@ class Runner:
         contests: list[_Contest] = []
         try:
             for name in self._settings.workloads:
-                contest = self._prepare_contest(name)
+                is_last_hope = not contests and name == self._settings.workloads[-1]
+                contest = self._prepare_contest(name, is_last_hope=is_last_hope)
                 if contest is not None:
                     contests.append(contest)
             self._run_laps(contests)
         except Stopped:
-            self.result.ended_by = "interrupt"
+            self.result.ended_by = "interrupt" if self._interrupted() else "time limit"
         except PacelineError as error:
             # Hours of pairs are worth a report, whatever became of the last one.
             if not self.result.measured:
@@ -186,10 +190,25 @@ class Runner:
                 # Now, as explaining differences asks some of them to answer once more.
                 each.snapshot = _snapshot(contestant)
         self._judge(contests)
-        if self._stopped() and self.result.ended_by == "done":
+        if self._interrupted() and self.result.ended_by == "done":
             self.result.ended_by = "interrupt"
+        if not self.result.measured and self._limit_s < float("inf"):
+            self._tell_speed()
         self.result.took_s = self._engines.clock.now_s() - started_s
         return self.result
+
+    def _stopped(self) -> bool:
+        """Return whether the user wants no more, or the time is over: of a slow machine one answer may take all."""
+        return self._interrupted() or self._remaining_s() <= 0
+
+    def _tell_speed(self) -> None:
+        """Say what is known without a pair: how fast plain decoding is, and how long all of this takes."""
+        round_s = self._profile.round_s(1)
+        length = self._engines.target.capabilities.context_length
+        self.result.notes.append(
+            f"plain decoding: {1 / round_s:.3g} t/s, by the passes that were measured first, of {round_s:.3g} s each; "
+            f"what was to be measured takes about --time-limit {needed_s(self._settings, self._profile, length)}"
+        )
 
     def _progress(self, doing: str, done_s: float = 0.0) -> None:
         self._done_s += done_s
@@ -197,11 +216,16 @@ class Runner:
 
     # --- preparing ----------------------------------------------------------------------------------------------------
 
-    def _prepare_contest(self, name: str) -> _Contest | None:
-        """Find a workload's tasks and the variants to run on them; ``None`` if there is nothing to run."""
+    def _prepare_contest(self, name: str, *, is_last_hope: bool) -> _Contest | None:
+        """Find a workload's tasks and the variants to run on them; ``None`` if there is nothing to run.
+
+        Args:
+            name: of the workload.
+            is_last_hope: nothing else will be measured, so it is tried however long it is forecast to take.
+        """
         result = self._workload(name)
         self.result.workloads.append(result)
-        if self._remaining_s() < self._forecast.lap_s(name):
+        if not is_last_hope and self._remaining_s() < self._forecast.lap_s(name):
             self.result.notes.append(f"{name}: not measured, for lack of time")
             return None
         if name == MIXED:
@@ -219,6 +243,8 @@ class Runner:
         for variant, replayed in self._choose(result, tasks, lap_tasks):
             result.variants.append(VariantResult(variant, lap_tasks, replayed))
             contest.contestants.append(self._contestant(variant))
+            if variant.kind != "plain" or self._settings.with_plain:
+                contest.running.append(len(result.variants) - 1)
         return contest
 
     def _contestant(self, variant: Variant) -> Contestant:
@@ -331,21 +357,36 @@ class Runner:
         settings = self._settings
         for lap in range(settings.laps):
             for contest in contests:
-                needed_s, left_s = _CAUTION * contest.lap_s, self._remaining_s()
-                if left_s < needed_s:
+                if lap == 0:
+                    self._narrow(contest)
+                if self._remaining_s() < _CAUTION * contest.lap_s:
                     self.result.ended_by = "time limit"
-                    if lap == 0:
-                        self.result.notes.append(
-                            f"{contest.result.name}: a lap takes {needed_s:.0f} s, and {left_s:.0f} were left: it is "
-                            "shorter with fewer variants, or shorter answers"
-                        )
                     continue
                 self._run_lap(contest, lap)
+
+    def _narrow(self, contest: _Contest) -> None:
+        """Leave out as many variants as there is no time for in a first lap, but for the one that is most missed."""
+        name, variants, words = contest.result.name, contest.result.variants, "with shorter answers it takes less"
+        left_s, lap_s, dropped = self._remaining_s(), _CAUTION * contest.lap_s, []
+        while left_s < _CAUTION * contest.lap_s and len(contest.running) > 1:
+            # Of a kind the slowest by replay, which comes last.
+            least = min(contest.running, key=lambda index: (_ORDER.index(variants[index].variant.kind), -index))
+            contest.running.remove(least)
+            dropped.append(variants[least].variant.name)
+        if left_s < _CAUTION * contest.lap_s:
+            pair_s = _CAUTION * contest.lap_s
+            self.result.notes.append(f"{name}: a pair takes {pair_s:.0f} s, and {left_s:.0f} were left: {words}")
+        elif dropped:
+            self.result.ended_by = "time limit"
+            self.result.notes.append(
+                f"{name}: without {', '.join(dropped)}, as a lap with all takes {lap_s:.0f} s, and {left_s:.0f} were "
+                f"left: {words}"
+            )
 
     def _run_lap(self, contest: _Contest, lap: int) -> None:
         """Run every variant on every task of a lap, between plain runs."""
         settings = self._settings
-        order = list(range(len(contest.contestants)))
+        order = list(contest.running)
         # Not always in the same order, as what ran before leaves caches warm and a machine hot.
         random.Random(f"{settings.seed} {contest.result.name} {lap}").shuffle(order)
         for prepared in contest.lap(lap):
@@ -355,11 +396,12 @@ class Runner:
             self._progress(place, self._forecast.run_s(task.workload))
             bisect.insort(contest.result.answer_tokens, len(before.token_ids))
             for index in order:
-                if self._remaining_s() < _CAUTION * (prepared.prompt_s + 2 * prepared.answer_s):
+                each = contest.result.variants[index]
+                reading_s = prepared.prompt_s if each.variant.kind == "server" else 0.0
+                if self._remaining_s() < _CAUTION * (reading_s + 2 * prepared.answer_s):
                     # The machine became slower than it was when the lap began.
                     self.result.ended_by = "time limit"
                     return
-                each = contest.result.variants[index]
                 doing = f"{place}, {each.variant.name}"
                 self._progress(doing)
                 answer = self._answer(contest.contestants[index], task)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.bench.workloads import PROMPT_TOKENS
 from paceline.core.errors import InputError
+from paceline.planning.replaying.recording import RECORDED_DEPTH
 
 LEAST_ANSWER = 16
 """Tokens of an answer below which a task tells nothing of decoding."""
@@ -26,6 +28,9 @@ class BenchSettings:
         num_static: static settings that run live.
         coarse: replay fewer settings.
         with_server: compare with another server too, where it can be: it cannot be made to follow a text.
+        with_plain: run plain as a variant too, which shows how much of a ratio is noise.
+        prompt_tokens: most tokens of a prompt that is the beginning of a text; passages have twice as many.
+        depth: deepest drafts that are recorded, and so replayed.
         seed: of the order of texts, of edits and of sampling.
     """
 
@@ -39,6 +44,9 @@ class BenchSettings:
     num_static: int = 3
     coarse: bool = False
     with_server: bool = False
+    with_plain: bool = True
+    prompt_tokens: int = PROMPT_TOKENS
+    depth: int = RECORDED_DEPTH
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -152,7 +152,9 @@ def _print_workload(console: Console, workload: WorkloadResult) -> None:
     console.print(workload.name, style="bold cyan", markup=False)
     console.print(caption(workload), style="dim", markup=False)
     if not workload.measured:
-        console.print("nothing was measured here", style="yellow", markup=False)
+        replayed = [f"{each.variant.name} {each.replayed.ratio:.2f}" for each in workload.variants if each.replayed]
+        by_replay = f"; by replay, of plain: {', '.join(replayed)}" if replayed else ""
+        console.print(f"nothing was measured here{by_replay}", style="yellow", markup=False)
         return
     unbounded = console.options.update(width=_WIDEST)
     left_out: set[str] = set()

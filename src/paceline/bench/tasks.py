@@ -13,7 +13,7 @@ from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.comparison import Stop, Stopped, finish
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.replaying.recorder import record_answer
-from paceline.planning.replaying.recording import RECORDED_DEPTH, Recording
+from paceline.planning.replaying.recording import Recording
 from paceline.streams import Generation, Stream
 
 _TRIES_PER_TASK = 6
@@ -65,7 +65,8 @@ class TaskFinder:
         self._stopped = stopped
         self._tell = tell
         self._plain = Session(engines, [], NO_SPECULATION)
-        self._sizes = Sizes(settings.tokens, engines.target.capabilities.context_length, settings.seed)
+        context_length = engines.target.capabilities.context_length
+        self._sizes = Sizes(settings.tokens, context_length, settings.seed, settings.prompt_tokens)
 
     def find(self, found: WorkloadResult, in_time: Callable[[], bool] = lambda: True) -> Iterator[Prepared]:
         """Yield the tasks of a workload that is not mixed.
@@ -118,7 +119,7 @@ class TaskFinder:
                     rules=stream.rules,
                     finish_reason=answer.finish_reason,
                     name=f"{task.workload} {task.name}",
-                    depth=RECORDED_DEPTH,
+                    depth=self._settings.depth,
                     report=report,
                 )
             )

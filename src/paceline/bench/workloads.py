@@ -21,8 +21,8 @@ from paceline.models.embedded import heldout
 
 PROMPT_TOKENS: Final = 128
 """Most tokens of a prompt that is the beginning of a text."""
-PASSAGE_TOKENS: Final = 256
-"""Most tokens of a passage that is to be summed up."""
+PASSAGES_AS_LONG: Final = 2
+"""Times as many tokens as such a prompt that a passage has at most which is to be summed up."""
 LONG_PROMPT_TOKENS: Final = 4096
 """Most tokens of a long prompt."""
 LONG_PROMPT_ANSWER: Final = 64
@@ -92,11 +92,13 @@ class Sizes:
         tokens: of an answer.
         context_length: of the target; no prompt and answer are longer together.
         seed: of the order of the texts, of edits and of sampling.
+        prompt_tokens: most of a prompt that is the beginning of a text; passages have twice as many.
     """
 
     tokens: int
     context_length: int
     seed: int = 0
+    prompt_tokens: int = PROMPT_TOKENS
 
     def prompt_room(self, wanted: int, answer: int) -> int:
         """Return how many tokens of prompt fit before an answer.
@@ -147,7 +149,7 @@ def _free(name: str, kinds: Sequence[str], sampling: GenerateOptions | None = No
     """Return what cuts the beginnings of texts, kind after kind in turn, for the target to go on with."""
 
     def make(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
-        room = sizes.prompt_room(PROMPT_TOKENS, sizes.tokens)
+        room = sizes.prompt_room(sizes.prompt_tokens, sizes.tokens)
         turns = itertools.chain.from_iterable(
             itertools.zip_longest(*(_texts(kind, sizes.seed) for kind in kinds), fillvalue=None)
         )
@@ -166,7 +168,7 @@ def _free(name: str, kinds: Sequence[str], sampling: GenerateOptions | None = No
 
 
 def _structured_forced(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
-    room = sizes.prompt_room(PROMPT_TOKENS, sizes.tokens)
+    room = sizes.prompt_room(sizes.prompt_tokens, sizes.tokens)
     pairs = zip(_texts("json", sizes.seed), _texts("logs", sizes.seed), strict=False)
     for index, (text_name, text) in enumerate(itertools.chain.from_iterable(pairs)):
         token_ids = vocabulary.tokenize(text)
@@ -208,7 +210,7 @@ def _editing(name: str) -> _Maker:
 
 def _summary(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
     lead = vocabulary.tokenize(_AFTER_PASSAGE, add_special=False)
-    room = sizes.prompt_room(PASSAGE_TOKENS + len(lead), sizes.tokens) - len(lead)
+    room = sizes.prompt_room(PASSAGES_AS_LONG * sizes.prompt_tokens + len(lead), sizes.tokens) - len(lead)
     for index, (text_name, text) in enumerate(_texts("prose", sizes.seed)):
         prompt_ids = vocabulary.tokenize(text)[: max(room, 1)] + lead
         yield Task("summary", text_name, tuple(prompt_ids), sizes.tokens, sizes.seed + index)

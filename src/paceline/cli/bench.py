@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from paceline.bench.llama_server import LlamaServers, check_llama_server
 from paceline.bench.page import render
-from paceline.bench.plan import QUICK_S, QUICK_WORKLOADS, fitted
+from paceline.bench.plan import QUICK_S, QUICK_WORKLOADS, fitted, left_out
 from paceline.bench.results import BenchResult
 from paceline.bench.runner import Runner
 from paceline.bench.sessions import Engines, wall_engines
@@ -155,8 +155,9 @@ def bench(
         bool,
         typer.Option(
             "--quick",
-            help=f"Finish in {QUICK_S:.0f} seconds: what speeds measured first allow, and no other policies. Without "
-            f"-m the target is the embedded one at the cost of a {LARGE_PRESET.upper()} model in {_QUICK_TYPE}.",
+            help=f"Finish in {QUICK_S:.0f} seconds: what speeds measured first allow, and no other policies; what is "
+            "left out is said. Without -m the target is the embedded one at the cost of a "
+            f"{LARGE_PRESET.upper()} model in {_QUICK_TYPE}.",
             rich_help_panel=_WHAT,
         ),
     ] = False,
@@ -173,7 +174,7 @@ def bench(
         float | None,
         typer.Option(
             "--time-limit",
-            help="Finish in this many seconds, with shorter answers and fewer workloads if need be.",
+            help="Finish in this many seconds, with shorter answers, fewer workloads and fewer variants if need be.",
             metavar="SECONDS",
             rich_help_panel=_WHAT,
         ),
@@ -212,7 +213,9 @@ def bench(
         raise InputError(f"--time-limit {limit_s:g}: give more than 0 seconds")
     if quick and not is_given(context, "repeats"):
         repeats = _QUICK_LAPS
-    given = {name for name in ("workloads", "tokens", "prompts") if is_given(context, name)}
+    given = {name for name in ("workloads", "variants", "tokens", "prompts") if is_given(context, name)}
+    if is_given(context, "repeats"):
+        given.add("laps")
     uses_draft_model = models.named_draft is not None or models.target is None
     # All variants have the same one, though it be drawn.
     seed = SamplingParams(temperature=temp, seed=seed).seed
@@ -279,7 +282,7 @@ def bench(
             pair.draft,
             worker,
             open_reader,
-            stopped=interrupted.is_set,
+            stopped=lambda: interrupted.is_set() or remaining_s() <= 0,
             draft_vocab=draft_vocab,
             draft_map=draft_map,
         )
@@ -287,9 +290,11 @@ def bench(
             lambda: _kept_profile(engines, pair.target_options, pair.draft_options, limit_s, interrupted, progress)
         )
         profile, learned = kept.profile, _learned(kept) if remember else None
+        cut = None
         if limit_s is not None:
-            length = engines.target.capabilities.context_length
-            settings = fitted(settings, profile, length, remaining_s(), given=given)
+            length, left_s = engines.target.capabilities.context_length, remaining_s()
+            wanted, settings = settings, fitted(settings, profile, length, left_s, given=given)
+            cut = left_out(wanted, settings, profile, length, left_s)
         servers = None
         if server is not None:
             context_length = engines.target.capabilities.context_length
@@ -306,11 +311,13 @@ def bench(
             stopped=interrupted.is_set,
             progress=progress.tell,
         )
+        if cut is not None:
+            runner.result.notes.append(cut)
         result = runner.run()
     _write(result, as_text=json_to != "-", json_file=json_file, html=html)
     if result.ended_by == "interrupt":
         raise typer.Exit(exits.INTERRUPTED)
-    if not result.measured:
+    if not result.measured and not result.predicted:
         raise InputError(
             "no pair was measured: raise the time limit, choose other workloads, or, where answers loop, sample them "
             "(--temp 0.8)"
