@@ -42,7 +42,7 @@ for _ in range(int(loads)):
         "files": len(os.listdir("/proc/self/fd")),
         "python threads": threading.active_count(),
         "threads": len(os.listdir("/proc/self/task")),
-        "held bytes": held_memory()[0],
+        "held bytes": held_memory(),
     }))
 """
 _LOADS = 20

@@ -47,8 +47,50 @@ def test_the_limit_is_what_was_given_or_what_is_free_for_weights_that_are_more(
     assert memory_limit(within(target, "16G")) == 16 << 30
     assert memory_limit(within(target, None)) is None
     monkeypatch.setattr(loading, "available_memory", lambda: 30 << 20)
-    monkeypatch.setattr(loading, "held_memory", lambda: (0, 0))
+    monkeypatch.setattr(loading, "held_memory", lambda: 0)
     assert memory_limit(within(target, None)) == (30 << 20) - int((30 << 20) * 0.05)
+
+
+@pytest.mark.parametrize("memory", [None, "100M"])
+def test_a_draft_takes_what_drafting_takes(
+    target: Path, streamed: None, memory: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its context is the target's at most, passes read a row or two of each request, and scratch is no wider."""
+    monkeypatch.setattr(opening, "foreseen_context_length", lambda options: 300)
+    options = ModelOptions(target, memory=memory, threads=1, max_sequences=3)
+    pair = open_pair(options, DraftOptions(embedded_draft()).beside(options))
+    try:
+        assert pair.draft is not None
+        capabilities = pair.draft.capabilities
+        assert (capabilities.context_length, capabilities.max_rows, capabilities.max_outputs) == (300, 64, 6)
+        # A level of all requests, and two rows of each, fit.
+        assert capabilities.max_sequences == 3
+        assert pair.target.capabilities.max_outputs > 6
+    finally:
+        pair.close()
+
+
+def test_what_a_draft_takes_is_counted(target: Path) -> None:
+    """Scratch memory grows with the rows of a pass, and is all that is saved by fewer of them."""
+    whole = ModelOptions(target, threads=1, context_length=1024, branches=0, flash_attention=False, own_weights=True)
+    taken = []
+    for options in (whole, dataclasses.replace(whole, rows_read=2)):
+        engine = open_engine(options)
+        taken.append(engine.footprint)  # type: ignore[attr-defined]
+        engine.close()
+    of_target, of_draft = taken
+    assert of_draft.num_bytes < of_target.num_bytes
+    # Weights, and keys and values of 1,024 cells, are the same.
+    assert of_draft.held_bytes >= target.stat().st_size
+    assert of_draft.held_bytes == pytest.approx(of_target.held_bytes, rel=0.1)
+
+
+def test_a_context_that_was_asked_for_stays(target: Path) -> None:
+    options = within(target, None)
+    pair = open_pair(options, DraftOptions(embedded_draft(), context_length=512).beside(options))
+    assert pair.draft is not None
+    assert pair.draft.capabilities.context_length == 512
+    pair.close()
 
 
 def test_a_draft_comes_first_and_its_memory_is_taken_off(target: Path, streamed: None) -> None:
@@ -93,7 +135,7 @@ def test_what_is_beside_the_model_leaves_less_for_it(target: Path) -> None:
 
 def test_what_is_beside_a_target_that_would_fit_alone_counts(target: Path, streamed: None) -> None:
     # With room for the target, for Python and for little else.
-    tight = ModelOptions(target, memory=held_memory()[0] + (90 << 20), context_length=256, threads=1)
+    tight = ModelOptions(target, memory=held_memory() + (90 << 20), context_length=256, threads=1)
     draft = DraftOptions(embedded_draft()).beside(tight)
     pair = open_pair(tight, draft, kept_bytes=64 << 20)
     assert pair.target.memory_plan is not None  # type: ignore[attr-defined]
@@ -146,7 +188,8 @@ def test_a_draft_that_nobody_named_is_done_without_where_it_leaves_too_little(
 ) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     policy = paceline.FixedPolicy(4)
-    # All of its context, so that the draft takes more than Python comes to hold from one load to the next.
+    # All of its context and wide passes, so that the draft takes more than Python comes to hold from load to load.
+    monkeypatch.setattr(loading, "_DRAFT_BATCH", 512)
     options = dataclasses.replace(within(target, "40M"), context_length=4096)
     with paceline.load(options, policy=policy) as model:
         plan = model.memory_plan
@@ -170,6 +213,7 @@ def test_a_draft_that_nobody_named_goes_before_layers_are_not_streamed(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(opening, "SPARE_BYTES", 0)
     monkeypatch.setattr(loading, "available_memory", lambda: 40 << 20)
+    monkeypatch.setattr(loading, "_DRAFT_BATCH", 512)
     options = dataclasses.replace(within(target, None), context_length=4096)
     with paceline.load(options, policy=paceline.FixedPolicy(4)) as model:
         plan = model.memory_plan

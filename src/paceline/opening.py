@@ -14,7 +14,13 @@ from typing import Final
 
 from paceline.core.errors import InputError, ModelWarning
 from paceline.engines.base import Engine
-from paceline.engines.loading import DraftOptions, ModelOptions, memory_limit, open_engine
+from paceline.engines.loading import (
+    DraftOptions,
+    ModelOptions,
+    foreseen_context_length,
+    memory_limit,
+    open_engine,
+)
 from paceline.engines.memory import NO_FOOTPRINT, NO_OTHER_MEMORY, SPARE_BYTES, Footprint, OtherMemory, held_memory
 from paceline.engines.slow_passes import slow_passes
 from paceline.models.gguf_model import gguf_bytes
@@ -28,6 +34,9 @@ _MOST_SHARE: Final = 0.5
 _KEPT_SHARE: Final = 1 / 64
 """Share of the memory, at most, for what the finished requests of a model have read, where layers are read for every
 pass."""
+
+_ROWS_READ: Final = 2
+"""Rows of a request whose logits a drafter reads of one pass, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,7 @@ def open_pair(
         own = default_draft(target)
         draft = None if own is None else dataclasses.replace(draft, path=own.name).beside(target)
     try:
-        draft = None if draft is None else _made(draft, target, report)
+        draft = None if draft is None else _fitted(_made(draft, target, report), target)
         if memory_bytes is not None:
             within = target
             if is_default and draft is not None and may_go_without:
@@ -154,10 +163,10 @@ def _open_within(
     engine, footprint, first = None, NO_FOOTPRINT, None
     if draft is not None:
         first = dataclasses.replace(like_target(draft, target), own_weights=True)
-        held_bytes = held_memory()[0]
-        engine = _open_draft(first)
+        held_bytes = held_memory()
+        engine = open_engine(first)
         # Engines that do not say it have written to all that they have.
-        footprint = getattr(engine, "footprint", None) or Footprint(max(held_memory()[0] - held_bytes, 0))
+        footprint = getattr(engine, "footprint", None) or Footprint(max(held_memory() - held_bytes, 0))
     try:
         models = 1 if engine is None else 2
         other = OtherMemory(footprint, models * kept_bytes)
@@ -185,11 +194,25 @@ def _made(draft: ModelOptions, target: ModelOptions, report: Report | None) -> M
     return dataclasses.replace(draft, path=own_draft(Path(target.path), asked.file_type, report=report))
 
 
+def _fitted(draft: ModelOptions, target: ModelOptions) -> ModelOptions:
+    """Return how to run a draft model with no more than drafting for its target takes.
+
+    A text is never longer than the target's context. Of each request a pass has a row to propose from, and where drafts
+    are translated the one before it.
+    """
+    context_length = draft.context_length
+    if context_length is None and draft.context_may_shrink:
+        context_length = foreseen_context_length(target)
+    rows_read = draft.rows_read or _ROWS_READ * draft.max_sequences
+    # The draft's own pending tree is a chain: siblings are proposed but never fed.
+    return dataclasses.replace(draft, context_length=context_length, rows_read=rows_read, branches=0)
+
+
 def _with_draft(opened: OpenedModel, draft: ModelOptions | None, kept_bytes: int) -> OpenedPair:
     """Open the draft model of a target that is open; close that where it fails."""
     try:
         draft = None if draft is None else like_target(draft, opened.options)
-        engine = None if draft is None else _open_draft(draft)
+        engine = None if draft is None else open_engine(draft)
     except BaseException:
         opened.engine.close()
         raise
@@ -198,10 +221,5 @@ def _with_draft(opened: OpenedModel, draft: ModelOptions | None, kept_bytes: int
 
 def _is_more_than(memory_bytes: int, target: ModelOptions, other: OtherMemory = NO_OTHER_MEMORY) -> bool:
     """Return whether the weights alone are more than what so much memory leaves for them, so that they are streamed."""
-    process_bytes = held_memory()[0] - other.draft.held_bytes
+    process_bytes = held_memory() - other.draft.held_bytes
     return gguf_bytes(Path(target.path)) > memory_bytes - process_bytes - other.num_bytes - SPARE_BYTES
-
-
-def _open_draft(draft: ModelOptions) -> Engine:
-    # The draft's own pending tree is a chain: siblings are proposed but never fed.
-    return open_engine(dataclasses.replace(draft, branches=0))

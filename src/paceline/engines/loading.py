@@ -105,6 +105,8 @@ class ModelOptions:
             (:mod:`paceline.models.sampling_defaults`).
         verbose: let the engine print what it has to say.
         other_memory: what else the process is to hold of ``memory``. Only ``llama_cpp``.
+        rows_read: of a model that only drafts, most rows of a pass whose logits are read; passes are no wider than
+            reading a prompt takes then. ``None`` is for a target. Only ``llama_cpp``, on a CPU.
         own_weights: weights are copied to memory of the process, from which nothing else can push them out. Under
             ``torch_hf`` they always are.
         repack: weights may be laid out anew for faster kernels, in memory of the process. Only ``llama_cpp``.
@@ -275,6 +277,7 @@ class ModelOptions:
         ),
     )
     other_memory: OtherMemory = NO_OTHER_MEMORY
+    rows_read: int | None = None
     own_weights: bool = False
     repack: bool = True
     draft_vocab: DraftVocab = "auto"
@@ -284,6 +287,7 @@ class ModelOptions:
         take_values(self)
         check_range("context_length", self.context_length, 1, 2**31 - 1)
         check_range("cells", self.cells, 1, 2**31 - 1)
+        check_range("rows_read", self.rows_read, 1, 1 << 16)
         if self.memory is not None:
             check_range("memory", read_size(self.memory) if isinstance(self.memory, str) else self.memory, 1, 2**63 - 1)
             if self.stream is False:
@@ -658,6 +662,7 @@ def _llama_cpp_config(options: ModelOptions) -> LlamaCppConfig:
         memory_bytes=read_size(options.memory) if isinstance(options.memory, str) else options.memory,
         stream=options.stream,
         other_memory=options.other_memory,
+        rows_read=options.rows_read,
         own_weights=options.own_weights,
         repack=options.repack,
         rollback=options.rollback,

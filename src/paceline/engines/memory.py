@@ -131,15 +131,14 @@ class MemoryPlan:
         return self.pass_bytes / self.bytes_per_s
 
 
-def held_memory(proc: Path = PROC) -> tuple[int, int]:
-    """Return the bytes that this process holds for itself, and those that it has reserved; 0 where nobody says."""
+def held_memory(proc: Path = PROC) -> int:
+    """Return the bytes that this process holds for itself; 0 where nobody says."""
     try:
         status = said(proc / "self" / "status")
     except OSError:
-        return 0, 0
+        return 0
     held = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
-    reserved = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
-    return (int(held[1]) << 10 if held else 0), (int(reserved[1]) << 10 if reserved else 0)
+    return int(held[1]) << 10 if held else 0
 
 
 def give_back_freed() -> None:

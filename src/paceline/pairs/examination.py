@@ -35,6 +35,7 @@ from paceline.pairs.answers import Answers, Written
 from paceline.pairs.fitting import Fitting, fitting_of
 from paceline.pairs.measures import ALL, Depth
 from paceline.pairs.prediction import ALL_DRAFTERS, CALIBRATION_TOKENS, DRAFT, Prediction, calibrated, predict
+from paceline.pairs.reading import MAX_CHUNK
 from paceline.pairs.samples import PROMPT_TOKENS, Sample, tasks_of
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile
@@ -71,8 +72,12 @@ _COMPARE_S: Final = 1e-3
 """Seconds of comparing two distributions;"""
 _COMPARE_ID_S: Final = 2e-8
 """and of each id of theirs."""
-_CALIBRATION_ROUNDS: Final = 2.2 * CALIBRATION_TOKENS
-"""Rounds of the short live answers."""
+_CALIBRATION_ROUNDS: Final = 2.2
+"""Rounds of the short live answers, for each token of one."""
+_CALIBRATION_SHARE: Final = 0.15
+"""Of the time for a candidate, that these answers may take;"""
+_LEAST_CALIBRATION: Final = 8
+"""and tokens that each has however slow the machine is. What a round takes beside its pass is little of a slow one."""
 
 Tell = Callable[[str, float], None]
 """Told what is being done, and which share of the candidate is done."""
@@ -193,7 +198,15 @@ class Examiner:
             self._say("comparing what both would say", 0.75)
             agreement = worker.call(lambda: self._agreement(engines, written, relation))
             self._say("calibrating by three short answers", 0.8)
-            costs = calibrated(engines, profile, written, recordings, self._temperature, self._stopped)
+            costs = calibrated(
+                engines,
+                profile,
+                written,
+                recordings,
+                self._temperature,
+                self._stopped,
+                most_tokens=self._calibration_tokens(profile),
+            )
         kinds = [each.task.workload for each in written]
         survival = survival_of(recordings, DRAFT, kinds)
         replayed = 0
@@ -225,7 +238,7 @@ class Examiner:
         """Return the most that is forecast to fit into the time there is; the least where nothing does."""
         widest = profile.target.widest
         prompt_s = PROMPT_TOKENS * profile.round_s(widest) / widest
-        calibration_s = _CALIBRATION_ROUNDS * profile.round_s(1)
+        calibration_s = _CALIBRATION_ROUNDS * self._calibration_tokens(profile) * profile.round_s(1)
         plan = _Plan(*_SHAPES[-1])
         for shape in _SHAPES:
             plan = _Plan(*shape)
@@ -240,6 +253,11 @@ class Examiner:
             if answers_s + plan.texts * plan.tokens * place_s + calibration_s + prompt_s <= _USABLE * left_s:
                 break
         return plan
+
+    def _calibration_tokens(self, profile: CostProfile) -> int:
+        """Return how many tokens the short live answers have, so that a slow machine is done in time."""
+        tokens = _CALIBRATION_SHARE * self._budget_s / (_CALIBRATION_ROUNDS * profile.round_s(1))
+        return max(_LEAST_CALIBRATION, min(CALIBRATION_TOKENS, int(tokens)))
 
     def _tasks(self, engines: Engines, tokens: int) -> list[Task]:
         return tasks_of(
@@ -339,7 +357,8 @@ class _Plan:
 
 @contextmanager
 def _opened(target: ModelOptions, draft: ModelOptions) -> Iterator[OpenedPair]:
-    pair = open_pair(target, draft)
+    # What both would say is compared row by row.
+    pair = open_pair(target, dataclasses.replace(draft, rows_read=MAX_CHUNK))
     try:
         yield pair
     finally:

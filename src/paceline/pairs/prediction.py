@@ -220,6 +220,8 @@ def calibrated(
     recordings: Sequence[Recording],
     temperature: float,
     stopped: Stop,
+    *,
+    most_tokens: int = CALIBRATION_TOKENS,
 ) -> LiveCosts:
     """Return what passes cost in the live loop, by three short answers: plain, with drafts, and by ``auto``.
 
@@ -233,11 +235,12 @@ def calibrated(
         recordings: one of each answer.
         temperature: at which the task is answered.
         stopped: whether the user wants no more.
+        most_tokens: of each answer.
 
     Raises:
         Stopped: the user wants no more.
     """
-    num_tokens = min(CALIBRATION_TOKENS, len(recordings[-1].token_ids))
+    num_tokens = min(most_tokens, len(recordings[-1].token_ids))
     task = dataclasses.replace(written[-1].task, max_tokens=num_tokens)
     recording = _cut(recordings[-1], num_tokens)
     fixed = FixedPolicy(min(_CALIBRATION_LENGTH, recording.depth), p_min=0.0)

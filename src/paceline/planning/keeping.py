@@ -74,7 +74,7 @@ def pair_key(
         {
             "machine": _machine(),
             "target": _model_facts(target, target_options),
-            "draft": None if draft is None or draft_options is None else _model_facts(draft, draft_options),
+            "draft": None if draft is None or draft_options is None else _draft_facts(draft, draft_options),
         }
     )
 
@@ -156,6 +156,13 @@ def _model_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
         "description": engine.description.removeprefix(Path(options.path).name),
         "capabilities": capabilities,
     }
+
+
+def _draft_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
+    facts = _model_facts(engine, options)
+    # A draft's passes have one row to propose from, however many could be read.
+    del facts["capabilities"]["max_outputs"]
+    return facts
 
 
 def _option_facts(options: ModelOptions) -> dict[str, Any]:

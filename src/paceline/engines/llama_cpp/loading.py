@@ -71,6 +71,11 @@ _LEAST_BATCH: Final = 128
 _MOST_BATCH: Final = 2048
 """Most rows of a pass where layers are streamed."""
 
+_DRAFT_BATCH: Final = 64
+"""Rows of a pass of a model that only drafts, on a CPU: a prompt is read no slower in more passes than these, as
+computing them takes far longer than reading the weights. The scratch memory of attention grows with rows times cells.
+"""
+
 _LOAD_READ: Final = 0
 """llama.cpp's ``LLAMA_LOAD_MODE_NONE``: weights are read into memory."""
 _LOAD_MAPPED: Final = 1
@@ -132,6 +137,8 @@ class LlamaCppConfig:
             what is free, where the weights alone are more than that.
         stream: ``False`` leaves the whole file to the page cache.
         other_memory: what else the process is to hold of ``memory_bytes``.
+        rows_read: of a model that only drafts, most rows of a pass whose logits are read: on a CPU, ``batch_rows`` and
+            ``output_rows`` follow from it. ``None`` is for a target.
         own_weights: weights are copied to memory of the process, from which nothing else can push them out.
         repack: weights may be laid out anew for faster kernels, in memory of the process, as much as they have.
         rollback: the caller needs to drop pending tokens. ``False`` allows recurrent models that cannot.
@@ -157,6 +164,7 @@ class LlamaCppConfig:
     memory_bytes: int | None = None
     stream: bool | None = None
     other_memory: OtherMemory = NO_OTHER_MEMORY
+    rows_read: int | None = None
     own_weights: bool = False
     repack: bool = True
     rollback: bool = True
@@ -170,6 +178,7 @@ class LlamaCppConfig:
             ("branches", 0, native.MAX_SEQUENCE_IDS - 1),
             ("batch_rows", 1, 1 << 16),
             ("output_rows", 1, 1 << 16),
+            ("rows_read", 1, 1 << 16),
             ("n_gpu_layers", -1, _INT32_MAX),
             ("threads", 1, 512),
             ("threads_batch", 1, 512),
@@ -269,9 +278,10 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
     native.initialize()
     native.check_first_load(file)
     memory_bytes = memory_limit(config)
-    if memory_bytes is not None:
+    is_counted = memory_bytes is not None or config.own_weights
+    if is_counted:
         give_back_freed()
-    held_bytes, reserved_bytes = held_memory()
+    held_bytes = held_memory()
     stream = room = None
     if memory_bytes is not None:
         layout = gguf_layout(config.path)
@@ -296,10 +306,12 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
             context, more = _create_context(model, config, settings, stream)
         scratch_bytes = native.log.buffers.get("compute", 0)
         made_bytes += sum(native.log.buffers.values())
-        # What was freed before may be used again without being reserved anew. Drivers of GPUs reserve far more than
-        # they use.
-        now_held_bytes, now_reserved_bytes = held_memory()
-        grown_bytes = now_held_bytes - held_bytes if settings.devices else now_reserved_bytes - reserved_bytes
+        if is_counted:
+            # What weights were read through is no part of it.
+            give_back_freed()
+        # Scratch memory is not written to before a wide pass. What was freed before may be used again without being
+        # held anew, so what llama.cpp says it made is the least.
+        grown_bytes = held_memory() - held_bytes + (0 if settings.devices else scratch_bytes)
         taken_bytes = max(grown_bytes, made_bytes)
         if stream is not None and memory_bytes is not None:
             # The draft model is part of what is held.
@@ -353,7 +365,6 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
         keep_alive=keep_alive,
         stream=stream,
         room=room,
-        # Scratch memory is not written to before a wide pass.
         footprint=Footprint(taken_bytes, min(scratch_bytes, taken_bytes)),
     )
 
@@ -475,7 +486,7 @@ def memory_limit(config: LlamaCppConfig) -> int | None:
     available = available_memory()
     if refused is not None or available is None or gguf_bytes(config.path) <= available:
         return None
-    return available - int(available * _LEFT_FREE) + held_memory()[0]
+    return available - int(available * _LEFT_FREE) + held_memory()
 
 
 def _too_little(config: LlamaCppConfig, room: Room, least_bytes: int) -> UnstreamableError:
@@ -550,6 +561,10 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
             f"but llama.cpp has {native.MAX_SEQUENCE_IDS}; lower one of them"
         )
     batch_rows = min(_BATCH if config.batch_rows is None else config.batch_rows, context_length)
+    output_rows = config.output_rows
+    if config.rows_read is not None and not devices:
+        batch_rows = min(batch_rows, max(_DRAFT_BATCH, config.rows_read))
+        output_rows = min(output_rows, config.rows_read)
     if config.exact:
         flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
     elif config.flash_attention is not None:
@@ -562,7 +577,7 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
         context_length=context_length,
         cells=cells,
         batch_rows=batch_rows,
-        output_rows=min(config.output_rows, batch_rows),
+        output_rows=min(output_rows, batch_rows),
         branches=branches,
         max_ids=max_ids,
         threads=PassThreads(config.threads, config.threads_batch),
