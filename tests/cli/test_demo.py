@@ -228,6 +228,22 @@ def test_the_race_that_is_shown_is_the_median() -> None:
     assert command.spread_words(tries) == "the median of 3 tries, of 0.80x to 2.00x"
 
 
+@pytest.mark.parametrize(
+    ("per_second", "tokens", "tries"),
+    [(40.0, [160, 96], 3), (8.0, [48, 32], 3), (4.0, [48, 32], 1), (1.0, [16, 16], 1)],
+)
+def test_a_slow_machine_has_shorter_answers_and_one_race_and_is_told(
+    per_second: float, tokens: list[int], tries: int
+) -> None:
+    planned = [command.plan(scene, per_second) for scene in command.SCENES]
+    assert [length for length, _ in planned] == tokens
+    assert planned[0][1] == tries
+    words = command.slow_words(per_second)
+    assert (words is None) == all(count == 3 for _, count in planned)
+    if words is not None:
+        assert f"answers have {tokens[0]} and {tokens[1]} tokens" in words
+
+
 def test_a_busy_machine_is_told_of() -> None:
     quick = race()
     slow = Lane(quick.plain.token_ids, [Piece(each.text, each.source, 1.5 * each.at_s) for each in quick.plain.pieces])

@@ -49,6 +49,12 @@ measured costs the demo's log runs at 1.94 times plain on two cores of an EPYC a
 
 _TRIES: Final = 3
 """Races of each scene: the median one is shown."""
+_SLOW: Final = 1.5
+"""Times as long as planned that a scene's shortest plain answer may take before one race of it has to do;"""
+_SLOWER: Final = 3.0
+"""and before it becomes shorter than that."""
+_LEAST_TOKENS: Final = 16
+"""Tokens of an answer, however slow the machine is."""
 _RESTLESS: Final = 1.15
 """Times as long as the quickest that the slowest of several plain answers may take on a machine that is left alone."""
 _BUSY_CORES: Final = 0.25
@@ -143,7 +149,8 @@ def demo(
     time it is made, which takes some 1.1 GB in the cache, and what its passes cost here is measured.
 
     Both answers are made one after the other, for honest times, three times over; the median of these is replayed side
-    by side at its times. Then comes a text that cannot be guessed, and what to type for a model of your own.
+    by side at its times. Then comes a text that cannot be guessed, and what to type for a model of your own. On a slow
+    machine there is one race of each text, and answers are shorter, which is said.
     """
     target = ModelOptions(large_target(file_type_named(file_type)))
     draft = ModelOptions(embedded_draft())
@@ -169,13 +176,16 @@ def demo(
         try:
             with step(steps, "warming up"):
                 per_second = _plain_speed(model, interrupted.is_set)
+            if (words := slow_words(per_second)) is not None:
+                steps.print(words, style="yellow", markup=False)
             show.begin(model)
             races = []
             for number, scene in enumerate(SCENES, 1):
                 show.announce(number, scene)
+                tokens, count = plan(scene, per_second)
                 tries = [
-                    _race(model, target, scene, per_second, interrupted.is_set, steps, f"{one} of {_TRIES}")
-                    for one in range(1, _TRIES + 1)
+                    _race(model, target, scene, tokens, interrupted.is_set, steps, f"{one} of {count}")
+                    for one in range(1, count + 1)
                 ]
                 race = median(tries)
                 show.race(race, tries, interrupted.is_set)
@@ -200,9 +210,34 @@ def _plain_speed(model: Model, stopped: Stop) -> float:
     scene = SCENES[0]
     options: GenerateOptions = {**scene.options, "max_tokens": _WARM_UP_TOKENS}
     prompt_ids = scene.prompt_ids(model)[: 2 * _WARM_UP_TOKENS]
-    answer(model, prompt_ids, options, speculate=True, stopped=stopped)
+    warm = answer(model, prompt_ids, options, speculate=True, stopped=stopped)
+    per_second = warm.stats.predicted_per_second or 1.0
+    if slow_words(per_second) is not None:  # it is no faster plainly, and another answer would take long
+        return per_second
     plain = answer(model, prompt_ids, options, speculate=False, stopped=stopped)
     return plain.stats.predicted_per_second or 1.0
+
+
+def plan(scene: Scene, per_second: float) -> tuple[int, int]:
+    """Return the tokens of a scene's answers and how many races of it there is time for, by the plain speed."""
+    fewest, most = scene.tokens
+    wanted = scene.seconds * per_second
+    if fewest > _SLOWER * wanted:
+        fewest = max(round(_SLOWER * wanted), _LEAST_TOKENS)
+    tokens = min(max(round(wanted), fewest), most)
+    return tokens, _TRIES if tokens <= _SLOW * wanted else 1
+
+
+def slow_words(per_second: float) -> str | None:
+    """Say what a machine that decodes so many tokens a second leaves out; ``None`` where that is nothing."""
+    planned = [plan(scene, per_second) for scene in SCENES]
+    if all(tries == _TRIES for _, tries in planned):
+        return None
+    lengths = " and ".join(str(tokens) for tokens, _ in planned)
+    return (
+        f"some {per_second:.2g} tokens a second here, so answers have {lengths} tokens and there is one race where a "
+        f"faster machine has {_TRIES}: paceline run --compare takes the time to tell"
+    )
 
 
 class OtherPrograms:
@@ -243,6 +278,8 @@ def median(tries: Sequence[Race]) -> Race:
 def spread_words(tries: Sequence[Race]) -> str:
     """Say how much tries differ, and whether the machine was left alone."""
     speedups, plain_s = [race.speedup for race in tries], [race.plain.seconds for race in tries]
+    if len(tries) == 1:
+        return "one try, so it says little"
     words = f"the median of {len(tries)} tries, of {min(speedups):.2f}x to {max(speedups):.2f}x"
     if max(plain_s) > _RESTLESS * min(plain_s):
         words += (
@@ -256,13 +293,11 @@ def _race(
     model: Model,
     target: ModelOptions,
     scene: Scene,
-    per_second: float,
+    tokens: int,
     stopped: Stop,
     steps: Console,
     which: str,
 ) -> Race:
-    fewest, most = scene.tokens
-    tokens = min(max(round(scene.seconds * per_second), fewest), most)
     options: GenerateOptions = {**scene.options, "max_tokens": tokens}
     with contextlib.ExitStack() as running:
 

@@ -39,7 +39,7 @@ from paceline.output import whole_file
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile, PassCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
-from paceline.planning.costs.profiling import usable_widths
+from paceline.planning.costs.profiling import default_widths, usable_widths
 from paceline.terminal_text import can_encode, json_text
 
 EPILOG = f"""[bold]Examples[/bold]
@@ -128,6 +128,7 @@ def profile_command(
     ):
         report(0.0)
         _check_widths(pair.target, wanted or [])
+        planned = usable_widths(pair.target, wanted or default_widths(pair.target))
         kept = find_or_measure(
             pair.target,
             pair.target_options,
@@ -139,10 +140,11 @@ def profile_command(
             report=report,
         )
         names = _Names(pair.target.description, None if pair.draft is None else pair.draft.description)
-    missing = [rows for rows in wanted or [] if not kept.profile.target.is_measured(rows)]
+    missing = [rows for rows in planned if not kept.profile.target.is_measured(rows)]
     if missing:
         error_console().print(
-            f"not measured for lack of time: {', '.join(map(str, missing))} rows; raise --budget-s", markup=False
+            f"not measured for lack of time: {', '.join(map(str, sorted(missing)))} rows; raise --budget-s",
+            markup=False,
         )
     _write(kept, names, as_text=json_to != "-", json_file=json_file, png=png, figure_of=figure_of)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,9 @@ from paceline.planning.policies.fixed import FixedPolicy
 from paceline.streams import Generation
 
 _OUTPUT = "Prompt and output"
+
+_LONG_S = 120.0
+"""Seconds of a comparison beyond which its length is said beforehand."""
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -293,7 +297,16 @@ def _compare(
     console = error_console()
     runs: list[tuple[Trial, Generation, Generation]] = []
     with console.status("warming up") as status, contextlib.suppress(Stopped):
+        started_s = time.monotonic()
         answer(model, prompt, options, speculate=True, stopped=interrupted.is_set)
+        about_s = (2 * repeats + 1) * (time.monotonic() - started_s)
+        if about_s > _LONG_S:
+            console.print(
+                f"{repeats} pairs of such answers take some {about_s / 60:.0f} min here: fewer with --repeats, shorter "
+                "ones with -n; an interrupt (Ctrl-C) shows those that are done",
+                style="dim",
+                markup=False,
+            )
         for run in run_trials(model, prompt, options, repeats, stopped=interrupted.is_set):
             runs.append(run)
             trial, _, speculative = run
