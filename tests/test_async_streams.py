@@ -286,3 +286,47 @@ def test_what_was_read_need_not_be_kept(keep: bool) -> None:
         assert (answer.finish_reason, answer.stats.predicted_tokens) == ("length", 20)
 
     asked(ask)
+
+
+def test_a_round_wakes_an_event_loop_once() -> None:
+    num_streams, num_tokens = 6, 60
+
+    class Rounds(paceline.PolicyBase):
+        made = 0
+
+        def observe(self, record: paceline.RoundRecord) -> None:
+            self.made += 1
+
+    async def ask(model: paceline.Model) -> None:
+        loop, rounds, woken = asyncio.get_running_loop(), Rounds(), 0
+        model.add_observer(rounds)
+        wake = loop.call_soon_threadsafe
+
+        def noted(*given: Any, **options: Any) -> asyncio.Handle:
+            nonlocal woken
+            woken += 1
+            return wake(*given, **options)
+
+        loop.call_soon_threadsafe = noted  # type: ignore[assignment,method-assign]
+        streams = [model.astream([1], max_tokens=num_tokens, temperature=0.0) for _ in range(num_streams)]
+
+        async def read(stream: paceline.AsyncStream) -> int:
+            return len([each async for each in stream.emissions() if each is not None])
+
+        handed_out = sum(await asyncio.gather(*map(read, streams)))
+        assert handed_out > num_streams * num_tokens // 3
+        # Each of them may be taken before the first round, or after any.
+        assert woken <= rounds.made + num_streams
+
+    asked(ask)
+
+
+def test_whoever_waits_for_one_stream_at_once_is_woken() -> None:
+    async def ask(model: paceline.Model) -> None:
+        stream = model.astream([1], max_tokens=40, temperature=0.0)
+        waiting = [asyncio.create_task(stream.result()) for _ in range(3)]
+        waiting[0].cancel()
+        texts = {(await each).text for each in waiting[1:]}
+        assert len(texts) == 1
+
+    asked(ask)

@@ -16,16 +16,22 @@ from paceline.core.text import TextSegment
 from paceline.runtime.async_calls import call_on
 from paceline.runtime.driving import Drive
 from paceline.runtime.outbox import Record
+from paceline.runtime.worker import Worker
 from paceline.streams import Ask, Generation
 
 
 class LoopOutbox(Record):
-    """An outbox for consumers in the event loop that it is made in."""
+    """An outbox for consumers in the event loop that it is made in.
 
-    def __init__(self) -> None:
+    Args:
+        worker: the engine's thread.
+    """
+
+    def __init__(self, worker: Worker) -> None:
         super().__init__()
+        self._worker = worker
         self._loop = asyncio.get_running_loop()
-        self._bell = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
 
     def put(self, emission: Emission | None) -> None:
         """Add a round.
@@ -40,14 +46,12 @@ class LoopOutbox(Record):
     def taken(self) -> None:
         """Note that the request was taken, and wake whoever waits for that."""
         super().taken()
-        with contextlib.suppress(RuntimeError):  # the event loop is closed; the first round finds that out
-            self._ring()
+        self._ring()
 
     async def wait_taken(self) -> None:
         """Wait until the request is taken, or refused."""
         while not self.is_taken and not self.is_over:
-            self._bell.clear()
-            await self._bell.wait()
+            await self._next_ring()
 
     async def wait(self, rounds: float) -> None:
         """Wait until there are so many rounds, or the end."""
@@ -56,11 +60,22 @@ class LoopOutbox(Record):
             self._wanted = min(self._wanted, rounds)
             if self.has(rounds):
                 break
-            self._bell.clear()
-            await self._bell.wait()
+            await self._next_ring()
+
+    def _next_ring(self) -> asyncio.Future[None]:
+        """Return what is done with the next ring; nothing that was looked at before is missed, as it rings later."""
+        waiting = self._loop.create_future()
+        self._waiting.append(waiting)
+        return waiting
 
     def _ring(self) -> None:
-        self._loop.call_soon_threadsafe(self._bell.set)
+        self._worker.wake(self._loop, self._rung)
+
+    def _rung(self) -> None:
+        rung, self._waiting = self._waiting, []
+        for waiting in rung:
+            if not waiting.done():
+                waiting.set_result(None)
 
 
 class AsyncStream:
@@ -81,9 +96,9 @@ class AsyncStream:
         self._num_read = 0
         # What is left of the last round that was read.
         self._unread: deque[TextSegment] = deque()
-        self._outbox = LoopOutbox()
         self._worker = drive.worker
         self._worker.check()
+        self._outbox = LoopOutbox(drive.worker)
         self._ticket = drive.submit_soon(ask.add, self._outbox, self)
 
     def __aiter__(self) -> AsyncStream:
@@ -162,7 +177,8 @@ class AsyncStream:
                 model costs as much as a few hundredths of a round.
             keep: whether the stream goes on to hold what was read, for :meth:`result` and :meth:`so_far`.
         """
-        while await self._has_next(every if self._num_read else 1):
+        rounds = self._outbox.rounds
+        while self._num_read < len(rounds) or await self._has_next(every if self._num_read else 1):
             emission = self._next()
             if not keep:
                 self._outbox.rounds[self._num_read - 1] = None

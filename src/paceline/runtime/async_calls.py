@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from paceline.core.errors import ClosedError
-from paceline.runtime.worker import CLOSED, Worker
+from paceline.runtime.worker import CLOSED, Worker, wake
 
 _T = TypeVar("_T")
 
@@ -56,5 +55,4 @@ class _Call:
             if not self.future.done():
                 settle(value)
 
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, so nobody waits
-            self._loop.call_soon_threadsafe(tell)
+        wake(self._loop, tell)

@@ -38,6 +38,8 @@ from paceline.core.errors import BusyError, CapabilityError, ClosedError
 from paceline.engines.waited_for import is_waited_for
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from paceline.runtime.driving import Drive
 
 _log = logging.getLogger(__name__)
@@ -130,6 +132,35 @@ class Tie(weakref.ref[object]):
         """Nobody waits."""
 
 
+class _Wakening:
+    """What event loops are to call after a round: each is woken once, however many of its consumers wait.
+
+    A loop that is woken takes the interpreter as soon as this thread lets go of it, as it does to wake the next one.
+    """
+
+    def __init__(self, room: _Room) -> None:
+        self._room = room
+        self.calls: dict[AbstractEventLoop, list[Callable[[], object]]] = {}
+
+    def run(self) -> None:
+        self._room.wakening = None
+        for loop, calls in self.calls.items():
+            wake(loop, *calls)
+
+    refuse = run
+
+
+def wake(loop: AbstractEventLoop, *calls: Callable[[], object]) -> None:
+    """Have an event loop call something; from any thread. Nothing happens where the loop is closed."""
+
+    def call_all() -> None:
+        for call in calls:
+            call()
+
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call_all)
+
+
 class _Room:
     """What the thread knows. It holds no worker and no loop that is idle, so that what nobody else holds is collected.
 
@@ -140,9 +171,11 @@ class _Room:
         ended: nothing in the inbox is looked at any more.
         process: id of the process that the thread lives in.
         tie: to the worker.
+        wakening: what event loops are to be told once this round or note is done with; of the thread alone.
     """
 
     tie: Tie
+    wakening: _Wakening | None = None
 
     def __init__(self, name: str) -> None:
         self.inbox: queue.SimpleQueue[Note] = queue.SimpleQueue()
@@ -307,6 +340,21 @@ class Worker:
         tie = Tie(owner, self._room.inbox.put)
         tie.then = then
         return tie
+
+    def wake(self, loop: AbstractEventLoop, call: Callable[[], object]) -> None:
+        """Have an event loop call something, without waiting; nothing happens where the loop is closed.
+
+        The engine's thread has it called after the round or the note that it is at, together with all else that the
+        loop is to call by then.
+        """
+        room = self._room
+        if room.ended or getattr(_here, "room", None) is not room:
+            wake(loop, call)
+            return
+        if room.wakening is None:
+            room.wakening = _Wakening(room)
+            room.inbox.put(room.wakening)
+        room.wakening.calls.setdefault(loop, []).append(call)
 
     def keep_going(self, drive: Drive) -> None:
         """Make rounds of a loop until :meth:`rest`; on the engine's thread only."""
