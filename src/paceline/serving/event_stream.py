@@ -6,11 +6,15 @@ be a timer for each event, which costs a fifth of what sending it does.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Final
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
+
+from paceline.serving.leaving import disconnected
 
 
 class PieceByPiece(StreamingResponse):
@@ -33,28 +37,74 @@ class PieceByPiece(StreamingResponse):
             self._over()
 
 
-class EventStream(EventSourceResponse):
+_HEADERS: Final = {"Cache-Control": "no-store", "Connection": "keep-alive", "X-Accel-Buffering": "no"}
+"""The last has nginx hand on events as they come."""
+
+_PING: Final = b": \n\n"
+"""A comment, which readers of events pass over."""
+
+
+class EventStream(StreamingResponse):
     """A stream of events that were written before.
 
     Args:
-        content: the events.
+        content: the events, so many at a time as are to be one write.
         over: called once at the end, whichever it is: also where the client left before the first event was asked for,
             and a ``finally`` in ``content`` would never be reached.
         ping_s: seconds between comments while nothing else is sent; 0 for none.
     """
 
-    def __init__(self, content: AsyncIterator[bytes], *, over: Callable[[], object], ping_s: float) -> None:
-        super().__init__(
-            content,
-            ping=ping_s,
-            ping_message_factory=lambda: ServerSentEvent(comment="", sep="\n"),
-            sep="\n",
-        )
+    def __init__(self, content: AsyncGenerator[bytes, None], *, over: Callable[[], object], ping_s: float) -> None:
+        super().__init__(content, headers=_HEADERS, media_type="text/event-stream")
+        self._content = content
         self._over = over
+        self._ping_s = ping_s
+        self._sent_s = 0.0
+        self._is_sending = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
+        """Send the events until they end or the client leaves."""
+        pinging = asyncio.create_task(self._ping(send))
+        sending = asyncio.create_task(self._send_all(send, pinging))
+        leaving = asyncio.create_task(disconnected(receive))
+        tasks = (sending, pinging, leaving)
         try:
-            await super().__call__(scope, receive, send)
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._over()
+            try:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            finally:
+                self._over()
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+
+    async def _send_all(self, send: Send, pinging: asyncio.Task[None]) -> None:
+        await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with contextlib.aclosing(self._content) as content:
+            async for events in content:
+                await self._send(send, {"type": "http.response.body", "body": events, "more_body": True})
+        # A comment may wait for the client to read.
+        pinging.cancel()
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _ping(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._sent_s = loop.time()
+        while self._ping_s > 0:
+            await asyncio.sleep(self._sent_s + self._ping_s - loop.time())
+            if loop.time() < self._sent_s + self._ping_s:
+                continue
+            if self._is_sending:
+                # What waits to be read will do.
+                self._sent_s = loop.time()
+            else:
+                await self._send(send, {"type": "http.response.body", "body": _PING, "more_body": True})
+
+    async def _send(self, send: Send, message: Message) -> None:
+        self._is_sending = True
+        await send(message)
+        self._is_sending = False
+        self._sent_s = asyncio.get_running_loop().time()

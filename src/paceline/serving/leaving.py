@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.types import Receive
 
 from paceline.serving.errors import RefusedError
 from paceline.serving.security.access_log import CLIENT_LEFT
@@ -25,7 +26,7 @@ async def while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         RefusedError: the client has left.
     """
     task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(request))
+    gone = asyncio.create_task(disconnected(request.receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -36,7 +37,7 @@ async def while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
             each.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(receive: Receive) -> None:
     """Return once the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
+    while (await receive())["type"] != "http.disconnect":
         pass

@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Final
 
 import uvicorn
-from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp
 
 from paceline.serving.security import SecuritySettings, socket_options
@@ -140,8 +139,6 @@ async def _serve(
     security: SecuritySettings,
     sockets: Sequence[socket.socket],
 ) -> int:
-    # Streams end by themselves, in their grace time; this library would end them at the first signal.
-    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     host, grace_s = server.host, server.options.grace_s
     loop = asyncio.get_running_loop()
     ending: list[asyncio.TimerHandle] = []

@@ -72,6 +72,9 @@ class _CarefulConnection(h11.Connection):
 
     def send(self, event: Any) -> Any:
         """Return the bytes that an event is sent as, but for those that were."""
+        if type(event) is h11.Data and event.data and self.is_chunked and self.our_state is h11.SEND_BODY:
+            # What h11 comes to, which takes longer over it than all else takes over a token.
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
         data = super().send(event)
         if isinstance(event, h11.Response):
             self.is_chunked = data is not None and b"\r\ntransfer-encoding: chunked\r\n" in data.lower()

@@ -1,0 +1,108 @@
+"""Streams of events: comments while they are silent, and none behind their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+import h11
+import pytest
+from starlette.types import Message
+
+from paceline.serving.event_stream import EventStream
+from paceline.serving.security.careful_protocol import _CarefulConnection
+from tests.timing import WAIT_S
+
+SCOPE: Final[dict[str, Any]] = {"type": "http", "method": "POST"}
+COMMENT: Final = b": \n\n"
+
+
+async def nobody_leaves() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def test_a_silent_stream_says_that_it_is_there() -> None:
+    sent: list[bytes] = []
+
+    async def test() -> None:
+        commented = asyncio.Event()
+
+        async def content() -> AsyncGenerator[bytes, None]:
+            yield b"first"
+            await commented.wait()
+            yield b"second"
+
+        async def send(message: Message) -> None:
+            sent.append(message.get("body", b""))
+            if sent.count(COMMENT) >= 2:
+                commented.set()
+
+        over: list[bool] = []
+        async with asyncio.timeout(WAIT_S):
+            await EventStream(content(), over=lambda: over.append(True), ping_s=0.001)(SCOPE, nobody_leaves, send)
+        assert over == [True]
+
+    asyncio.run(test())
+    assert [body for body in sent if body != COMMENT] == [b"", b"first", b"second", b""]
+    assert sent[-2:] == [b"second", b""]
+
+
+def test_a_comment_that_waits_to_be_read_does_not_come_after_the_end() -> None:
+    written: list[bytes] = []
+
+    async def test() -> None:
+        waiting, never = asyncio.Event(), asyncio.Event()
+
+        async def content() -> AsyncGenerator[bytes, None]:
+            await waiting.wait()
+            yield b"last"
+
+        async def send(message: Message) -> None:
+            if message.get("body") == COMMENT:
+                waiting.set()
+                await never.wait()
+            written.append(message.get("body", b""))
+
+        async with asyncio.timeout(WAIT_S):
+            await EventStream(content(), over=lambda: None, ping_s=0.001)(SCOPE, nobody_leaves, send)
+
+    asyncio.run(test())
+    assert written == [b"", b"last", b""]
+
+
+def test_an_error_of_whoever_sends_ends_a_stream() -> None:
+    closed: list[bool] = []
+
+    async def test() -> None:
+        async def content() -> AsyncGenerator[bytes, None]:
+            try:
+                while True:
+                    yield b"more"
+            finally:
+                closed.append(True)
+
+        async def send(message: Message) -> None:
+            if message.get("body"):
+                raise OSError("the client is gone")
+
+        with pytest.raises(OSError, match="gone"):
+            await EventStream(content(), over=lambda: closed.append(False), ping_s=0)(SCOPE, nobody_leaves, send)
+
+    asyncio.run(test())
+    assert closed == [True, False]
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("headers", [[], [("content-length", "300008")]])
+def test_a_body_is_written_as_h11_writes_it(version: bytes, headers: list[tuple[str, str]]) -> None:
+    def sent(connection: Any) -> list[bytes]:
+        connection.receive_data(b"GET / HTTP/%b\r\nHost: a\r\n\r\n" % version)
+        while connection.next_event() is not h11.NEED_DATA and connection.their_state is not h11.DONE:
+            pass
+        bodies = [h11.Data(data=data) for data in (b"a", b"", b"1234567", b"b" * 300_000)]
+        events = [h11.Response(status_code=200, headers=headers), *bodies, h11.EndOfMessage()]
+        return [connection.send(event) for event in events]
+
+    assert sent(_CarefulConnection(1000)) == sent(h11.Connection(h11.SERVER, 1000))
