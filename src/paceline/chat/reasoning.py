@@ -236,8 +236,17 @@ class ReasoningSplitter:
     def _kind(self) -> PartKind:
         return "reasoning" if self._inside else "content"
 
+    @property
+    def _passes_all(self) -> bool:
+        """Whether all that comes is content, whatever it says."""
+        return "content" in self._said and not (
+            self._inside or self._at_border or self._dropped or self._withheld or self._strips or self._resumes
+        )
+
     def push(self, segments: Sequence[TextSegment]) -> list[AnswerPart]:
         """Add text and return the parts that became final."""
+        if self._passes_all:
+            return [AnswerPart("content", segment) for segment in segments if segment.text]
         self._withheld += [segment for segment in segments if segment.text]
         parts: list[AnswerPart] = []
         while self._pass_marker(parts):

@@ -322,7 +322,9 @@ class Choice:
             self.num_reasoning += self._splitter is not None and self._splitter.is_inside
         if not parts and not (last and self._unsent_ids):
             return []
-        self.has_new_line = self.has_new_line or any("\n" in segment.text for segment in segments)
+        for segment in segments:
+            if "\n" in segment.text:
+                self.has_new_line = True
         echo, self._unsent_echo = self._unsent_echo, ()
         token_ids, self._unsent_ids = self._unsent_ids, []
         logprobs, self._unsent_logprobs = self._unsent_logprobs, []

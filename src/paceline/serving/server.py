@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -220,14 +220,20 @@ class Server:
         async for events in answer.rounds(every):
             self._note(answer, events)
 
-    async def _stream(self, answer: Answer, shape: Shape, share: Share) -> AsyncIterator[bytes]:
+    async def _stream(self, answer: Answer, shape: Shape, share: Share) -> AsyncGenerator[bytes, None]:
         try:
             async for events in answer.rounds():
                 self._note(answer, events)
                 _check_whole(answer)
-                listed = sum(_num_listed(event) for event in events)
-                write = functools.partial(_written, shape, events, is_long=listed > MOST_AT_ONCE)
-                written = await share.do(Kind.WRITING, write, num_items=listed)
+                listed = 0
+                for event in events:
+                    if not isinstance(event, Said) or event.logprobs:
+                        listed += _num_listed(event)
+                if listed <= MOST_AT_ONCE:
+                    written = shape.written(events)
+                else:
+                    write = functools.partial(shape.written, events, in_pieces=True)
+                    written = await share.do(Kind.WRITING, write)
                 if written:
                     yield written
             if shape.ends_with_done:
@@ -238,7 +244,8 @@ class Server:
     def _note(self, answer: Answer, events: Sequence[Event]) -> None:
         """Count what came, and give those that started their places."""
         for event in events:
-            self._board_of(answer.served).started(answer, event.choice)
+            if event.choice.slot < 0:
+                self._board_of(answer.served).started(answer, event.choice)
             if isinstance(event, Ended):
                 self._count(answer, event.choice)
 
@@ -282,11 +289,6 @@ class Server:
                 self._count(answer, choice)
         finally:
             self._board_of(answer.served).remove(answer)
-
-
-def _written(shape: Shape, events: Sequence[Event], *, is_long: bool) -> bytes:
-    """Return what a stream says of what a round brought; nothing where it says nothing."""
-    return as_events(shape.chunks(events), in_pieces=is_long)
 
 
 def _num_listed(event: Event) -> int:

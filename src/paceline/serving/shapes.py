@@ -10,9 +10,10 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
+from json.encoder import encode_basestring
 from typing import Any, Final, Protocol
 
-from paceline.chat.reasoning import message_of
+from paceline.chat.reasoning import PartKind, message_of
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.stats import RequestStats
@@ -37,8 +38,8 @@ class Shape(Protocol):
         """Return a finished answer."""
         ...
 
-    def chunks(self, events: Sequence[Event]) -> list[dict[str, Any]]:
-        """Return what a stream says of what a round brought."""
+    def written(self, events: Sequence[Event], *, in_pieces: bool = False) -> bytes:
+        """Return what a stream says of what a round brought, as server-sent events, to be sent at once."""
         ...
 
 
@@ -154,14 +155,85 @@ def _probability_of(token_id: int, logprob: float, vocabulary: Vocabulary, *, po
     }
 
 
-class _Base:
-    """What all shapes have in common."""
+class _Base(ABC):
+    """What all shapes have in common.
+
+    Attributes:
+        answer: what is written.
+        asked: the request that is answered.
+        vocabulary: spells tokens.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.asked = answer.asked
-        self._num_ended = 0
         self.vocabulary = answer.served.model.target.vocabulary
+        self._num_ended = 0
+        self._begun: set[int] = set()
+        # By choice and kind of text.
+        self._frames: dict[tuple[int, PartKind], list[bytes] | None] = {}
+        asked = answer.asked
+        self._are_alike = not (asked.reads_only or asked.timings_per_token or asked.verbose)
+
+    @abstractmethod
+    def chunks(self, events: Sequence[Event]) -> list[dict[str, Any]]:
+        """Return what a stream says of what a round brought."""
+
+    def written(self, events: Sequence[Event], *, in_pieces: bool = False) -> bytes:
+        """Return :meth:`chunks` as server-sent events, to be sent at once.
+
+        Nearly all chunks differ in the text of a token alone, or in its number too. What stands around these is written
+        once.
+
+        Args:
+            events: what a round brought.
+            in_pieces: let other threads run while they are written.
+        """
+        found = []
+        for event in events:
+            framed = self._framed(event) if isinstance(event, Said) else None
+            found.append(as_events(self.chunks([event]), in_pieces=in_pieces) if framed is None else framed)
+        return b"".join(found)
+
+    def _framed(self, said: Said) -> bytes | None:
+        """Return what :meth:`chunks` comes to of a token, or ``None`` where that may differ in something else."""
+        number = said.choice.number
+        if number not in self._begun:
+            # Something may come before the first.
+            self._begun.add(number)
+            return None
+        parts = self._texts(said) if self._are_alike and not (said.logprobs or said.sources) else None
+        if parts is None:
+            return None
+        found: list[bytes] = []
+        try:
+            for kind, text in parts:
+                frame = self._frame(said.choice, kind)
+                if frame is None:
+                    return None
+                found += (frame[0], encode_basestring(text).encode(), frame[1])
+                if len(frame) > 2:
+                    token_ids = ",".join(map(str, said.token_ids))
+                    found += (token_ids.encode(), frame[2], b"%d" % said.num_said, frame[3])
+        except UnicodeEncodeError:
+            # All of that chunk is escaped.
+            return None
+        return b"".join(found)
+
+    def _texts(self, said: Said) -> list[tuple[PartKind, str]] | None:
+        """Return the texts that become a chunk each; ``None`` where chunks have anything else."""
+        return [("content", said.text)]
+
+    def _frame(self, choice: Choice, kind: PartKind) -> list[bytes] | None:
+        """Return what a chunk has around its text, and around ids and number of its tokens where it has them."""
+        key = choice.number, kind
+        if key not in self._frames:
+            place: Any = _PLACE
+            event = as_events(self.chunks([Said(choice, [(kind, place)], [place], (), place)]))
+            # In a name that UTF-8 cannot write: all is escaped then.
+            is_escaped = b"\\ud" in event
+            self._frames[key] = None if is_escaped else event.split(f'"{_PLACE}"'.encode())
+        return self._frames[key]
 
     def timings(self, choice: Choice) -> dict[str, Any]:
         """Return the times of an answer that is over."""
@@ -326,7 +398,7 @@ def _num_said(event: Event) -> int:
     return event.choice.num_said - len(event.emission.token_ids) if isinstance(event, Round) else 0
 
 
-class _OpenAiBase(_Base, ABC):
+class _OpenAiBase(_Base):
     """What OpenAI's two APIs have in common."""
 
     ends_with_done = True
@@ -570,6 +642,10 @@ class ChatShape(_OpenAiBase):
             if self.asked.include_usage and is_last:
                 found.append({**self.head(in_stream=True), "choices": [], "usage": self.usage(), **self.beside(choice)})
         return found
+
+    def _texts(self, said: Said) -> list[tuple[PartKind, str]] | None:
+        texts = [part for part in said.parts if isinstance(part, tuple)]
+        return texts if len(texts) == len(said.parts) else None
 
     def _said(self, said: Said) -> list[dict[str, Any]]:
         """Return the chunks of one token: one for each kind of text that it ends."""

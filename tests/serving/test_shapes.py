@@ -1,0 +1,142 @@
+"""Chunks whose fixed parts are written once are byte for byte what the JSON of each would be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.api import GenerateOptions
+from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
+from paceline.core.logprobs import TokenLogprob
+from paceline.core.params import SamplingParams, SpeculationParams, StopRules
+from paceline.core.request import Emission
+from paceline.core.stats import RequestStats
+from paceline.serving.answering import Ended, Event, Progress, Round, Said
+from paceline.serving.asked import Api, Asked
+from paceline.serving.hosting import ServedModel
+from paceline.serving.server import _SHAPES
+from paceline.serving.shapes import as_events
+from tests.serving.hosted import scripted
+from tests.tiers import by_tier
+
+TEXTS: Final = st.one_of(
+    st.sampled_from(
+        ["", " the", "\n", '"\\/\b\x00\x1f\x7f', "\u2028", "\ud83d", "\udcff a", "ß中😀", "\\ud83d", "</script>"]
+    ),
+    st.text(st.characters(exclude_categories=())),
+)
+WORDS: Final = st.tuples(st.sampled_from(["content", "content", "reasoning"]), TEXTS)
+PARTS: Final = st.one_of(
+    WORDS,
+    st.builds(CallStarted, st.integers(0, 3), TEXTS, TEXTS),
+    st.builds(ArgumentsDelta, st.integers(0, 3), TEXTS),
+)
+LOGPROBS: Final = st.builds(
+    TokenLogprob,
+    token_id=st.integers(0, 259),
+    logprob=st.floats(-50, 0),
+    top=st.lists(st.tuples(st.integers(0, 259), st.floats(-50, 0)), max_size=3).map(tuple),
+)
+NAMES: Final = ["scripted", "one", 'a "b" ß😀', "a\udcff", "\\ud800"]
+"""Of models. Command lines have names that are no UTF-8."""
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ServedModel]:
+    made = scripted(drafts=False)
+    with made.model:
+        yield made
+
+
+def a_choice(number: int) -> Any:
+    request = SimpleNamespace(stats=RequestStats(cached_tokens=2, prompt_tokens=5, predicted_tokens=3))
+    stream = SimpleNamespace(
+        request=request, params=SamplingParams(), rules=StopRules(9), speculation=SpeculationParams()
+    )
+    return SimpleNamespace(
+        number=number,
+        prompt=SimpleNamespace(text="once \ud83d"),
+        stream=stream,
+        stats=request.stats,
+        num_prompt=7,
+        num_said=3,
+        num_reasoning=1,
+        cached=2,
+        slot=0,
+        has_new_line=True,
+        truncated=False,
+        stop_type="eos",
+        stopping_word="",
+        calls=[],
+    )
+
+
+@st.composite
+def events_of(draw: st.DrawFn, choices: Sequence[Any], *, logprobs: bool, rounds: bool) -> list[Event]:
+    found: list[Event] = []
+    kinds = ["said", "said", "said", "progress", *(["round"] if rounds else [])]
+    for _ in range(draw(st.integers(2, 10))):
+        choice = draw(st.sampled_from(choices))
+        kind = draw(st.sampled_from(kinds))
+        token_ids = draw(st.lists(st.integers(0, 259), max_size=3))
+        if kind == "progress":
+            found.append(Progress(choice, draw(st.integers(0, 7)), 1.5, is_first=draw(st.booleans())))
+        elif kind == "round":
+            emission = Emission(choice.stream.request, token_ids, ["target"] * len(token_ids), (), None)
+            found.append(Round(choice, emission))
+        else:
+            of_tokens = draw(st.lists(LOGPROBS, max_size=2)) if logprobs else ()
+            sources = ["target"] * len(token_ids) if rounds else ()
+            parts: Any = draw(st.lists(PARTS if draw(st.integers(0, 3)) == 3 else WORDS, max_size=2))
+            found.append(Said(choice, parts, token_ids, of_tokens, draw(st.integers(0, 10**6)), sources))
+    return [*found, *(Ended(choice) for choice in choices if draw(st.booleans()))]
+
+
+FLAGS: Final = ("include_usage", "echo", "timings_per_token", "verbose", "reads_only", "post_sampling")
+
+
+@pytest.mark.parametrize("api", ["native", "completions", "chat"])
+def test_a_chunk_in_its_frame_is_its_json(served: ServedModel, api: Api) -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=by_tier(100, quick=50), deadline=None, database=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        num_choices = data.draw(st.integers(1, 2))
+        flag = data.draw(st.sampled_from([*FLAGS, "", "", "", "", "", ""]))
+        flags: dict[str, Any] = {flag: True} if flag else {}
+        num_logprobs = data.draw(st.sampled_from([None, None, None, 2]))
+        asked = Asked(api, GenerateOptions(), num_choices=num_choices, num_logprobs=num_logprobs, stream=True, **flags)
+        choices = [a_choice(number) for number in range(num_choices)]
+        name = data.draw(st.sampled_from(NAMES))
+        answer: Any = SimpleNamespace(
+            id="chatcmpl-a", created=1, choices=choices, asked=asked, served=replace(served, names=(name,))
+        )
+        events = data.draw(
+            events_of(choices, logprobs=num_logprobs is not None, rounds=data.draw(st.integers(0, 7)) == 7)
+        )
+        # Made of the same answer; a shape remembers what it has said.
+        quick: Any = _SHAPES[api](answer)
+        slow: Any = _SHAPES[api](answer)
+        framed = quick._framed
+
+        def noted(said: Said) -> bytes | None:
+            written: bytes | None = framed(said)
+            seen["whole" if written is None else "framed"] += 1
+            return written
+
+        quick._framed = noted
+        while events:
+            some = events[: (count := data.draw(st.integers(1, len(events))))]
+            events = events[count:]
+            assert quick.written(some) == as_events(slow.chunks(some))
+
+    check()
+    assert min(seen["framed"], seen["whole"]) > 50, seen
