@@ -1,18 +1,14 @@
-"""The header that mends a compiler's for AMX: what is compiled with it, and which compilers `make` gives it to.
-
-Nothing here needs a processor that has AMX: where the configuration is loaded, a test's program writes it out.
-"""
+"""The header that mends a compiler's for AMX: what is compiled with it, and which compilers `make` gives it to."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import struct
 import subprocess
 from pathlib import Path
 
 import pytest
+from tests.engines.tiles import CONFIGURATION, ROWS, WIDTHS, loaded_configuration, to_assembly
 
 from paceline.engines.llama_cpp import native
 
@@ -23,16 +19,9 @@ BROKEN = '__asm__ volatile ("ldtilecfg\\t%X0" :: "m" (*((const void **)__config)
 RIGHT = "__builtin_ia32_ldtilecfg (__config);"
 """Of GCC 14."""
 
-ROWS = (8, 8, 16, 16, 16, 16, 16, 16)
-WIDTHS = (64, 64, 32, 32, 64, 64, 64, 64)
-CONFIGURATION = struct.pack("<B15x16H16B", 1, *WIDTHS, *[0] * 8, *ROWS, *[0] * 8)
-"""That of llama.cpp: palette, bytes of a row of each tile, and rows."""
-
 PROGRAM = f"""
 #include <immintrin.h>
 #include <stdint.h>
-#include <unistd.h>
-extern "C" __attribute__((used)) void loaded(const void *bytes) {{ _exit(write(1, bytes, 64) != 64); }}
 struct configuration {{
     uint8_t palette = 0, start = 0, reserved[14] = {{0}};
     uint16_t widths[16] = {{0}};
@@ -75,23 +64,6 @@ def flags_by_make(folder: Path, compiler: str, **own: str) -> str:
     return told.stdout
 
 
-def compile_program(folder: Path, compiler: str, flags: str, *options: str) -> str:
-    """Return the program as assembly; the flags stand in the command line as CMake has them there."""
-    (folder / "program.cpp").write_text(PROGRAM)
-    command = f"{compiler} {flags} {' '.join(options)} -S -o - program.cpp"
-    return subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=True).stdout
-
-
-def loaded_configuration(folder: Path, compiler: str, assembly: str) -> bytes:
-    """Return the 64 bytes that a compiled program would load."""
-    instead = r"leaq \1, %rdi\n leaq -256(%rsp), %rsp\n andq $-16, %rsp\n call loaded"
-    assembly, count = re.subn(r"\bldtilecfg\s+(\S+)", instead, assembly)
-    assert count == 1
-    (folder / "program.s").write_text(assembly)
-    subprocess.run([compiler, "program.s", "-o", "program"], cwd=folder, check=True)
-    return subprocess.run([folder / "program"], capture_output=True, check=True).stdout
-
-
 @pytest.mark.parametrize(("header", "is_broken"), [(BROKEN, True), (RIGHT, False), ("", False)])
 def test_make_gives_the_header_to_compilers_whose_own_is_broken(header: str, is_broken: bool, folder: Path) -> None:
     compiler = folder.parent / "compiler"
@@ -113,12 +85,11 @@ def test_with_it_the_whole_configuration_is_loaded(compiler: str, folder: Path) 
         pytest.skip(f"{compiler} knows no AMX")
     flags = flags_by_make(folder, compiler)
     for level in ("-O2", "-O3"):
-        options = (level, "-mamx-tile", "-mamx-int8", "-mavx512f")
-        assembly = compile_program(folder, compiler, flags, *options)
+        assembly = to_assembly(folder, compiler, PROGRAM, f"{flags} {level}")
         assert (native._MENDED.decode() in assembly) == bool(flags)
         assert loaded_configuration(folder, compiler, assembly) == CONFIGURATION
         if flags:
-            assembly = compile_program(folder, compiler, "", *options)
+            assembly = to_assembly(folder, compiler, PROGRAM, level)
             assert loaded_configuration(folder, compiler, assembly)[48:56] != bytes(ROWS)
 
 

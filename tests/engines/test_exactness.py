@@ -195,7 +195,8 @@ def test_a_model_whose_kernels_differ_is_refused(tmp_path: Path) -> None:
     gguf_to_folder(embedded_target(), tmp_path / "folder", dtype="F32")
     folder_to_gguf(tmp_path / "folder", path, dtype="F16")
     with pytest.raises(CapabilityError, match=r"halves\.gguf .* rounds passes of 2 tokens"):
-        open_engine(ModelOptions(path, threads=1, exact=True))
+        # Not in kernels for AMX, which round alike at every width.
+        open_engine(ModelOptions(path, threads=1, exact=True, repack=False))
 
 
 def test_what_goes_against_it_is_refused() -> None:

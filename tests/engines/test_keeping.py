@@ -8,7 +8,7 @@ import pytest
 from tests.planning.helpers import engine_of
 
 from paceline.engines.loading import EngineName, ModelOptions
-from paceline.planning.keeping import pair_key
+from paceline.planning.keeping import model_key, pair_key
 
 
 @pytest.mark.parametrize(("name", "package"), [("llama_cpp", "llama_cpp"), ("torch_hf", "torch")])
@@ -25,3 +25,15 @@ def test_the_key_changes_with_the_version_of_the_engines_package(
     other = pair_key(engine_of(), options)
     assert other.name != one.name
     assert "0.0.1" in other.facts["target"]["build"]
+
+
+def test_what_was_kept_without_amx_is_not_taken_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llama_cpp")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + bytes(1000))
+    options = ModelOptions(path, engine="llama_cpp")
+    names = []
+    for features in (b"CPU : AVX512 = 1 | REPACK = 1 | ", b"CPU : AVX512 = 1 | AMX_INT8 = 1 | REPACK = 1 | "):
+        monkeypatch.setattr("llama_cpp.llama_print_system_info", lambda features=features: features)
+        names += [model_key(options).name, pair_key(engine_of(), options).name]
+    assert len(set(names)) == 4
