@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import paceline
 from benchmarks.gpu.steps import FailedError, ended_after
 from paceline.core.clock import WallClock
 
 LIBRARY: Final = "llama"
 BENCHMARK: Final = "llama-bench"
 
+_AMX_HEADER: Final = Path(paceline.__file__).parent / "engines" / "llama_cpp" / "amx_tile_config.h"
 _TOOLKITS: Final = "/usr/local/cuda*"
 _DRIVERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib")
 
@@ -39,6 +43,8 @@ def build(
     """
     cmake, ninja = _program("cmake", "cmake/data/bin/cmake"), _program("ninja", "ninja/ninja")
     settings = ["-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_OPENSSL=OFF", "-DGGML_CCACHE=OFF", f"-DGGML_CUDA={with_cuda}"]
+    if compiles_amx_wrongly(os.environ.get("CXX", "c++")):
+        settings.append(f'-DCMAKE_CXX_FLAGS=-include "{_AMX_HEADER}"')
     if with_cuda:
         settings += _cuda_settings()
     configure = [cmake, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-S", str(sources), "-B", str(folder)]
@@ -55,6 +61,16 @@ def build(
                 said = log.read_bytes()[before:].decode(errors="replace")
                 raise FailedError(f"not {what}: {_first_error(said)}")
     return folder / "bin"
+
+
+def compiles_amx_wrongly(compiler: str) -> bool:
+    """Return whether a C++ compiler is one whose code for AMX needs paceline's header; the Makefile asks the same."""
+    command = [*shlex.split(compiler), "-E", "-include", "immintrin.h", "-x", "c++", os.devnull]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return False
+    return re.search(r"ldtilecfg.*const void \*\*", said) is not None
 
 
 def _program(name: str, brought: str) -> str:

@@ -38,19 +38,21 @@ def results_of(lines: Iterable[Figures], date: str) -> dict[str, Any]:
         date: of the run, as ``YYYY-MM-DD``.
     """
     rows: dict[tuple[str, str, int], dict[str, Any]] = {}
-    machine, tokens, missing = "an unknown machine", 0, []
+    lines = list(lines)
+    machine, tokens = "an unknown machine", 0
+    measured = {line["step"] for line in lines if "model" in line}
+    missing: dict[str, list[str]] = {"Not measured": [], "Cut short": []}
     for line in lines:
         if line["step"] == "machine":
             machine, tokens = line["machine"], line["tokens"]
         if reason := line.get("failed") or line.get("left_out"):
-            missing.append(f"{line['step']} ({reason})")
+            missing["Cut short" if line["step"] in measured else "Not measured"].append(f"{line['step']} ({reason})")
         if "model" not in line or reason:
             continue
         row = rows.setdefault((line["model"], line["backend"], line.get("requests", 1)), {})
         row |= _cells(line)
     notes = [note.format(tokens=tokens) for note in NOTES]
-    if missing:
-        notes.append(f"Not measured: {'; '.join(missing)}.")
+    notes += [f"{what}: {'; '.join(steps)}." for what, steps in missing.items() if steps]
     return {
         "machine": machine,
         "date": date,

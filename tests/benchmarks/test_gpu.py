@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from benchmarks.gpu import packing, start
+from benchmarks.gpu.building import compiles_amx_wrongly
 from benchmarks.gpu.kernels import cut_kernels
 from benchmarks.gpu.measuring import Run, covered, speed, speed_figures
 from benchmarks.gpu.packing import make_pack
@@ -161,6 +162,7 @@ LINES: list[dict[str, Any]] = [
     {"step": "4", "task": "card_time", "model": "llama.cpp, 1b", "backend": CUDA, "variant": "auto", "outside_us": 9.6},
     {"step": "5", "task": "generate", "model": "HF", "backend": CPU, "per_second": 4.26, "assisted_of_it": 0.9},
     {"step": "6", "left_out": "no time"},
+    {"step": "2", "failed": "too late"},
 ]
 
 
@@ -178,7 +180,7 @@ def test_a_table_can_be_made_of_whatever_was_measured(tmp_path: Path) -> None:
     assert results.columns == list(COLUMNS)
     assert results.machine == "A card"
     assert "answers of 48 tokens" in results.notes[0]
-    assert results.notes[1] == "Not measured: 3 (FailedError: no torch); 6 (no time)."
+    assert results.notes[1:] == ["Not measured: 3 (FailedError: no torch); 6 (no time).", "Cut short: 2 (too late)."]
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -203,6 +205,15 @@ def test_a_process_that_fails_or_takes_too_long_is_a_failed_step(pack_run: PackR
         list(pack_run._process({"task": "nothing"}, 60.0))
     with pytest.raises(FailedError, match="not done within 0 s"):
         list(pack_run._process({"task": "nothing"}, 0.01))
+
+
+@pytest.mark.parametrize(("said", "is_wrong"), [("const void **", True), ("const char(*)[64]", False)])
+def test_a_compiler_is_asked_how_it_configures_amx_tiles(tmp_path: Path, said: str, is_wrong: bool) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(f"#!/bin/sh\ncat <<'END'\nldtilecfg %0 (*(({said} ) config))\nEND\n", encoding="utf-8")
+    compiler.chmod(0o755)
+    assert compiles_amx_wrongly(str(compiler)) == is_wrong
+    assert not compiles_amx_wrongly(str(tmp_path / "none"))
 
 
 def test_a_process_is_ended_with_all_that_it_started() -> None:
