@@ -226,7 +226,12 @@ def _first(workloads: Sequence[str], count: int) -> list[str]:
 
 
 def left_out(
-    wanted: BenchSettings, chosen: BenchSettings, profile: CostProfile, context_length: int, limit_s: float
+    wanted: BenchSettings,
+    chosen: BenchSettings,
+    profile: CostProfile,
+    context_length: int,
+    limit_s: float,
+    spent_s: float = 0.0,
 ) -> str | None:
     """Say what was left out to fit a limit, and which limit has room for all; ``None`` where nothing was.
 
@@ -236,6 +241,7 @@ def left_out(
         profile: what passes cost.
         context_length: of the target.
         limit_s: seconds that it was fitted to.
+        spent_s: that had gone before, to loading and measuring passes; they count.
     """
     parts = []
     without = [name for name in wanted.workloads if name not in chosen.workloads]
@@ -259,12 +265,12 @@ def left_out(
         parts.append("no plain against plain")
     if not parts:
         return None
-    enough_s = needed_s(wanted, profile, context_length)
+    enough_s = needed_s(wanted, profile, context_length, spent_s)
     return f"to fit {limit_s:.0f} s: {', '.join(parts)}; --time-limit {enough_s} has room for all of it"
 
 
-def needed_s(settings: BenchSettings, profile: CostProfile, context_length: int) -> int:
-    """Return a limit in seconds that has room for what is asked for, rounded up to two digits."""
-    seconds = Forecast(settings, profile, context_length).total_s / _USABLE
+def needed_s(settings: BenchSettings, profile: CostProfile, context_length: int, spent_s: float) -> int:
+    """Return a limit in seconds that has room for what is asked for and what was spent, rounded up to two digits."""
+    seconds = spent_s + Forecast(settings, profile, context_length).total_s / _USABLE
     unit: int = 10 ** max(math.floor(math.log10(max(seconds, 1.0))) - 1, 0)
     return math.ceil(seconds / unit) * unit

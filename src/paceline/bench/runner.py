@@ -111,6 +111,7 @@ class Runner:
         servers: another program to compare with; ``None`` for none.
         machine: versions and system, for the report.
         remaining_s: seconds that are left; infinite without a limit.
+        spent_s: seconds of a limit that had gone before.
         stopped: whether the user wants no more.
         progress: told how far it is.
     """
@@ -125,6 +126,7 @@ class Runner:
         servers: Servers | None = None,
         machine: Mapping[str, str] | None = None,
         remaining_s: Callable[[], float] = lambda: float("inf"),
+        spent_s: float = 0.0,
         stopped: Callable[[], bool] = lambda: False,
         progress: Progress = lambda doing, done_s, total_s: None,
     ) -> None:
@@ -134,6 +136,7 @@ class Runner:
         self._learned = learned
         self._servers = servers
         self._remaining_s = remaining_s
+        self._spent_s = spent_s
         self._interrupted = stopped
         self._tell = progress
         context_length = engines.target.capabilities.context_length
@@ -205,9 +208,10 @@ class Runner:
         """Say what is known without a pair: how fast plain decoding is, and how long all of this takes."""
         round_s = self._profile.round_s(1)
         length = self._engines.target.capabilities.context_length
+        enough_s = needed_s(self._settings, self._profile, length, self._spent_s)
         self.result.notes.append(
             f"plain decoding: {1 / round_s:.3g} t/s, by the passes that were measured first, of {round_s:.3g} s each; "
-            f"what was to be measured takes about --time-limit {needed_s(self._settings, self._profile, length)}"
+            f"what was to be measured takes about --time-limit {enough_s}"
         )
 
     def _progress(self, doing: str, done_s: float = 0.0) -> None:
@@ -366,7 +370,8 @@ class Runner:
 
     def _narrow(self, contest: _Contest) -> None:
         """Leave out as many variants as there is no time for in a first lap, but for the one that is most missed."""
-        name, variants, words = contest.result.name, contest.result.variants, "with shorter answers it takes less"
+        name, variants = contest.result.name, contest.result.variants
+        words = "" if self._settings.tokens == LEAST_ANSWER else ": with shorter answers it takes less"
         left_s, lap_s, dropped = self._remaining_s(), _CAUTION * contest.lap_s, []
         while left_s < _CAUTION * contest.lap_s and len(contest.running) > 1:
             # Of a kind the slowest by replay, which comes last.
@@ -375,12 +380,12 @@ class Runner:
             dropped.append(variants[least].variant.name)
         if left_s < _CAUTION * contest.lap_s:
             pair_s = _CAUTION * contest.lap_s
-            self.result.notes.append(f"{name}: a pair takes {pair_s:.0f} s, and {left_s:.0f} were left: {words}")
+            self.result.notes.append(f"{name}: a pair takes {pair_s:.0f} s, and {left_s:.0f} were left{words}")
         elif dropped:
             self.result.ended_by = "time limit"
             self.result.notes.append(
                 f"{name}: without {', '.join(dropped)}, as a lap with all takes {lap_s:.0f} s, and {left_s:.0f} were "
-                f"left: {words}"
+                f"left{words}"
             )
 
     def _run_lap(self, contest: _Contest, lap: int) -> None:

@@ -294,7 +294,7 @@ def bench(
         if limit_s is not None:
             length, left_s = engines.target.capabilities.context_length, remaining_s()
             wanted, settings = settings, fitted(settings, profile, length, left_s, given=given)
-            cut = left_out(wanted, settings, profile, length, left_s)
+            cut = left_out(wanted, settings, profile, length, left_s, limit_s - left_s)
         servers = None
         if server is not None:
             context_length = engines.target.capabilities.context_length
@@ -308,6 +308,7 @@ def bench(
             servers=servers,
             machine=versions,
             remaining_s=remaining_s,
+            spent_s=0.0 if limit_s is None else limit_s - remaining_s(),
             stopped=interrupted.is_set,
             progress=progress.tell,
         )
