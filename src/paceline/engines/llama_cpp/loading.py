@@ -72,8 +72,10 @@ _MOST_BATCH: Final = 2048
 """Most rows of a pass where layers are streamed."""
 
 _DRAFT_BATCH: Final = 64
-"""Rows of a pass of a model that only drafts, on a CPU: a prompt is read no slower in more passes than these, as
-computing them takes far longer than reading the weights. The scratch memory of attention grows with rows times cells.
+"""Rows of a pass of a model that only drafts, on a CPU. Computing so many takes far longer than reading the weights, so
+a prompt is read about as fast as in wider passes, and the scratch memory of attention grows with rows times cells.
+[Time of a prompt over that with 256 rows, one thread of a busy EPYC: a 1b in Q4_0 0.97 and in Q2_K 1.04, SmolLM2-135M
+in Q2_K 1.05.]
 """
 
 _LOAD_READ: Final = 0
