@@ -228,7 +228,8 @@ def test_enough_hard_cases_came_up(tally: Tally, request: pytest.FixtureRequest)
 
 # --- rejection sampling ----------------------------------------------------------------------------------------------
 
-NUM_TOKENS = 5
+NUM_TOKENS = by_tier(5, quick=4)
+"""Of an answer: all of them are enumerated, and one more takes eight times as long."""
 BUDGETS = {
     "no limit": ReasoningBudget(None, (0,), (1, 2)),
     "a limit as well": ReasoningBudget(2, (0,), (1, 2)),
