@@ -133,6 +133,9 @@ def test_a_fixed_length_that_gains_where_auto_does_not_is_named() -> None:
 def test_answers_that_are_too_short_are_named() -> None:
     said = told(predicted(1.0, tokens=23))
     assert "too short to tell (23 tokens)" in said
+    # Of so few tokens nothing else is said: what would be hopeless of more is not known to be.
+    hopeless = predicted(0.9, tokens=23, break_even=None, static=speed(0.9, draft_max=1, p_min=0.0))
+    assert "no draft pays here" not in told(hopeless)
     assert "--draft-max" not in said
 
 

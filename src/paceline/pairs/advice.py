@@ -68,7 +68,8 @@ def _advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: bool) 
             f"the target's answers are too short to tell ({prediction.tokens} tokens): give texts that it has more to "
             "say to (--text), sample them (--temp 0.8), or raise --budget-s"
         )
-    elif not pays and prediction.gains_by_static:
+        return
+    if not pays and prediction.gains_by_static:
         yield (
             f"a fixed length is predicted to gain where auto does not, which has to find out first: try it with "
             f"--draft-max {prediction.static.draft_max} and --compare"
