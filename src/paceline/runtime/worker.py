@@ -132,24 +132,6 @@ class Tie(weakref.ref[object]):
         """Nobody waits."""
 
 
-class _Wakening:
-    """What event loops are to call after a round: each is woken once, however many of its consumers wait.
-
-    A loop that is woken takes the interpreter as soon as this thread lets go of it, as it does to wake the next one.
-    """
-
-    def __init__(self, room: _Room) -> None:
-        self._room = room
-        self.calls: dict[AbstractEventLoop, list[Callable[[], object]]] = {}
-
-    def run(self) -> None:
-        self._room.wakening = None
-        for loop, calls in self.calls.items():
-            wake(loop, *calls)
-
-    refuse = run
-
-
 def wake(loop: AbstractEventLoop, *calls: Callable[[], object]) -> None:
     """Have an event loop call something; from any thread. Nothing happens where the loop is closed."""
 
@@ -171,15 +153,15 @@ class _Room:
         ended: nothing in the inbox is looked at any more.
         process: id of the process that the thread lives in.
         tie: to the worker.
-        wakening: what event loops are to be told once this round or note is done with; of the thread alone.
+        waking: what event loops are to call once this round or note is done with; of the thread alone.
     """
 
     tie: Tie
-    wakening: _Wakening | None = None
 
     def __init__(self, name: str) -> None:
         self.inbox: queue.SimpleQueue[Note] = queue.SimpleQueue()
         self.busy: dict[Drive, None] = {}
+        self.waking: dict[AbstractEventLoop, list[Callable[[], object]]] = {}
         self.leaving = False
         self.ended = False
         self.process = os.getpid()
@@ -204,8 +186,10 @@ class _Room:
             while not self.leaving:
                 while not self.leaving and not (self.busy and self.inbox.empty()):
                     self.inbox.get().run()
+                    self._wake_loops()
                 if not self.leaving:
                     self._make_rounds()
+                    self._wake_loops()
         finally:
             self._end()
 
@@ -216,6 +200,7 @@ class _Room:
         finally:
             self.busy.clear()
             self.ended = True
+            self._wake_loops()
             self._refuse_all()
             _rooms.discard(self)
 
@@ -223,6 +208,16 @@ class _Room:
         # A frame of its own: the one above would go on holding the last of them while it waits.
         for drive in list(self.busy):
             drive.make_round()
+
+    def _wake_loops(self) -> None:
+        """Wake each event loop once, however many of its consumers wait.
+
+        One that is woken takes the interpreter as soon as this thread lets go of it, as it does to wake another one.
+        """
+        if self.waking:
+            waking, self.waking = self.waking, {}
+            for loop, calls in waking.items():
+                wake(loop, *calls)
 
     def _refuse_all(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -350,11 +345,8 @@ class Worker:
         room = self._room
         if room.ended or getattr(_here, "room", None) is not room:
             wake(loop, call)
-            return
-        if room.wakening is None:
-            room.wakening = _Wakening(room)
-            room.inbox.put(room.wakening)
-        room.wakening.calls.setdefault(loop, []).append(call)
+        else:
+            room.waking.setdefault(loop, []).append(call)
 
     def keep_going(self, drive: Drive) -> None:
         """Make rounds of a loop until :meth:`rest`; on the engine's thread only."""
