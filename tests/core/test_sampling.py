@@ -17,7 +17,7 @@ from scipy import stats
 
 from paceline.core import processors
 from paceline.core.arrays import Float64Array, FloatArray
-from paceline.core.errors import SamplingError
+from paceline.core.errors import EngineError, SamplingError
 from paceline.core.noise import TAIL_ID
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
 from paceline.core.processors import Candidates, build_processors
@@ -473,3 +473,76 @@ def test_the_largest_values_are_found_with_all_that_tie_at_the_border(
     count = min(count, size)
     threshold = np.sort(values)[size - count]
     assert processors.largest(values, count).tolist() == np.flatnonzero(values >= threshold).tolist()
+
+
+def test_what_few_candidates_choose_is_what_processors_and_noise_do() -> None:
+    """By plain numbers or not: the same token for every seed, near ties, at every border of truncation, and of bans.
+
+    Many rows are of steps of a quarter, so that borders and scores tie; then, as where rounding might decide, nothing
+    is chosen by plain numbers.
+    """
+    rng = np.random.default_rng(8)
+    decided = {"steps": 0, "smooth": 0}
+    for case in range(3000):
+        size = int(rng.choice([2, 40, 128, 129, 700, 5000]))
+        kind = "steps" if case % 3 == 0 else "smooth"
+        row = rng.normal(0.0, rng.choice([0.5, 2.0, 4.0]), size) + rng.choice([-20.0, 0.0, 30.0])
+        row[rng.integers(0, size, 3)] += rng.exponential(4.0)
+        if kind == "steps":
+            row = np.round(4.0 * row) / 4.0
+        if case % 7 == 0:
+            row[rng.random(size) < 0.7] = -np.inf
+            row[0] = 1.0
+        logits: FloatArray = row.astype(np.float64 if case % 5 == 0 else np.float32)
+        logits.setflags(write=False)
+        history = rng.integers(0, size, 30).tolist()
+        params = SamplingParams(
+            temperature=float(rng.choice([0.3, 0.8, 1.0, 1.5])),
+            top_k=int(rng.choice([0, 1, 5, 40, 200])),
+            top_p=float(rng.choice([0.5, 0.95, 1.0])),
+            min_p=float(rng.choice([0.0, 0.05, 0.25, 1.0])),
+            repeat_penalty=float(rng.choice([1.0, 1.0, 1.3])),
+            logit_bias={int(rng.integers(size)): 2.0} if case % 4 == 0 else {},
+            order=LLAMA_CPP_ORDER if case % 2 else TRANSFORMERS_ORDER,
+            seed=case,
+        )
+        sampler = RowSampler(params)
+        ((token_id, margin),) = sampler.ranked_with_margins(sampler.candidates(logits, history), case, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            # What is left to processors counts for nothing here.
+            patch.setattr(sampler, "candidates", lambda *_: Candidates(np.array([-1]), np.zeros(1), owned=True))
+            found, lead = sampler.best(logits, case, history)
+        if found == -1:
+            continue
+        decided[kind] += 1
+        assert found == token_id
+        assert lead == pytest.approx(margin, abs=1e-3 if logits.dtype == np.float32 else 1e-9)
+        assert sampler.emit(logits, case, history) == token_id
+    assert decided["smooth"] > 1000
+    assert decided["steps"] > 400
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("params", [SamplingParams(0.8), SamplingParams(0.8, order=TRANSFORMERS_ORDER)])
+def test_what_is_no_number_is_refused(params: SamplingParams, value: float) -> None:
+    row = np.zeros(3 * HEAD_SIZE, dtype=np.float32)
+    row[7] = value
+    with pytest.raises(EngineError, match="largest logit"):
+        RowSampler(params).emit(row, 0, ())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_top_p_keeps_what_a_stable_sort_would(dtype: type[np.float64]) -> None:
+    """However many tokens it keeps, and of those that tie at the border the lowest ids."""
+    rng = np.random.default_rng(6)
+    (cut,) = build_processors(sampling(top_p=0.9))
+    for size, scale in ((30, 1.0), (3000, 0.1), (3000, 3.0), (20_000, 0.05), (20_000, 2.0)):
+        for steps in (0.5, 1e-9):
+            row: FloatArray = (np.round(rng.normal(0.0, scale, size) / steps) * steps).astype(dtype)
+            weights = np.exp(row - row.max())
+            order = np.argsort(-weights, kind="stable")
+            mass = np.cumsum(weights[order], dtype=np.float64)
+            count = int(np.searchsorted(mass, 0.9 * float(weights.sum(dtype=np.float64)))) + 1
+            kept = cut(Candidates(None, row, owned=False), ()).ids
+            assert kept is not None
+            assert kept.tolist() == sorted(order[:count].tolist())

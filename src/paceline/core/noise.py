@@ -8,6 +8,8 @@ and of torch, which has no unsigned 64-bit integers.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,9 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 # Multipliers below 2**31 keep a 32-bit word times a multiplier inside a signed 64-bit integer.
 _MULTIPLIER_1 = 0x21F0AAAD
 _MULTIPLIER_2 = 0x735A2D97
+
+_FEW = 16
+"""Token ids up to which Python's numbers take less time than numpy's."""
 
 
 def _mix_words(words: Any) -> Any:
@@ -44,6 +49,13 @@ def _mix_words(words: Any) -> Any:
         words &= _MASK32
     words ^= words >> 15
     return words
+
+
+def _mix_word(word: int) -> int:
+    """Mix one 32-bit word as :func:`_mix_words` does."""
+    word = (word ^ word >> 16) * _MULTIPLIER_1 & _MASK32
+    word = (word ^ word >> 15) * _MULTIPLIER_2 & _MASK32
+    return word ^ word >> 15
 
 
 def uniform_from_words(words: Any, keys: Any) -> Any:
@@ -99,4 +111,20 @@ class TokenNoise:
     def gumbel(self, position: int, token_ids: IntArray) -> Float64Array:
         """Return standard Gumbel numbers, ``[n]`` float64, for ``token_ids`` ``[n]`` at an absolute position."""
         gumbels: Float64Array = -np.log(-np.log(self.uniform(position, token_ids)))
+        return gumbels
+
+    def gumbel_of_few(self, position: int, token_ids: Sequence[int]) -> list[float]:
+        """Return what :meth:`gumbel` does, but for the last bits of the logarithms.
+
+        After a pass of a model the caches are cold, and the calls of numpy take a tenth of a millisecond: a few tokens
+        are faster by Python's own numbers.
+        """
+        if len(token_ids) > _FEW:
+            return [*map(float, self.gumbel(position, np.array(token_ids, dtype=np.int64)))]
+        high_1, high_2, low_1, low_2 = row_keys(self._seed, self._choice, position)
+        gumbels = []
+        for token_id in token_ids:
+            high = _mix_word(_mix_word(token_id ^ high_1) ^ high_2)
+            low = _mix_word(_mix_word(token_id ^ low_1) ^ low_2)
+            gumbels.append(-math.log(-math.log((high * 1048576.0 + (low >> 12) + 0.5) * 2.0**-52)))
         return gumbels

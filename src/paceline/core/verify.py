@@ -167,6 +167,9 @@ class CoupledVerifier:
         self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
     ) -> list[Proposal]:
         """Rank the draft's tokens under the noise the target will use."""
+        if count == 1:
+            token_id, margin = self.sampler.best(logits, position, history, margin=margins)
+            return [Proposal(token_id, None, margin if margins else None)]
         candidates = self.sampler.candidates(logits, history)
         if not margins:
             return [Proposal(token_id, None) for token_id in self.sampler.ranked(candidates, position, count)]
