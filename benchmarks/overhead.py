@@ -1,11 +1,16 @@
 """What paceline itself costs beside the models: Python time a round, a row, and a sampled row of a large vocabulary.
 
 The engines here give prepared rows at once, so all the time that passes is the loop's, the drafter's and the
-verifier's. What limits the figure is the interpreter and, at 152k entries, memory bandwidth.
+verifier's. What limits the figure is the interpreter and, at 152k entries, memory bandwidth. All times are those that
+the thread had a core, so that other processes count as little as can be.
+
+A pass of a model empties the caches of the processor, and what follows it takes several times as long as in a loop. So
+rows are sampled in a loop and after as much memory was written as a small model reads for a pass.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,10 +28,13 @@ from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 
 SMALL_VOCAB = 4096
-LARGE_VOCAB = 152_064
+VOCABS = (SMALL_VOCAB, 49_152, 152_064)
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 REPEATS = 7
 ROUND_TOKENS = 1200
+NUM_REQUESTS = 16
+PASS_BYTES = 64 << 20
+SAMPLED = 60
 
 
 class InstantOutput:
@@ -54,12 +62,13 @@ class InstantEngine:
 
     def __init__(self, table: FloatArray, *, max_rows: int = 512) -> None:
         self.vocabulary = ScriptedVocabulary([b"a"] * table.shape[1])
-        self.capabilities = EngineCapabilities(1 << 20, max_rows, max_rows, 1, None, True, None, False, 0.0)
+        self.capabilities = EngineCapabilities(1 << 20, max_rows, max_rows, NUM_REQUESTS, None, True, None, False, 0.0)
         self._rows = list(table)
+        self._handles = itertools.count()
 
     def open(self) -> int:
-        """Return the only sequence."""
-        return 0
+        """Return a new handle."""
+        return next(self._handles)
 
     def forward(self, steps: Sequence[Step]) -> InstantOutput:
         """Return prepared rows."""
@@ -74,8 +83,8 @@ class InstantEngine:
         return 0
 
     def fork(self, sequence: int) -> int:
-        """Return the only sequence."""
-        return sequence
+        """Return a new handle."""
+        return self.open()
 
     def saved_bytes(self, sequence: int) -> int:
         """Nothing is kept."""
@@ -86,8 +95,8 @@ class InstantEngine:
         return SavedSequence(0, 0, 0, None)
 
     def restore(self, saved: SavedSequence) -> int:
-        """Return the only sequence."""
-        return 0
+        """Return a new handle."""
+        return self.open()
 
     def trim(self, sequence: int, length: int) -> None:
         """Keep nothing."""
@@ -100,8 +109,45 @@ class InstantEngine:
 
 
 def measure() -> dict[str, Any]:
-    """Return microseconds a round and a row (greedy, 4k) and milliseconds a sampled row (152k)."""
-    return {"greedy_4k": greedy_rounds(), "sampled_152k": sampled_rows()}
+    """Return microseconds a round and a row (greedy, 4k), of rounds by what is asked, and of sampled rows."""
+    return {"greedy_4k": greedy_rounds(), "rounds_us": rounds(), "sampled_rows_us": sampled_rows()}
+
+
+def rounds() -> dict[str, float]:
+    """Time rounds by vocabulary, draft, temperature and number of requests; all drafts are accepted."""
+    figures: dict[str, list[float]] = {}
+    tables = {vocab: np.stack([_row_like_text(vocab, seed) for seed in range(16)]) for vocab in VOCABS}
+    cases = list(itertools.product(VOCABS, (0, 4), (0.0, 0.8), (1, NUM_REQUESTS)))
+    for _ in range(3):
+        for vocab, length, temperature, count in cases:
+            loop = _loop(tables[vocab], length)
+            rules = StopRules((length + 1) * 30, ignore_end=True)
+            for index in range(count):
+                loop.add([index + 1], SamplingParams(temperature, seed=index), rules)
+            loop.step()
+            taken, started = 0, time.thread_time()
+            while loop.active:
+                loop.step()
+                taken += 1
+            name = f"{vocab}, {length} drafted, temperature {temperature:g}, {count} at once"
+            figures.setdefault(name, []).append((time.thread_time() - started) * 1e6 / taken)
+    medians = {name: statistics.median(times_us) for name, times_us in figures.items()}
+    for name, us in medians.items():
+        print(f"a round, vocabulary of {name}: {us:.0f} us")
+    return medians
+
+
+def _loop(table: FloatArray, length: int) -> DecodingLoop:
+    drafters = [DraftModelDrafter(InstantEngine(table), target_vocab_size=table.shape[1])] if length else []
+    return DecodingLoop(InstantEngine(table), drafters, FixedPolicy(draft_max=length))
+
+
+def _row_like_text(vocab: int, seed: int) -> FloatArray:
+    """Return a row as models have them in a text: some tokens that may follow, and all others far below."""
+    rng = np.random.default_rng(seed)
+    row = rng.normal(0.0, 2.0, vocab).astype(np.float32)
+    row[rng.choice(vocab, 60, replace=False)] += (6.0 + rng.exponential(3.0, 60)).astype(np.float32)
+    return row
 
 
 def greedy_rounds() -> dict[str, float]:
@@ -110,15 +156,13 @@ def greedy_rounds() -> dict[str, float]:
     rows, times_us = [], []
     for _ in range(REPEATS):
         for length in DRAFT_LENGTHS:
-            engine = InstantEngine(table)
-            drafters = [DraftModelDrafter(InstantEngine(table), target_vocab_size=SMALL_VOCAB)] if length else []
-            loop = DecodingLoop(engine, drafters, FixedPolicy(draft_max=length))
+            loop = _loop(table, length)
             request = loop.add([1], SamplingParams(temperature=0.0), StopRules(ROUND_TOKENS))
             loop.step()
-            started = time.perf_counter()
+            started = time.thread_time()
             while request.finish_reason is None:
                 loop.step()
-            elapsed_us = (time.perf_counter() - started) * 1e6
+            elapsed_us = (time.thread_time() - started) * 1e6
             # A row is a row of either model: length + 1 of the target's, length of the draft's.
             rows.append(2 * length + 1)
             times_us.append(elapsed_us / request.stats.rounds)
@@ -137,30 +181,30 @@ def greedy_rounds() -> dict[str, float]:
 
 
 def sampled_rows() -> dict[str, float]:
-    """Time the sampling of one row of 152k scripted logits at temperature 0.8, by kind of distribution and filters."""
-    rng = np.random.default_rng(1)
-    kinds = {
-        "typical": rng.normal(0.0, 2.5, LARGE_VOCAB),
-        "peaked": np.where(np.arange(LARGE_VOCAB) == 77, 30.0, rng.normal(0.0, 2.5, LARGE_VOCAB)),
-        "flat": rng.normal(0.0, 0.2, LARGE_VOCAB),
-    }
+    """Time the sampling of one row at temperature 0.8, by vocabulary, kind of distribution and filters."""
+    swept = np.ones(PASS_BYTES // 4, np.float32)
     settings = {
-        "temperature alone": SamplingParams(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=3),
         "default filters": SamplingParams(temperature=0.8, seed=3),
+        "temperature alone": SamplingParams(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=3),
     }
     figures = {}
-    for kind, values in kinds.items():
-        row = values.astype(np.float32)
-        for name, params in settings.items():
+    for vocab in VOCABS:
+        rng = np.random.default_rng(1)
+        kinds = {
+            "like text": _row_like_text(vocab, 1),
+            "normal": rng.normal(0.0, 2.5, vocab).astype(np.float32),
+            "flat": rng.normal(0.0, 0.2, vocab).astype(np.float32),
+        }
+        for (kind, row), (name, params), cold in itertools.product(kinds.items(), settings.items(), (False, True)):
             sampler = RowSampler(params)
-            times_ms = []
-            for position in range(200):
-                started = time.perf_counter()
+            times_us = []
+            for position in range(SAMPLED):
+                if cold:
+                    np.add(swept, 1.0, out=swept)
+                started = time.thread_time()
                 sampler.emit(row, position, ())
-                times_ms.append((time.perf_counter() - started) * 1e3)
-            figures[f"{kind}, {name}"] = statistics.median(times_ms)
-    print(
-        f"temperature 0.8, vocabulary of {LARGE_VOCAB}, ms a row: "
-        + "; ".join(f"{name}: {ms:.2f}" for name, ms in figures.items())
-    )
+                times_us.append((time.thread_time() - started) * 1e6)
+            figures[f"{vocab}, {kind}, {name}, {'after a pass' if cold else 'in a loop'}"] = statistics.median(times_us)
+    for name, us in figures.items():
+        print(f"a row at 0.8, vocabulary of {name}: {us:.0f} us")
     return figures

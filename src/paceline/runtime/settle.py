@@ -78,7 +78,7 @@ class Settling:
                 self._go_on(part, walk, rows)
         return Emission(
             request,
-            token_ids=request.output_ids[first_token:],
+            token_ids=request.token_ids[request.num_prompt + first_token :],
             sources=request.sources[first_token:],
             segments=request.segments[first_segment:],
             finish_reason=request.finish_reason,
