@@ -129,7 +129,7 @@ class FewCandidates:
     two of them are closer than that could matter, nothing is chosen.
 
     Args:
-        params: for which :meth:`suits` holds.
+        params: sampling parameters for which :meth:`suits` holds.
         noise: of the request.
     """
 
