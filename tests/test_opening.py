@@ -20,7 +20,9 @@ from paceline.engines.slow_passes import slow_passes
 from paceline.engines.streaming.layout import UnstreamableError
 from paceline.models.embedded import embedded_draft
 from paceline.opening import default_draft, open_pair
+from paceline.vocabularies.token_pairs import DraftVocab
 from tests.engines.streamed import exact_target, mostly_streamed
+from tests.engines.tiny_models import write_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
 
@@ -91,6 +93,40 @@ def test_a_context_that_was_asked_for_stays(target: Path) -> None:
     assert pair.draft is not None
     assert pair.draft.capabilities.context_length == 512
     pair.close()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drafts", "room"),
+    [
+        ("as_its_target", "auto", 100),
+        ("as_its_target", "translate", 200),
+        ("others", "auto", 200),
+        ("others", "same", 100),
+    ],
+)
+def test_a_text_in_tokens_of_another_vocabulary_has_room(
+    target: Path, tmp_path: Path, tokens: str, drafts: DraftVocab, room: int
+) -> None:
+    """Where the target still sees all of a text, a draft whose tokens are shorter does, too."""
+    path = embedded_draft() if tokens == "as_its_target" else write_model(tmp_path / "other.gguf", "llama", 0, "llama")
+    options = dataclasses.replace(within(target, None), context_length=100)
+    pair = open_pair(options, DraftOptions(path, vocab=drafts).beside(options))
+    try:
+        assert pair.draft is not None
+        assert pair.draft.capabilities.context_length == room
+    finally:
+        pair.close()
+
+
+def test_a_translated_draft_has_no_more_room_than_it_was_made_for(target: Path, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "other.gguf", "llama", 0, "llama")  # for 256 tokens
+    options = within(target, None)
+    pair = open_pair(options, DraftOptions(path).beside(options))
+    try:
+        assert pair.draft is not None
+        assert pair.draft.capabilities.context_length == 256
+    finally:
+        pair.close()
 
 
 def test_a_draft_comes_first_and_its_memory_is_taken_off(target: Path, streamed: None) -> None:

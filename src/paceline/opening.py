@@ -20,13 +20,16 @@ from paceline.engines.loading import (
     foreseen_context_length,
     memory_limit,
     open_engine,
+    open_vocabulary,
 )
 from paceline.engines.memory import NO_FOOTPRINT, NO_OTHER_MEMORY, SPARE_BYTES, Footprint, OtherMemory, held_memory
 from paceline.engines.slow_passes import slow_passes
+from paceline.models.description import describe
 from paceline.models.gguf_model import gguf_bytes
 from paceline.models.own_draft import OwnDraft, OwnDraftFile, own_draft
 from paceline.planning.costs.attention import OpenedModel, like_target, open_model
 from paceline.planning.costs.meter import Report
+from paceline.vocabularies.relation import relate_vocabularies
 
 _MOST_SHARE: Final = 0.5
 """Share of the memory that a draft takes at most which nobody named: what it takes cannot go to layers that stay."""
@@ -34,6 +37,9 @@ _MOST_SHARE: Final = 0.5
 _KEPT_SHARE: Final = 1 / 64
 """Share of the memory, at most, for what the finished requests of a model have read, where layers are read for every
 pass."""
+
+_TRANSLATED_ROOM: Final = 2
+"""Times as many tokens as the target's context has that a draft whose drafts are translated has room for."""
 
 _ROWS_READ: Final = 2
 """Rows of a request whose logits a drafter reads of one pass, at most."""
@@ -197,15 +203,26 @@ def _made(draft: ModelOptions, target: ModelOptions, report: Report | None) -> M
 def _fitted(draft: ModelOptions, target: ModelOptions) -> ModelOptions:
     """Return how to run a draft model with no more than drafting for its target takes.
 
-    A text is never longer than the target's context. Of each request a pass has a row to propose from, and where drafts
-    are translated the one before it.
+    A text is never longer than the target's context, but may take more tokens of another vocabulary. Of each request a
+    pass has a row to propose from, and where drafts are translated the one before it.
     """
     context_length = draft.context_length
-    if context_length is None and draft.context_may_shrink:
-        context_length = foreseen_context_length(target)
+    if draft.context_may_shrink and context_length in (None, target.context_length):
+        context_length = foreseen_context_length(target) * (_TRANSLATED_ROOM if _is_translated(draft, target) else 1)
     rows_read = draft.rows_read or _ROWS_READ * draft.max_sequences
     # The draft's own pending tree is a chain: siblings are proposed but never fed.
     return dataclasses.replace(draft, context_length=context_length, rows_read=rows_read, branches=0)
+
+
+def _is_translated(draft: ModelOptions, target: ModelOptions) -> bool:
+    """Return whether the tokens of a draft are others than its target's, so that a text may take more of them."""
+    if draft.draft_vocab != "auto":
+        return draft.draft_vocab == "translate"
+    # Comparing tokens takes some tenths of a second.
+    if describe(Path(draft.path)).vocabulary_size == describe(Path(target.path)).vocabulary_size:
+        return False
+    with open_vocabulary(target) as ours, open_vocabulary(draft) as theirs:
+        return not relate_vocabularies(ours, theirs).fits
 
 
 def _with_draft(opened: OpenedModel, draft: ModelOptions | None, kept_bytes: int) -> OpenedPair:

@@ -307,7 +307,8 @@ class DraftOptions:
     Attributes:
         path: a GGUF file, a Hugging Face folder, or a name of `paceline models`; ``None`` where none is named. The text
             ``"self"``, or ``"self:Q4_0"``, is the target quantised smaller (:mod:`paceline.models.own_draft`).
-        context_length: tokens it sees; 0 is all that it was made for, ``None`` as the target's or that, if it is less.
+        context_length: tokens it sees; 0 is all that it was made for. ``None`` is the target's, twice that where its
+            drafts are translated, and no more than it was made for.
         gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
         devices: devices to use, by the engine's names; empty for all there are.
         threads: CPU threads for passes of one row; ``None`` as the target's. Only ``llama_cpp``.
@@ -336,7 +337,8 @@ class DraftOptions:
             called="`DraftOptions.context_length`",
             optional=True,
             flags=("-cd", "--ctx-size-draft", "--spec-draft-ctx-size"),
-            help="Context of the draft; 0 is all of its own. [dim]\\[as -c, or its own if that is less][/dim]",
+            help="Context of the draft; 0 is all of its own. "
+            "[dim]\\[as -c, twice that if translated, or its own if less][/dim]",
         ),
     )
     gpu_layers: int = setting(
