@@ -26,7 +26,7 @@ QUIETLY := tools/quietly.sh $(LOG)
 # compiled by them for a processor that has AMX crashes in its first wide pass. A header of paceline's mends theirs.
 BROKEN_AMX := $(shell $(CXX) -E -include immintrin.h -x c++ /dev/null 2>&1 | grep 'ldtilecfg.*const void \*\*')
 ifneq ($(BROKEN_AMX),)
-export CXXFLAGS += -include "$(CURDIR)/src/paceline/engines/llama_cpp/amx_tile_config.h"
+export override CXXFLAGS += -include "$(CURDIR)/src/paceline/engines/llama_cpp/amx_tile_config.h"
 endif
 
 REAL := build/real

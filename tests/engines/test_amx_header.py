@@ -48,13 +48,13 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def flags_by_make(folder: Path, compiler: str, **own: str) -> str:
+def flags_by_make(folder: Path, compiler: str, *said: str, **own: str) -> str:
     """Return what `make` has everything compiled with, by an environment variable that CMake reads."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     environment = {name: value for name, value in os.environ.items() if name not in ("CXXFLAGS", "MAKEFLAGS")} | own
     told = subprocess.run(
-        ["make", "--silent", "--eval", 'told: ; @printf "%s" "$$CXXFLAGS"', "told", f"CXX={compiler}"],
+        ["make", "--silent", "--eval", 'told: ; @printf "%s" "$$CXXFLAGS"', "told", f"CXX={compiler}", *said],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -72,7 +72,9 @@ def test_make_gives_the_header_to_compilers_whose_own_is_broken(header: str, is_
     given = f'-include "{folder}/src/paceline/engines/llama_cpp/amx_tile_config.h"'
     assert flags_by_make(folder, str(compiler)) == (given if is_broken else "")
     # What the user has is kept.
-    assert flags_by_make(folder, str(compiler), CXXFLAGS="-g") == (f"-g {given}" if is_broken else "-g")
+    own = f"-g {given}" if is_broken else "-g"
+    assert flags_by_make(folder, str(compiler), CXXFLAGS="-g") == own
+    assert flags_by_make(folder, str(compiler), "CXXFLAGS=-g") == own
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
