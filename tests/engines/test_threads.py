@@ -144,7 +144,7 @@ def quota(tmp_path: Path, said: str, files: dict[str, str], monkeypatch: pytest.
     """Return how many cores may be kept busy of sixteen, where ``/proc/self/cgroup`` and control groups are so."""
     monkeypatch.setattr("paceline.engines.threads.cores", lambda: 16)
     (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(said)
+    (tmp_path / "proc/self/cgroup").write_text(said, encoding="utf-8")
     for name, content in files.items():
         file = tmp_path / "cgroup" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -182,6 +182,9 @@ def quota(tmp_path: Path, said: str, files: dict[str, str], monkeypatch: pytest.
         ("0::/\n", {"cpu.max": "some 100000"}, 16),
         ("0::/\n", {"cpu.max": "100000 0"}, 16),
         ("", {}, 16),
+        # A name may have any character but a slash and the end of a line.
+        ("0::/a:\u2028b\n", {"a:\u2028b/cpu.max": "300000 100000"}, 3),
+        ("no group\n\n0::/\n", {"cpu.max": "400000 100000"}, 4),
     ],
 )
 def test_a_quota_allows_so_many_whole_cores(

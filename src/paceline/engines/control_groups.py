@@ -27,10 +27,13 @@ def group_folders(controller: str, proc: Path = PROC, groups: Path = GROUPS) -> 
         groups: where control groups lie.
     """
     try:
-        lines = said(proc / "self" / "cgroup").splitlines()
+        # Names may have what else ends a line in Python.
+        lines = said(proc / "self" / "cgroup").split("\n")
     except OSError:
         return
     for line in lines:
+        if line.count(":") < 2:
+            continue
         _, controllers, path = line.split(":", 2)
         if not controllers:
             for folder in _with_those_around(groups, path):
