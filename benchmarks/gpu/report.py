@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from benchmarks.gpu.steps import Figures
 
-COMMANDS: Final = ("python -m benchmarks gpu -o gpu.pyz", "python3 gpu.pyz")
+PACKING: Final = "python -m benchmarks gpu -o gpu.pyz"
 COLUMNS: Final = (
     "model",
     "backend",
@@ -39,12 +39,12 @@ def results_of(lines: Iterable[Figures], date: str) -> dict[str, Any]:
     """
     rows: dict[tuple[str, str, int], dict[str, Any]] = {}
     lines = list(lines)
-    machine, tokens = "an unknown machine", 0
+    machine, command, tokens = "an unknown machine", "", 0
     measured = {line["step"] for line in lines if "model" in line}
     missing: dict[str, list[str]] = {"Not measured": [], "Cut short": []}
     for line in lines:
         if line["step"] == "machine":
-            machine, tokens = line["machine"], line["tokens"]
+            machine, command, tokens = line["machine"], line["command"], line["tokens"]
         if reason := line.get("failed") or line.get("left_out"):
             missing["Cut short" if line["step"] in measured else "Not measured"].append(f"{line['step']} ({reason})")
         if "model" not in line or reason:
@@ -56,7 +56,7 @@ def results_of(lines: Iterable[Figures], date: str) -> dict[str, Any]:
     return {
         "machine": machine,
         "date": date,
-        "commands": list(COMMANDS),
+        "commands": [PACKING, *filter(None, [command])],
         "notes": notes,
         "columns": list(COLUMNS),
         "rows": [[*key, *(cells.get(column) for column in COLUMNS[3:])] for key, cells in rows.items()],

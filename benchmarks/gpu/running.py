@@ -259,6 +259,7 @@ def run(
     tokens: Annotated[int, typer.Option("-n", "--tokens", help="Of an answer.")] = 128,
     jobs: Annotated[int | None, typer.Option("--jobs", help="Compilers at once. \\[one a core]")] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Folder for lines and table. \\[here]")] = None,
+    typed: Annotated[str, typer.Option("--typed", help="The command that began it, for the table.")] = "",
 ) -> None:
     """Build llama.cpp for this card, measure, and write lines.jsonl and the table gpu.json."""
     until_s = WallClock.now_s() + seconds
@@ -275,7 +276,8 @@ def run(
     where = found or f"no card: {processor()}, {usable_cores()} cores"
     versions = machine()
     where = f"{where}; {'; '.join(f'{name} {version}' for name, version in versions.items() if name in _SHOWN)}"
-    job.write({"step": "machine", "machine": where, "tokens": tokens, "backend": chosen, "versions": versions})
+    begun = {"machine": where, "command": typed, "tokens": tokens, "backend": chosen, "versions": versions}
+    job.write({"step": "machine", **begun})
     steps = (job.build(sizes, _BUILD_SHARE * seconds), *job.steps(sizes))
     run_steps(steps, until_s, WallClock(), job.write)
 

@@ -9,6 +9,7 @@ import argparse
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> int:
         return 2
     left_s = given.seconds - (time.monotonic() - began_s)
     command = [sys.executable, "-m", "benchmarks.gpu.running", str(folder), "--seconds", f"{left_s:.1f}", *others]
+    command += ["--typed", shlex.join(["python3", Path(sys.argv[0]).name, *arguments])]
     # What the pack brings goes before what is there: versions are those that paceline was tried with.
     paths = [str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=False).returncode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -150,7 +151,7 @@ def test_speed_of_the_embedded_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 LINES: list[dict[str, Any]] = [
-    {"step": "machine", "machine": "A card", "tokens": 48},
+    {"step": "machine", "machine": "A card", "command": "python3 gpu.pyz --backend cpu", "tokens": 48},
     {"step": "build", "took_s": 9.0, "built": CUDA},
     {"step": "1", "task": "llama_bench", "model": "llama.cpp, 1b", "backend": CUDA, "per_second": 812.3},
     {
@@ -179,6 +180,7 @@ def test_a_table_can_be_made_of_whatever_was_measured(tmp_path: Path) -> None:
     ]
     assert results.columns == list(COLUMNS)
     assert results.machine == "A card"
+    assert list(results.commands)[1:] == ["python3 gpu.pyz --backend cpu"]
     assert "answers of 48 tokens" in results.notes[0]
     assert results.notes[1:] == ["Not measured: 3 (FailedError: no torch); 6 (no time).", "Cut short: 2 (too late)."]
 
@@ -287,7 +289,7 @@ def test_a_pack_unpacks_itself_and_goes_on_with_what_it_brings(tmp_path: Path) -
     content = tmp_path / "content"
     (content / "site" / "benchmarks" / "gpu").mkdir(parents=True)
     (content / "sources").mkdir()
-    program = "import sys; print(__file__, *sys.argv[1:])"
+    program = "import sys; print(__file__, *sys.argv[1:], sep='\\n')"
     (content / "site" / "benchmarks" / "gpu" / "running.py").write_text(program, encoding="utf-8")
     manifest = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
     (content / packing.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
@@ -295,9 +297,10 @@ def test_a_pack_unpacks_itself_and_goes_on_with_what_it_brings(tmp_path: Path) -
     command = [sys.executable, str(pack), "--folder", str(tmp_path / "there"), "--seconds", "50", "--backend", "cpu"]
     for _ in range(2):  # what is unpacked already stays
         ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-        name, folder, option, left_s, *others = ran.stdout.split()
+        name, folder, option, left_s, *others = ran.stdout.splitlines()
         assert name == str(tmp_path / "there" / "site" / "benchmarks" / "gpu" / "running.py")
-        assert (folder, option, others) == (str(tmp_path / "there"), "--seconds", ["--backend", "cpu"])
+        assert (folder, option) == (str(tmp_path / "there"), "--seconds")
+        assert others == ["--backend", "cpu", "--typed", shlex.join(["python3", "gpu.pyz", *command[2:]])]
         assert 0 < float(left_s) <= 50
 
 
