@@ -135,7 +135,11 @@ LARGE = "x" * 100 + "\\n" * 100
         ("[" + "1," * 90 + "1]", "the body is a JSON array: send an object, such as {}"),
         ('{"LARGE":1}', "the name of a field at line 1, column 2 has more than 16 bytes: send a shorter one"),
         ('{"a":' + " " * 900 + "1}", "the body has 256 characters and more from line 1, column 1 on without a comma or "
-         "a text: send fewer blanks"),
+         "a value that is a text: send fewer blanks and shorter names"),
+        ('{"LARGE', "the name of a field at line 1, column 2 has more than 16 bytes: send a shorter one"),
+        ('{"too short', "the body is not JSON: Unterminated string starting (line 1, column 2)"),
+        ('{"a":{"' + "name" * 4 + '":{"' + "name" * 3 + "\\q",
+         "the body is not JSON: Invalid \\escape (line 1, column 40)"),
         ('{"a":[' + "[]," * 60 + "1]}", "the body has more than 50 lists and objects: send fewer"),
         ('{"a":[' + "1," * 110 + "1]}", "the body has more than 100 values: send fewer"),
         ('{"a":"\u20acLARGE\udcff"}', "the body is not UTF-8: byte 310 of 312 cannot be read"),
@@ -151,21 +155,24 @@ def test_refusals_of_bodies_that_are_read_piece_by_piece_have_their_places(
     assert str(refused.value) == message
 
 
+LONGEST_NAME = 500
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+NAMES = TEXTS.filter(lambda name: len(json.dumps(name)) - len('""') <= LONGEST_NAME)
+"""Of fields. No other way to write a name takes more bytes than this one, where all but ASCII is escaped."""
 NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBERS | TEXTS,
-    lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
+    lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner),
     max_leaves=8,
 )
 
 
-@given(st.dictionaries(TEXTS, JSON), st.booleans())
+@given(st.dictionaries(NAMES, JSON), st.booleans())
 def test_every_fit_object_is_read_as_it_is(value: dict[str, object], ascii_only: bool) -> None:
     assert read_json(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
 
 
-@given(st.dictionaries(TEXTS, JSON), st.booleans(), st.sampled_from([None, 1]), st.integers(500, 600))
+@given(st.dictionaries(NAMES, JSON), st.booleans(), st.sampled_from([None, 1]), st.integers(LONGEST_NAME, 600))
 def test_every_fit_object_is_read_piece_by_piece(
     value: dict[str, object], ascii_only: bool, indent: int | None, size: int
 ) -> None:
@@ -173,6 +180,25 @@ def test_every_fit_object_is_read_piece_by_piece(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_bodies, "PIECE_BYTES", size)
         assert read_json(json.dumps(long, ensure_ascii=ascii_only, indent=indent).encode()) == long
+
+
+def test_names_as_long_as_they_may_be_are_read_wherever_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them is no comma, at which a piece could end."""
+    monkeypatch.setattr(json_bodies, "PIECE_BYTES", 16)
+    for names in (["n" * 16], ["n" * 16, "€" * 5], ["\\" * 8, "m", "n" * 15, '"' * 8, "a"]):
+        for num_blanks in range(40):
+            value: object = "text" * 9
+            for name in names:
+                value = {name: value}
+            body = json.dumps(value, ensure_ascii=False).replace("{", "{" + " " * num_blanks)
+            assert read_json(body.encode()) == value
+
+
+@pytest.mark.parametrize("num_brackets", [200, 20_000])
+def test_deep_nesting_behind_blanks_is_refused(num_brackets: int) -> None:
+    """Where there was no place to cut, more is read before the next look, and the body may be over by then."""
+    with pytest.raises(BodyError, match=r"^the body nests deeper than 128 levels at line 1, column 70133$"):
+        read_json(b'{"a":' + b" " * 70_000 + b"[" * num_brackets + b"]" * num_brackets + b"}")
 
 
 @given(st.binary() | st.text(alphabet='{}[]",:\\ud8NaInfity-+0123456789eE. \n').map(str.encode))

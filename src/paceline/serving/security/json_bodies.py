@@ -11,6 +11,7 @@ milliseconds. A piece ends before a comma or within a text, and is completed to 
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import math
 import re
@@ -31,9 +32,10 @@ MOST_CONTAINERS: Final = 270_000
 """Lists and objects of a body. A bias for each token of the largest vocabularies, in pairs, comes to 262,144. Python's
 garbage collector looks at all of them at once, which takes up to 50 ms."""
 PIECE_BYTES: Final = 1 << 16
-"""Bytes of a body that are read at once."""
+"""Bytes of a body that are read at once. The name of a field may have as many, as it is written in the body."""
 MOST_UNCUT: Final = 1 << 20
-"""Characters that are read at once at most, where there is no place to cut: within a number, or among blanks."""
+"""Characters that are read at once at most, where there is no place to cut: within a number, among blanks, or where
+objects are in each other and have long names."""
 SMALLEST_INTEGER: Final = -(1 << 63)
 """Smallest integer of a body: that of 64 bits with a sign."""
 LARGEST_INTEGER: Final = (1 << 64) - 1
@@ -188,9 +190,10 @@ class _LongBody:
     def read(self, body: bytes) -> Any:
         """Return the value of a body."""
         text, least = "", 0
-        for piece in _decoded(body):
+        for piece in itertools.chain(_decoded(body), [""]):
             text += piece
-            if len(text) < least:
+            # At the end all is looked at, as the limits are kept there.
+            if piece and len(text) < least:
                 continue
             cut = None if self._is_over else self._cut(text)
             if cut is not None:
@@ -202,7 +205,7 @@ class _LongBody:
             if len(text) > MOST_UNCUT:
                 raise BodyError(
                     f"the body has {MOST_UNCUT:,} characters and more from {self._place(text, 0)} on without a comma "
-                    "or a text: send fewer blanks"
+                    "or a value that is a text: send fewer blanks and shorter names"
                 )
             # What has no place to be cut at is not looked at anew with each piece.
             least = 2 * len(text) if cut is None else 0
@@ -245,8 +248,8 @@ class _LongBody:
         here = _Cut(text_start, opened, num_commas, num_opened, text_start)
         return None if text_start < 0 else self._within(text, here)
 
-    def _within(self, text: str, cut: _Cut) -> _Cut:
-        """Return a cut within a text that begins where ``cut`` says."""
+    def _within(self, text: str, cut: _Cut) -> _Cut | None:
+        """Return a cut within a text that begins where ``cut`` says; ``None`` where it may be the name of a field."""
         start = cut.text_start
         if start or not self._is_in_text:
             before = text[:start]
@@ -254,6 +257,8 @@ class _LongBody:
                 # However it ends, it is no object.
                 raise _no_object(_parsed(_Source(f'{before}""')))
             if cut.opened[-1] == "{" and before.rstrip(_BLANKS)[-1:] != ":":
+                if len(text) - start - len('"') <= PIECE_BYTES:
+                    return None
                 raise BodyError(
                     f"the name of a field at {self._place(text, start)} has more than {PIECE_BYTES} bytes: send a "
                     "shorter one"
