@@ -23,6 +23,7 @@ from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingPa
 from paceline.core.processors import Candidates, build_processors
 from paceline.core.sampling import RowSampler, largest_probability, probabilities
 from paceline.core.verify import CoupledVerifier
+from paceline.engines.scripted_grammar import FORBIDDEN, AutomatonConstraint
 from tests.helpers import PLAIN_PARAMS, softmax
 
 ALPHA = 1e-6
@@ -524,11 +525,20 @@ def test_what_few_candidates_choose_is_what_processors_and_noise_do() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("params", [SamplingParams(0.8), SamplingParams(0.8, order=TRANSFORMERS_ORDER)])
-def test_what_is_no_number_is_refused(params: SamplingParams, value: float) -> None:
-    row = np.zeros(3 * HEAD_SIZE, dtype=np.float32)
+@pytest.mark.parametrize("is_forbidden", [False, True])
+def test_what_is_no_number_is_refused(params: SamplingParams, value: float, is_forbidden: bool) -> None:
+    row = -np.arange(3 * HEAD_SIZE, dtype=np.float32)
     row[7] = value
+    states = np.zeros((1, len(row)), dtype=np.int64)
+    states[0, 7] = FORBIDDEN
+    sampler = RowSampler(params, constraint=AutomatonConstraint(states) if is_forbidden else None)
     with pytest.raises(EngineError, match="largest logit"):
-        RowSampler(params).emit(row, 0, ())
+        sampler.emit(row, 0, ())
+
+
+def test_a_row_without_any_candidate_is_refused() -> None:
+    with pytest.raises(EngineError, match="largest logit is -inf"):
+        RowSampler(SamplingParams(0.8)).emit(np.full(3 * HEAD_SIZE, -np.inf, dtype=np.float32), 0, ())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -329,11 +329,6 @@ class RowSampler:
         forced = self.forced(history)
         if forced is not None:
             return Candidates(np.array([forced]), np.zeros(1, dtype=logits.dtype), owned=True)
-        if self._processors or self._constraint is not None:
-            top = float(logits.max())
-            if not top < math.inf:
-                # Filters would turn it into an arbitrary token.
-                raise _not_numbers(top)
         candidates = self._candidates(logits, history)
         for process in self._processors:
             candidates = process(candidates, history)
@@ -341,6 +336,9 @@ class RowSampler:
 
     def _candidates(self, logits: FloatArray, history: Sequence[int]) -> Candidates:
         """Return the candidates of a row before any processor."""
+        if self._processors or self._constraint is not None:
+            # Filters would turn what is no number into an arbitrary token, and a constraint may hide it.
+            finite_top(logits)
         row = self.constrained(logits, history)
         if row is logits and not _mostly_banned(logits):
             return Candidates(None, logits, owned=False)
