@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
@@ -651,6 +652,36 @@ def test_a_signal_handler_that_waits_leaves_the_wait_around_it_to_be_rung_for(wo
         later.let_through.set()
         signaller.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_event_loops_are_woken_after_a_round_and_not_after_those_of_other_loops_too(worker: Worker) -> None:
+    woken = threading.Event()
+    in_time: list[bool] = []
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+
+        def first(tokens: Sequence[int]) -> Float64Array:
+            worker.wake(loop, woken.set)
+            return counting(tokens)
+
+        def second(tokens: Sequence[int]) -> Float64Array:
+            in_time.append(woken.wait(WAIT_S))
+            return counting(tokens)
+
+        drives = [drive_on(worker, engine(model)) for model in (first, second)]
+        outboxes, owner = [ThreadOutbox(), ThreadOutbox()], Owner()
+
+        def admit_both() -> None:
+            for drive, outbox in zip(drives, outboxes, strict=True):
+                drive.submit_soon(adding(drive, [0], 1), outbox, owner)
+
+        worker.call(admit_both)
+        for outbox in outboxes:
+            await asyncio.to_thread(outbox.wait, ENDLESS)
+
+    asyncio.run(test())
+    assert in_time == [True]
 
 
 def test_after_leaving_no_round_is_made() -> None:

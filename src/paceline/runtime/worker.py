@@ -189,7 +189,6 @@ class _Room:
                     self._wake_loops()
                 if not self.leaving:
                     self._make_rounds()
-                    self._wake_loops()
         finally:
             self._end()
 
@@ -208,6 +207,7 @@ class _Room:
         # A frame of its own: the one above would go on holding the last of them while it waits.
         for drive in list(self.busy):
             drive.make_round()
+            self._wake_loops()
 
     def _wake_loops(self) -> None:
         """Wake each event loop once, however many of its consumers wait.
