@@ -479,18 +479,21 @@ def test_the_largest_values_are_found_with_all_that_tie_at_the_border(
 def test_what_few_candidates_choose_is_what_processors_and_noise_do() -> None:
     """By plain numbers or not: the same token for every seed, near ties, at every border of truncation, and of bans.
 
-    Many rows are of steps of a quarter, so that borders and scores tie; then, as where rounding might decide, nothing
-    is chosen by plain numbers.
+    Many rows are of steps of a quarter, so that borders and scores tie, and of some each entry is off by a rounding,
+    which a division or an exponential function may round away; then, as where rounding might decide, nothing is chosen
+    by plain numbers.
     """
     rng = np.random.default_rng(8)
-    decided = {"steps": 0, "smooth": 0}
+    decided = {"steps": 0, "smooth": 0, "off by a rounding": 0}
     for case in range(3000):
         size = int(rng.choice([2, 40, 128, 129, 700, 5000]))
-        kind = "steps" if case % 3 == 0 else "smooth"
+        kind = ("steps", "smooth", "smooth", "off by a rounding")[case // 3 % 4]
         row = rng.normal(0.0, rng.choice([0.5, 2.0, 4.0]), size) + rng.choice([-20.0, 0.0, 30.0])
         row[rng.integers(0, size, 3)] += rng.exponential(4.0)
-        if kind == "steps":
+        if kind != "smooth":
             row = np.round(4.0 * row) / 4.0
+        if kind == "off by a rounding":
+            row *= 1.0 + rng.integers(0, 3, size) * 2.0**-23
         if case % 7 == 0:
             row[rng.random(size) < 0.7] = -np.inf
             row[0] = 1.0
@@ -519,8 +522,22 @@ def test_what_few_candidates_choose_is_what_processors_and_noise_do() -> None:
         assert found == token_id
         assert lead == pytest.approx(margin, abs=1e-3 if logits.dtype == np.float32 else 1e-9)
         assert sampler.emit(logits, case, history) == token_id
-    assert decided["smooth"] > 1000
-    assert decided["steps"] > 400
+    assert decided["smooth"] > 700
+    assert min(decided.values()) > 200
+
+
+@pytest.mark.parametrize(
+    ("params", "least"),
+    [(SamplingParams(0.8, top_p=0.1), 1e-9), (SamplingParams(1.5, top_k=1, order=TRANSFORMERS_ORDER), 1.5 + 2.0**-23)],
+    ids=["exponential function", "division"],
+)
+def test_logits_that_rounding_makes_equal_are_equal(params: SamplingParams, least: float) -> None:
+    """By top-p the one with the lowest id stays, and by top-k all that are as large as the least of the largest."""
+    row = np.array([least, np.nextafter(np.float32(least), np.float32(2.0))], dtype=np.float32)
+    assert row[0] < row[1]
+    for seed in range(20):
+        sampler = RowSampler(dataclasses.replace(params, seed=seed))
+        assert sampler.emit(row, 0, ()) == sampler.ranked(sampler.candidates(row, ()), 0, 1)[0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

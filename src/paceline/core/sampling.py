@@ -135,12 +135,11 @@ class FewCandidates:
 
     def __init__(self, params: SamplingParams, noise: TokenNoise) -> None:
         self._noise = noise
-        self._temperature = params.temperature
-        # What logits are divided by before truncation.
-        self._divisor = params.temperature if params.order[2] == "temperature" else 1.0
+        # What is left to divide by.
+        self._temperature = params.temperature if params.order == LLAMA_CPP_ORDER else 1.0
         self._top_k = params.top_k
         self._top_p = params.top_p
-        # How far below the largest logit, divided, tokens may be.
+        # How far below the largest logit tokens may be.
         self._most_below = -math.log(params.min_p) if params.min_p > 0.0 else math.inf
         self._needs_all = params.top_p < 1.0 or params.min_p == 0.0
 
@@ -154,13 +153,13 @@ class FewCandidates:
         """Return the token with the best score, and its score less that of the next; ``None`` where that is not clear.
 
         Args:
-            candidates: after biases and penalties, before truncation and temperature.
+            candidates: after all processors before truncation.
             position: absolute position of the token.
         """
-        logits, divisor, temperature = candidates.logits, self._divisor, self._temperature
+        logits, temperature = candidates.logits, self._temperature
         top = float(logits[logits.argmax()])
         # What rounding adds to logits that are divided and subtracted, and to probabilities, with room to spare.
-        slack = 1e-6 + _ROUNDING[logits.itemsize] * (abs(top) + 32.0) / min(divisor, temperature, 1.0)
+        slack = 1e-6 + _ROUNDING[logits.itemsize] * (abs(top) + 32.0) / min(temperature, 1.0)
         if not slack < 1e-2:
             # Nor where the largest is no number.
             return None
@@ -193,7 +192,7 @@ class FewCandidates:
             return None, logits.tolist()
         least = min(self._top_k, len(logits)) if self._needs_all else 0
         reach = _REACH_NATS if self._needs_all else self._most_below + 0.1
-        is_near = logits > top - reach * self._divisor
+        is_near = logits > top - reach
         if least <= np.count_nonzero(is_near) <= _MOST_NEAR:
             indices = is_near.nonzero()[0]
         elif self._top_k:
@@ -214,25 +213,29 @@ class FewCandidates:
             top: the largest.
             slack: how far off what is computed here may be.
         """
-        divisor, most_below, top_k = self._divisor, self._most_below, self._top_k
+        most_below, top_k = self._most_below, self._top_k
         order = sorted(range(len(values)), key=values.__getitem__, reverse=True)
         if 0 < top_k < len(order):
             count = top_k
             while count < len(order) and values[order[count]] == values[order[top_k - 1]]:
                 count += 1
             del order[count:]
-        weights = [math.exp((values[index] - top) / divisor) for index in order]
+        weights = [math.exp(values[index] - top) for index in order]
         goal = self._top_p * sum(weights) if self._top_p < 1.0 else math.inf
         mass = 0.0
         for rank, index in enumerate(order):
-            below = (top - values[index]) / divisor
+            below = top - values[index]
             if below >= most_below - slack:
                 if below <= most_below + slack:
                     return None
                 return order[:rank]
             mass += weights[rank]
             if mass >= goal * (1.0 - slack):
-                return order[: rank + 1] if mass > goal * (1.0 + slack) else None
+                # Of weights that rounding makes equal those with the lowest ids stay.
+                is_clear = mass > goal * (1.0 + slack) and not any(
+                    0.0 < abs(values[other] - values[index]) <= slack for other in order
+                )
+                return order[: rank + 1] if is_clear else None
         return order
 
 
@@ -260,7 +263,8 @@ class RowSampler:
             self._constraint = ConstraintKeeper(constraint, num_prompt, self._keeper, opening)
         self._plain_argmax = params.greedy and not self._processors and not self.reads_history
         self._few = FewCandidates(params, self.noise) if FewCandidates.suits(params) else None
-        self._lead = self._processors[: bool(params.logit_bias) + params.penalised]
+        is_divided_first = params.order == TRANSFORMERS_ORDER and params.temperature != 1.0
+        self._lead = self._processors[: bool(params.logit_bias) + params.penalised + is_divided_first]
 
     @property
     def reads_history(self) -> bool:
