@@ -43,9 +43,7 @@ class SlotBoard:
         self._answers[answer.id] = answer
 
     def started(self, answer: Answer, choice: Choice) -> None:
-        """Give a choice that has started a place, if it has none yet."""
-        if choice.slot >= 0:
-            return
+        """Give a choice that has started, and has no place yet, one that is free."""
         free = next((number for number in range(len(self._latest)) if not self._is_busy(number)), None)
         if free is not None:
             self._tasks += 1
