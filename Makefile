@@ -66,9 +66,9 @@ quick: $(VENV)/.installed-dev
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(SHARED)
 
-# What `quick` leaves out. Together with it that is `unit`, but for the number of random scenes.
+# What `quick` leaves out, with as few random scenes. Together they are `unit`, but for the number of these.
 long: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m long $(SHARED)
+	$(BIN)/python -m pytest --quick -m long $(SHARED)
 
 # Where the planner is not compiled it is the same code still; and so are sources that are being worked on. It needs no
 # engine, installed or not.

@@ -33,7 +33,9 @@ ENGINE_PACKAGES = ("llama_cpp", "torch", "transformers", "accelerate")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--quick", action="store_true", help="leave out tests that are marked long, and make some random scenes only"
+        "--quick",
+        action="store_true",
+        help="make some random scenes only, and leave out tests that are marked long unless -m says which",
     )
     parser.addoption(
         "--without-engines", action="store_true", help="run as where none of the engines' packages is installed"
@@ -57,8 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SUMMARY_LINES] = []
     tiers.choose(quick=config.getoption("--quick"))
     if config.getoption("--quick"):
-        marks = config.option.markexpr
-        config.option.markexpr = f"({marks}) and not long" if marks else "not long"
+        config.option.markexpr = config.option.markexpr or "not long"
     if config.getoption("--without-engines"):
         _hide_engines()
     installed, sources = Path(paceline.__file__).parent, Path(__file__).parents[1] / "src" / "paceline"

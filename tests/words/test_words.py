@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from tests.words.__main__ import app
 from tests.words.collecting import Seen, bodies, keys, strings
-from tests.words.counting import SEEN_BY_USERS, docstring_faults, find
+from tests.words.counting import SEEN_BY_USERS, docstring_faults, figures, find
 from tests.words.docstrings import Fault, constant_faults, entries, entry_faults
 from tests.words.terms import TERMS, prose_of, words_of
 
@@ -131,7 +132,8 @@ def test_no_user_sees_a_private_term(where: str) -> None:
     assert [f"{each.place}: {each.words!r} ({each.term.say})" for each in find(texts)] == []
 
 
-def test_the_command_counts() -> None:
+def test_the_command_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.words.__main__.figures", functools.cache(figures))
     result = CliRunner().invoke(app, ["--json"])
     counted = json.loads(result.stdout)
     assert result.exit_code == (1 if any(each["total"] for each in counted["users"].values()) else 0)
