@@ -249,6 +249,40 @@ def test_many_requests_at_once_are_never_slower_than_plain(name: str, right: flo
     assert auto <= 1.01 * plain_s(recordings, curve, concurrent=64)
 
 
+def test_a_copy_that_lasts_is_drafted_deeper_and_a_model_never() -> None:
+    curve = CURVES["graphs"]
+    skills = {"suffix": Skill(0.99, is_model=False)}
+    copy = synthetic(1, skills, num_tokens=256, num_prompt=100, depth=63)
+    usual = replay([copy], AutoPolicy(curve), curve).requests[0]
+    deeper = replay([copy], AutoPolicy(curve, copy_max=63), curve).requests[0]
+    assert deeper.rounds < 0.7 * usual.rounds
+    assert deeper.decode_s < 0.9 * usual.decode_s
+    # One that breaks off now and then is not copied deeper before it has lasted.
+    broken = synthetic(
+        1,
+        {"suffix": Skill(lambda token: float(token % 6 > 0), is_model=False)},
+        num_tokens=256,
+        num_prompt=100,
+        depth=63,
+    )
+    assert replay([broken], AutoPolicy(curve, copy_max=63), curve) == replay([broken], AutoPolicy(curve), curve)
+    deepest: dict[str, int] = {}
+
+    class Watching(AroundAuto):
+        def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+            (tree,) = trees
+            for node in range(ROOT, len(tree)):
+                for candidate in tree.candidates(node):
+                    deepest[candidate.source] = max(deepest.get(candidate.source, 0), tree.depths[candidate.node])
+            super().select(requests, trees)
+
+    until_100 = Skill(0.99, silent=lambda token: float(token >= 100), is_model=False)
+    both = synthetic(1, {"suffix": until_100, "draft": Skill(1.0)}, num_tokens=256, num_prompt=100, depth=63)
+    free = Curve(lambda rows: 1.0)
+    replay([both], Watching(AutoPolicy(free, copy_max=63)), free)
+    assert deepest == {"suffix": 63, "draft": 16}
+
+
 def test_nobody_is_asked_where_no_draft_could_pay() -> None:
     """With so many requests that every row costs what it can bring, a right look leads nowhere."""
     recordings, curve = texts(0.8, num_tokens=128, count=64), CURVES["F16"]
@@ -605,7 +639,12 @@ def test_trees_have_no_more_branches_than_the_engine_can_hold() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"draft_max": 0}, "up to 0 tokens"), ({"siblings": 0}, "0 draft siblings"), ({"branches": -1}, "-1 branches")],
+    [
+        ({"draft_max": 0}, "up to 0 tokens"),
+        ({"copy_max": 15}, "up to 15 tokens: give 16 to 128"),
+        ({"siblings": 0}, "0 draft siblings"),
+        ({"branches": -1}, "-1 branches"),
+    ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -26,7 +26,17 @@ from paceline.planning.replaying.replay import replay
 from tests.helpers import PLAIN_PARAMS, decode, request_of
 from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 
-STAIRS = Curve(lambda rows: {1: 1.0, 2: 2.0, 3: 2.1, 4: 2.2, 5: 4.0, 6: 4.1}[rows])
+STAIRS = Curve(lambda rows: {1: 1.0, 2: 2.0, 3: 2.1, 4: 2.2, 5: 4.0, 6: 4.1}.get(rows, 1.0 * rows))
+
+
+class _SharedFrom64(Curve):
+    """Rows that cost the same, but for what a context adds to each in passes of fewer than 64."""
+
+    def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
+        return 0.01 + 0.004 * rows + context * (1e-5 * rows if rows < 64 else 1e-4)
+
+
+SHARED_FROM_64 = _SharedFrom64(float)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +61,21 @@ def test_what_policies_say_of_themselves(
     assert policy.most_branches(2) == most_branches
     assert policy.learned() is None
     assert (policy.report() is None) is (name != "auto")
+
+
+@pytest.mark.parametrize(
+    ("costs", "draft_length"),
+    [
+        # A CPU's, on which rows cost the same beyond 16, and one with room for half a copy more.
+        (table({1: 6.8, 2: 13.8, 4: 21.0, 8: 34.4, 16: 64.2, 32: 126.5, 64: 239.6}), "up to 16, as it pays"),
+        (smooth(0.02, 0.002), "up to 16, as it pays"),
+        # A GPU's, and one on which rows share what a long context costs from 64 on.
+        (table({1: 3.0, 8: 5.7, 16: 7.6, 32: 9.1, 64: 11.7}), "up to 16, of copies up to 63, as it pays"),
+        (SHARED_FROM_64, "up to 16, of copies up to 63, as it pays"),
+    ],
+)
+def test_copies_are_drafted_as_deep_as_rows_are_cheap(costs: Curve, draft_length: str) -> None:
+    assert build_policy("auto", costs=costs).draft_length == draft_length
 
 
 class NamedDrafter(SuffixDrafter):

@@ -23,6 +23,15 @@ ADAPTIVE_POLICIES: tuple[PolicyName, ...] = tuple(name for name in POLICY_NAMES 
 COST_POLICIES: tuple[PolicyName, ...] = ("auto", "profile-ev")
 """Those that plan by what passes cost."""
 
+LONGEST_COPY: Final = 63
+"""Deepest draft of a copy: the widest pass that profiles measure has room for no more."""
+
+_COPIED: Final = 0.98
+"""Share of a copy's tokens that are right, given those before."""
+
+_LONG_CONTEXT: Final = 1024
+"""Tokens in the cache: what a row costs beside them may hang on how wide the pass is."""
+
 _CLASSES: Final[Mapping[PolicyName, type]] = {
     "auto": AutoPolicy,
     "fixed": FixedPolicy,
@@ -75,7 +84,10 @@ def build_policy(
         raise InputError(f"policy {name!r} needs to know what passes cost: measure it with paceline profile")
     if name == "profile-ev":
         return ProfileEvPolicy(costs)
-    return AutoPolicy(costs, draft_max=_deepest(costs), branches=branches, learned=learned)
+    draft_max = _deepest(costs)
+    return AutoPolicy(
+        costs, draft_max=draft_max, copy_max=_deepest_copy(costs, draft_max), branches=branches, learned=learned
+    )
 
 
 def _deepest(costs: RoundCosts) -> int:
@@ -86,6 +98,32 @@ def _deepest(costs: RoundCosts) -> int:
     rows_s = floored.without_floor()
     free = (rows for rows in range(MAX_DRAFT, DEEPEST, -1) if rows_s.round_s(rows + 1) <= floored.floor_s)
     return next(free, DEEPEST)
+
+
+def _deepest_copy(costs: RoundCosts, draft_max: int) -> int:
+    """Return how deep drafts of a copy may be: as is fastest where hardly any of their tokens are wrong.
+
+    Where every row costs, as on a CPU, that is no deeper than other drafts, even of a copy that has lasted long. Where
+    it is not twice as deep, it is not worth planning for.
+
+    Args:
+        costs: what passes take.
+        draft_max: deepest of other drafts.
+    """
+    found = max(_fastest_copy(costs, context) for context in (0, _LONG_CONTEXT))
+    return found if found >= 2 * draft_max else draft_max
+
+
+def _fastest_copy(costs: RoundCosts, context: int) -> int:
+    """Return the length of drafts at which most tokens a second are expected of a copy."""
+    tokens, kept, best, length = 1.0, 1.0, 0.0, 0
+    for drafted in range(LONGEST_COPY + 1):
+        speed = tokens / costs.round_s(drafted + 1, context)
+        if speed > best:
+            best, length = speed, drafted
+        kept *= _COPIED
+        tokens += kept
+    return length
 
 
 def check_asked(speculation: SpeculationParams, loaded: Policy, drafters: Sequence[str]) -> None:

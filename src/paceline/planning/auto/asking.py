@@ -265,12 +265,15 @@ class Asking:
             if plan.blind:
                 blind.append(job)
                 continue
+            node = front_of(job.tree, name)
+            if job.tree.depths[node] >= self._draft_max:
+                # The budget may be deeper for the sake of a copy.
+                continue
             if name in plan.looked_at:
                 looks = known.requests[job.request.id].looks
                 if not looks.overdraw(name, level_s, planned.plain_s / 4):
                     continue
             tree = known.grown(plan, job.tree)
-            node = front_of(job.tree, name)
             fronts.append((tree.survivals[node], job, node))
         standing = self._standing(planned)
         rows, gained = len(standing.kept), standing.gained

@@ -8,6 +8,7 @@ from typing import Final
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import Drafter
+from paceline.drafters.grammar import NAME as GRAMMAR
 from paceline.planning.auto.floored_costs import FlooredCosts
 from paceline.planning.auto.gains import Gains
 from paceline.planning.auto.learned import DrafterState, Learned
@@ -42,6 +43,7 @@ class RequestState:
         asked: by drafter, tokens of the text when it was asked last; the first time it reads the prompt.
         held: by model, tokens of the text that it had at hand when its asking was last weighed.
         invested: of models that read what they had missed because that was to pay, the share of the answer it took.
+        runs: by text lookup, tokens that it has been right in a row.
         paper: drafts that could not be afforded.
         comebacks: by model, whether it may be asked all the same, because it was right of late.
     """
@@ -55,6 +57,7 @@ class RequestState:
     asked: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     invested: dict[str, float] = field(default_factory=dict)
+    runs: dict[str, int] = field(default_factory=dict)
     paper: PaperTrading = field(default_factory=PaperTrading)
 
     def start_with(self, name: str, drafter: DrafterState) -> None:
@@ -169,6 +172,9 @@ class Knowledge:
             state = self.requests[request.id]
             for verdict in self.survival.learn(request.id, plan.tree, emitted):
                 state.outlooks[verdict.source].add(verdict.before, verdict.right)
+                if not self.drafters[verdict.source].is_model and verdict.source != GRAMMAR:
+                    run = state.runs.get(verdict.source, 0)
+                    state.runs[verdict.source] = run + 1 if verdict.right else 0
                 if verdict.depth == 1 and verdict.source in state.comebacks:
                     state.comebacks[verdict.source].add(verdict.chance, verdict.right)
             if state.comebacks:

@@ -45,6 +45,9 @@ from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS
 DEEPEST: Final = 16
 """Deepest draft, unless more rows cost nothing."""
 
+LEAST_COPY: Final = 8
+"""Tokens that a text lookup has to have been right in a row for its next draft to be deeper."""
+
 START_ROUNDS: Final = 4.0
 """Plain rounds that a request may lose before it has won any, and"""
 START_SHARE: Final = 0.03
@@ -96,6 +99,8 @@ class AutoPolicy:
     Args:
         costs: what passes take, such as a :class:`~paceline.planning.costs.profile.CostProfile`.
         draft_max: deepest draft.
+        copy_max: deepest draft of a text lookup that has been right for :data:`LEAST_COPY` tokens; ``None`` for
+            ``draft_max``.
         siblings: proposals a draft model makes for a position.
         branches: most branches of all trees of a round together; what the engine was loaded for.
         learned: what another such policy has learned of these drafters, with the same target and draft model.
@@ -106,17 +111,21 @@ class AutoPolicy:
         costs: RoundCosts,
         *,
         draft_max: int = DEEPEST,
+        copy_max: int | None = None,
         siblings: int = 2,
         branches: int = DEFAULT_BRANCHES,
         learned: Learned | None = None,
     ) -> None:
         if not 1 <= draft_max <= MAX_DRAFT:
             raise InputError(f"drafts of up to {draft_max} tokens: give 1 to {MAX_DRAFT}")
+        if copy_max is not None and not draft_max <= copy_max <= MAX_DRAFT:
+            raise InputError(f"drafts of copies of up to {copy_max} tokens: give {draft_max} to {MAX_DRAFT}")
         if not 1 <= siblings <= MAX_SIBLINGS:
             raise InputError(f"{siblings} draft siblings are out of range: give 1 (a chain) to {MAX_SIBLINGS}")
         if branches < 0:
             raise InputError(f"{branches} branches: give 0 (chains only) or more")
         self.draft_max = draft_max
+        self.copy_max = draft_max if copy_max is None else copy_max
         self.siblings = siblings if branches else 1
         self.branches = branches
         self._known = Knowledge(costs, learned)
@@ -219,9 +228,13 @@ class AutoPolicy:
         blind_requests = [request for request in requests if _is_blind(request)]
         blind_depths = iter(self._asking.blind_depths(blind_requests, planned) if blind_requests else ())
         budgets: list[DraftBudget | None] = []
-        for request, is_wanted in zip(requests, wanted, strict=True):
+        # Among more the usual drafts fill the widest pass, and all would wait for one's copy.
+        are_few = count * LEAST_COPY <= _WIDEST
+        for request, state, is_wanted in zip(requests, states, wanted, strict=True):
             blind = _is_blind(request)
-            depth = next(blind_depths) if blind else self.draft_max
+            copies = are_few and max(state.runs.values(), default=0) >= LEAST_COPY
+            deepest = self.copy_max if copies else self.draft_max
+            depth = next(blind_depths) if blind else deepest
             if depth == 0 or not is_wanted:
                 budgets.append(None)
                 continue
@@ -354,7 +367,8 @@ class AutoPolicy:
     @property
     def draft_length(self) -> str:
         """The deepest draft, and that others are shorter."""
-        return f"up to {self.draft_max}, as it pays"
+        copies = f", of copies up to {self.copy_max}" if self.copy_max > self.draft_max else ""
+        return f"up to {self.draft_max}{copies}, as it pays"
 
     def most_branches(self, num_drafters: int) -> int | None:
         """Keep to what the engine was loaded for."""
