@@ -19,7 +19,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Hashable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
@@ -97,10 +97,15 @@ class Acceptor:
         self._count = 0
         self._opening: dict[_Place, asyncio.Task[None]] = {}
         self._freed = asyncio.Event()
+        self._listeners = listeners
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in listeners]
 
     def close(self) -> None:
         """Accept no more, and drop those that did not get as far as a protocol."""
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_reader(listener)
         for task in self._accepting:
             task.cancel()
         for place in list(self._opening):
@@ -128,7 +133,6 @@ class Acceptor:
             places[place] = None
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         listener.setblocking(False)
         for number in itertools.count(1):
             if number % _AT_ONCE == 0:
@@ -136,7 +140,7 @@ class Acceptor:
                 await asyncio.sleep(0)
             self._freed.clear()
             try:
-                connection, address = await loop.sock_accept(listener)
+                connection, address = await _accepted(listener)
             except ConnectionAbortedError:
                 continue
             except OSError as error:
@@ -192,6 +196,35 @@ class Acceptor:
                 chosen.drop()
                 return True
         return False
+
+
+async def _accepted(listener: socket.socket) -> tuple[socket.socket, Any]:
+    """Wait for a connection, and return it with the client's address.
+
+    asyncio's ``sock_accept`` loses a connection that comes in the moment in which the wait is given up, and logs a
+    traceback of it.
+    """
+    loop = asyncio.get_running_loop()
+
+    def tell() -> None:
+        loop.remove_reader(listener)
+        if not comes.done():
+            comes.set_result(None)
+
+    while True:
+        try:
+            connection, address = listener.accept()
+        except (BlockingIOError, InterruptedError):
+            comes = loop.create_future()
+        else:
+            connection.setblocking(False)
+            return connection, address
+        try:
+            loop.add_reader(listener, tell)
+        except NotImplementedError:
+            # Windows has no readers.
+            return await loop.sock_accept(listener)
+        await comes
 
 
 class _Place:
