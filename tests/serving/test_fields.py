@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pytest
 
-from paceline.serving.asked import Asked, read_asked
 from paceline.serving.bodies import ChatBody, CompletionBody, Speculative
 from paceline.serving.fields import HARMLESS, NEUTRAL
+from paceline.serving.generation_request import GenerationRequest, read_generation_request
 from paceline.serving.settings import ServerOptions
 from tests.chat.conversing import CHATML
 from tests.serving.hosted import Hosted, hosted, scripted
@@ -421,16 +421,16 @@ def test_an_error_speaks_of_fields_and_not_of_flags(strict: Hosted, body: dict[s
 def test_other_requests_go_on_while_a_long_body_is_looked_at(server: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     on_the_loop: list[bool] = []
 
-    def looked_at(*arguments: Any, **options: Any) -> Asked:
+    def looked_at(*arguments: Any, **options: Any) -> GenerationRequest:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             on_the_loop.append(False)
         else:
             on_the_loop.append(True)
-        return read_asked(*arguments, **options)
+        return read_generation_request(*arguments, **options)
 
-    monkeypatch.setattr("paceline.serving.app.read_asked", looked_at)
+    monkeypatch.setattr("paceline.serving.app.read_generation_request", looked_at)
     message = {"role": "user", "content": "abc"}
     for body in ({"messages": [message]}, {"messages": [message] * 5000}, {"messages": [message], "a" * 100_000: 1}):
         server.post("/v1/chat/completions", {**CHAT, **body})

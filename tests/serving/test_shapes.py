@@ -19,7 +19,7 @@ from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
 from paceline.serving.answering import Ended, Event, Progress, Round, Said
-from paceline.serving.asked import Api, Asked
+from paceline.serving.generation_request import Api, GenerationRequest
 from paceline.serving.hosting import ServedModel
 from paceline.serving.server import _SHAPES
 from paceline.serving.shapes import as_events
@@ -113,11 +113,13 @@ def test_a_chunk_in_its_frame_is_its_json(served: ServedModel, api: Api) -> None
         flag = data.draw(st.sampled_from([*FLAGS, "", "", "", "", "", ""]))
         flags: dict[str, Any] = {flag: True} if flag else {}
         num_logprobs = data.draw(st.sampled_from([None, None, None, 2]))
-        asked = Asked(api, GenerateOptions(), num_choices=num_choices, num_logprobs=num_logprobs, stream=True, **flags)
+        request = GenerationRequest(
+            api, GenerateOptions(), num_choices=num_choices, num_logprobs=num_logprobs, stream=True, **flags
+        )
         choices = [a_choice(number) for number in range(num_choices)]
         name = data.draw(st.sampled_from(NAMES))
         answer: Any = SimpleNamespace(
-            id="chatcmpl-a", created=1, choices=choices, asked=asked, served=replace(served, names=(name,))
+            id="chatcmpl-a", created=1, choices=choices, request=request, served=replace(served, names=(name,))
         )
         events = data.draw(
             events_of(choices, logprobs=num_logprobs is not None, rounds=data.draw(st.integers(0, 7)) == 7)

@@ -30,9 +30,9 @@ from paceline.core.logprobs import TokenLogprob
 from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
-from paceline.serving.asked import Asked
+from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.hosting import ServedModel
-from paceline.serving.tools import AskedTools
+from paceline.serving.tools import OfferedTools
 
 StopType: TypeAlias = Literal["none", "eos", "word", "limit"]
 """Why an answer ended, in llama-server's words."""
@@ -64,7 +64,7 @@ class PreparedPrompt:
     chat: ChatPrompt | None = None
     reasoning_format: ReasoningFormat = "none"
     call_format: ToolCallFormat | None = None
-    tools: AskedTools | None = None
+    tools: OfferedTools | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -175,7 +175,7 @@ class Choice:
         is_counted: whether the server's metrics know that it is over.
     """
 
-    def __init__(self, number: int, prompt: PreparedPrompt, stream: AsyncStream, asked: Asked) -> None:
+    def __init__(self, number: int, prompt: PreparedPrompt, stream: AsyncStream, generation: GenerationRequest) -> None:
         self.number = number
         self.prompt = prompt
         self.stream = stream
@@ -191,7 +191,7 @@ class Choice:
         self.stats: RequestStats | None = None
         self.finish_reason = ""
         self.is_counted = False
-        self._asked = asked
+        self._generation = generation
         self._began_s = time.monotonic()
         self._first_s: float | None = None
         self._processed: int | None = None
@@ -212,7 +212,7 @@ class Choice:
                 prompt.call_format, tools.tools, required=tools.required, several=tools.several
             )
         self.echoed: Sequence[tuple[PartKind, str]] = ()
-        if asked.echo and not asked.reads_only and chat is not None and chat.continued:
+        if generation.echo and not generation.reads_only and chat is not None and chat.continued:
             self.echoed = beginning_of(chat.messages[-1], chat.markers, reasoning_apart=markers is not None)
         self._unsent_echo: Sequence[Part] = self.echoed
         self._opening: list[Part] = []
@@ -269,23 +269,23 @@ class Choice:
             events = []
         if emission is None:
             return events
-        if self._asked.return_rounds and emission.token_ids:
+        if self._generation.return_rounds and emission.token_ids:
             events.append(Round(self, emission))
         starts = [0, *emission.segment_ends]
         for place, token_id in enumerate(emission.token_ids):
             self._unsent_ids.append(token_id)
             if emission.logprobs:
                 self._unsent_logprobs.append(emission.logprobs[place])
-            if self._asked.return_rounds:
+            if self._generation.return_rounds:
                 self._unsent_sources.append(emission.sources[place])
             self.num_said += 1
-            if not self._asked.stream:
+            if not self._generation.stream:
                 self.token_ids.append(token_id)
             events += self._said(emission.segments[starts[place] : starts[place + 1]])
         if emission.finish_reason is not None:
             events += self._said(emission.segments[starts[-1] :], last=True)
-        if self._asked.most_predict_s is not None:
-            self._check_time(self._asked.most_predict_s)
+        if self._generation.most_predict_s is not None:
+            self._check_time(self._generation.most_predict_s)
         return events
 
     def end(self, finish_reason: str, stats: RequestStats) -> None:
@@ -306,7 +306,7 @@ class Choice:
 
     def _said(self, segments: Sequence[TextSegment], *, last: bool = False) -> list[Event]:
         parts, self._opening = self._opening, []
-        if not self._asked.stream:
+        if not self._generation.stream:
             self._written += [segment.text for segment in segments]
             self._num_written += sum(len(segment.text) for segment in segments)
         if self._splitter is None:
@@ -328,7 +328,7 @@ class Choice:
         echo, self._unsent_echo = self._unsent_echo, ()
         token_ids, self._unsent_ids = self._unsent_ids, []
         logprobs, self._unsent_logprobs = self._unsent_logprobs, []
-        if not self._asked.stream:
+        if not self._generation.stream:
             self.logprobs += logprobs
         sources, self._unsent_sources = self._unsent_sources, []
         return [Said(self, [*echo, *parts], token_ids, logprobs, self.num_said, sources)]
@@ -359,7 +359,7 @@ class Choice:
     def _progress(self, emission: Emission | None) -> list[Progress]:
         """Return how far the prompt is read, where somebody wants to know; first of all what needs no reading."""
         request = self.stream.request
-        if not self._asked.return_progress or request is None:
+        if not self._generation.return_progress or request is None:
             return []
         found = []
         time_ms = (time.monotonic() - self._began_s) * 1e3
@@ -386,7 +386,7 @@ class Answer:
 
     Args:
         served: the model.
-        asked: what is asked for.
+        request: what is asked for.
         prompts: to answer.
         namespace: whose the texts are: nothing that was read is shared with others.
         client: who asks: turns are taken with others, who are told nothing of it.
@@ -397,7 +397,7 @@ class Answer:
         created: when it was asked for, in seconds since 1970.
         client: who asks.
         served: the model.
-        asked: what is asked for.
+        request: what is asked for.
         choices: in the order of prompts, and of the choices of each.
         interrupted: whether the server ended it, as it ends itself.
     """
@@ -405,7 +405,7 @@ class Answer:
     def __init__(
         self,
         served: ServedModel,
-        asked: Asked,
+        request: GenerationRequest,
         prompts: Sequence[PreparedPrompt],
         *,
         namespace: str,
@@ -416,19 +416,19 @@ class Answer:
         self.created = int(time.time())
         self.client = client
         self.served = served
-        self.asked = asked
+        self.request = request
         self.choices: list[Choice] = []
         self.interrupted = False
         self._timers: list[asyncio.TimerHandle] = []
         try:
             for prompt in prompts:
-                for choice in range(asked.num_choices):
-                    options = asked.options.copy()
+                for choice in range(request.num_choices):
+                    options = request.options.copy()
                     options.update(prompt.options)
-                    options.update({"choice": choice, "constraint": asked.constraint})
+                    options.update({"choice": choice, "constraint": request.constraint})
                     options.update({"namespace": namespace, "client": client})
                     stream = served.model.astream(prompt.token_ids, **options)
-                    self.choices.append(Choice(len(self.choices), prompt, stream, asked))
+                    self.choices.append(Choice(len(self.choices), prompt, stream, request))
         except BaseException:
             self.cancel()
             raise

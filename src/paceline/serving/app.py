@@ -2,8 +2,8 @@
 
 ::
 
-    security (keys, hosts, limits)  ->  a route  ->  bodies, asked  ->  preparing  ->  answering  ->  shapes
-    serving/security                    here         what is asked     prompts       the answer      its JSON
+    security (keys, hosts, limits) -> a route -> generation_request -> preparing -> answering -> shapes
+    serving/security                  here       what is asked for     prompts      the answer   its JSON
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from paceline.core.errors import PacelineError
 from paceline.core.numbers import shown
 from paceline.serving.answering import PreparedPrompt
-from paceline.serving.asked import Api, Asked, read_asked, warnings_of
 from paceline.serving.bodies import (
     ChatBody,
     CompletionBody,
@@ -46,6 +45,7 @@ from paceline.serving.errors import (
     response_of,
 )
 from paceline.serving.fields import FieldError, check_known, unknown_within
+from paceline.serving.generation_request import Api, GenerationRequest, read_generation_request, warnings_of
 from paceline.serving.leaving import while_there
 from paceline.serving.model_facts import models_of, props_of
 from paceline.serving.openapi import ERROR_RESPONSES, document
@@ -166,48 +166,52 @@ def _add_health(router: APIRouter, server: Server) -> None:
 
 
 def _add_generation(router: APIRouter, server: Server) -> None:
-    async def asked_of(request: Request, body: CompletionBody | ChatBody, api: Api) -> Asked:
+    async def read_request(request: Request, body: CompletionBody | ChatBody, api: Api) -> GenerationRequest:
         served, biases, share = server.host.served, body.logit_bias, server.work.share_of(request.scope)
         listed = len(biases) if isinstance(biases, dict | list) else 0
         kind = await _kind_of(request)
-        asked = await share.do(
+        generation = await share.do(
             kind,
-            lambda: read_asked(body, api, defaults=served.options, settings=server.options, verbose=server.verbose),
+            lambda: read_generation_request(
+                body, api, defaults=served.options, settings=server.options, verbose=server.verbose
+            ),
             # Long bodies may have many messages and names, all of which are looked at.
             num_items=listed + len(await request.body()) // _BYTES_AN_ITEM,
         )
-        return await with_constraint(server.host, share, await with_bias(server.host, share, kind, asked))
+        return await with_constraint(server.host, share, await with_bias(server.host, share, kind, generation))
 
     async def prepared_completion(
         request: Request, body: CompletionBody, api: Api
-    ) -> tuple[Asked, list[PreparedPrompt]]:
-        asked = await asked_of(request, body, api)
-        return asked, await prepare_completions(
+    ) -> tuple[GenerationRequest, list[PreparedPrompt]]:
+        generation = await read_request(request, body, api)
+        return generation, await prepare_completions(
             server.host,
             server.work.share_of(request.scope),
             await _kind_of(request),
             body.prompt,
-            num_choices=asked.num_choices,
+            num_choices=generation.num_choices,
             most=server.options.max_choices,
         )
 
-    async def prepared_chat(request: Request, body: ChatBody, *, counts: bool = False) -> tuple[Asked, PreparedPrompt]:
-        asked = await asked_of(request, body, "chat")
+    async def prepared_chat(
+        request: Request, body: ChatBody, *, counts: bool = False
+    ) -> tuple[GenerationRequest, PreparedPrompt]:
+        generation = await read_request(request, body, "chat")
         # The template tells of the tools even where none may be called, as a history of calls is read with them.
-        told = body.tools if asked.tools is None else asked.tools.tools
-        return asked, await prepare_chat(
+        told = body.tools if generation.tools is None else generation.tools.tools
+        return generation, await prepare_chat(
             server.host,
             server.work.share_of(request.scope),
             await _kind_of(request, body.messages, told),
             body,
-            max_tokens=0 if counts else asked.options.get("max_tokens"),
+            max_tokens=0 if counts else generation.options.get("max_tokens"),
             tools=told,
-            asked=asked.tools,
+            offered=generation.tools,
         )
 
     async def complete(request: Request, body: CompletionBody, api: Api) -> Response:
-        asked, prompts = await while_there(request, prepared_completion(request, body, api))
-        return await server.answer(request, asked, prompts)
+        generation, prompts = await while_there(request, prepared_completion(request, body, api))
+        return await server.answer(request, generation, prompts)
 
     @router.post("/completion", summary="Go on with a text", openapi_extra=documented(CompletionBody))
     @router.post("/completions", include_in_schema=False)
@@ -223,13 +227,17 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=documented(ChatBody))
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> Response:
-        asked, prompt = await while_there(request, prepared_chat(request, body))
-        if asked.stream and prompt.reasoning_format == "deepseek-legacy":
+        generation, prompt = await while_there(request, prepared_chat(request, body))
+        if generation.stream and prompt.reasoning_format == "deepseek-legacy":
             raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
-        if asked.echo and not (prompt.chat and prompt.chat.continued):
-            asked = replace(asked, warnings=(*asked.warnings, "echo changed nothing: no message is continued"))
-        asked = replace(asked, reasoning_format=prompt.reasoning_format, warnings=(*asked.warnings, *prompt.warnings))
-        return await server.answer(request, asked, [prompt])
+        if generation.echo and not (prompt.chat and prompt.chat.continued):
+            generation = replace(
+                generation, warnings=(*generation.warnings, "echo changed nothing: no message is continued")
+            )
+        generation = replace(
+            generation, reasoning_format=prompt.reasoning_format, warnings=(*generation.warnings, *prompt.warnings)
+        )
+        return await server.answer(request, generation, [prompt])
 
     @router.post(
         "/v1/chat/completions/input_tokens",

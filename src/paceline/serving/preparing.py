@@ -19,15 +19,15 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.engines.base import Vocabulary
 from paceline.serving.answering import PreparedPrompt
-from paceline.serving.asked import Asked
 from paceline.serving.bodies import ChatBody, TemplateBody
 from paceline.serving.chats import chat_params_of, followed
 from paceline.serving.constraints import Named
 from paceline.serving.fields import FieldError
+from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.prompts import TextOrId, encode, read_prompts
 from paceline.serving.token_texts import check_ids, text_of
-from paceline.serving.tools import AskedTools, call_format_of, calls_to_keep_to, told_tools
+from paceline.serving.tools import OfferedTools, call_format_of, calls_to_keep_to, told_tools
 from paceline.serving.work import Kind, Share
 from paceline.vocabularies.length import most_tokens
 
@@ -78,7 +78,7 @@ async def prepare_chat(
     *,
     max_tokens: int | None,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    asked: AskedTools | None = None,
+    offered: OfferedTools | None = None,
 ) -> PreparedPrompt:
     """Return the prompt of a conversation.
 
@@ -89,7 +89,7 @@ async def prepare_chat(
         body: of the request.
         max_tokens: most tokens that the answer may have.
         tools: functions that the template may describe.
-        asked: those of them that may be called, which are read out of the answer.
+        offered: those of them that may be called, which are read out of the answer.
 
     Raises:
         FieldError: the conversation, a tool or an option cannot be used.
@@ -122,13 +122,13 @@ async def prepare_chat(
         reasoning_format=params.reasoning_format,
         warnings=warnings,
     )
-    call_format = call_format_of(asked, served.call_format)
-    if call_format is None or asked is None:
+    call_format = call_format_of(offered, served.call_format)
+    if call_format is None or offered is None:
         return prompt
     # The library that reads calls takes a second to import.
     await share.do(Kind.UPKEEP, lambda: load_template(call_format.template, call_format.name))
     options = with_marks_kept(chat.options, call_format, served.model.target.vocabulary)
-    return replace(prompt, options=options, call_format=call_format, tools=asked)
+    return replace(prompt, options=options, call_format=call_format, tools=offered)
 
 
 def _written(
@@ -189,23 +189,23 @@ def _usual_variables(
     return {name: value for name, value in usual.items() if name in template.variables}
 
 
-async def with_bias(host: ModelHost, share: Share, kind: Kind, asked: Asked) -> Asked:
+async def with_bias(host: ModelHost, share: Share, kind: Kind, request: GenerationRequest) -> GenerationRequest:
     """Return what is asked for, with biases of texts as those of their tokens, and end tokens banned if that is asked.
 
     Args:
         host: has the model.
         share: does the work.
         kind: of the work.
-        asked: what a request asks for.
+        request: what a request asks for.
     """
     vocabulary = host.served.model.target.vocabulary
-    given = asked.options.get("logit_bias") or {}
+    given = request.options.get("logit_bias") or {}
 
     def read() -> dict[int, float]:
         biases = dict(given)
-        for text, bias in asked.bias_texts:
+        for text, bias in request.bias_texts:
             biases.update(dict.fromkeys(vocabulary.tokenize(text, add_special=False), bias))
-        if asked.options.get("ignore_end"):
+        if request.options.get("ignore_end"):
             # The model says something else in their place, as under llama-server, instead of going on behind them.
             biases.update(dict.fromkeys(sorted(vocabulary.end_ids), float("-inf")))
         unknown = next((token_id for token_id in biases if not 0 <= token_id < vocabulary.size), None)
@@ -213,52 +213,52 @@ async def with_bias(host: ModelHost, share: Share, kind: Kind, asked: Asked) -> 
             raise FieldError("logit_bias", f"token id {unknown} is not in the vocabulary of {vocabulary.size}")
         return biases
 
-    biases = await share.do(kind, read, num_items=None if asked.bias_texts else len(given))
-    return replace(asked, options={**asked.options, "logit_bias": biases}) if biases else asked
+    biases = await share.do(kind, read, num_items=None if request.bias_texts else len(given))
+    return replace(request, options={**request.options, "logit_bias": biases}) if biases else request
 
 
-async def with_constraint(host: ModelHost, share: Share, asked: Asked) -> Asked:
+async def with_constraint(host: ModelHost, share: Share, request: GenerationRequest) -> GenerationRequest:
     """Return what is asked for, with what the answer is to keep to compiled for the model.
 
     Raises:
         FieldError: it cannot be used.
     """
-    served, named = host.served, asked.named
+    served, named = host.served, request.named
     constraint = None
     if named is not None:
-        constraint, asked = await _compiled(host, share, asked, named), await _warned(share, asked, named)
-    if asked.tools is not None:
-        call_format = call_format_of(asked.tools, served.call_format)
+        constraint, request = await _compiled(host, share, request, named), await _warned(share, request, named)
+    if request.tools is not None:
+        call_format = call_format_of(request.tools, served.call_format)
         # Large schemas take a while.
-        tools, vocabulary = asked.tools, served.model.target.vocabulary
+        tools, vocabulary = request.tools, served.model.target.vocabulary
         with_calls = await share.do(Kind.COMPILING, lambda: calls_to_keep_to(tools, named, call_format, vocabulary))
         if with_calls is not None and with_calls != named:
-            named, constraint = with_calls, await _compiled(host, share, asked, with_calls)
-            asked = await _warned_of_tools(share, asked, tools)
-    return asked if constraint is None else replace(asked, named=named, constraint=constraint)
+            named, constraint = with_calls, await _compiled(host, share, request, with_calls)
+            request = await _warned_of_tools(share, request, tools)
+    return request if constraint is None else replace(request, named=named, constraint=constraint)
 
 
-async def _compiled(host: ModelHost, share: Share, asked: Asked, named: Named) -> Constraint:
+async def _compiled(host: ModelHost, share: Share, request: GenerationRequest, named: Named) -> Constraint:
     try:
-        model, salt = host.served.model, asked.cache_salt
+        model, salt = host.served.model, request.cache_salt
         return await share.do(Kind.COMPILING, lambda: model.compile(named.source, namespace=share.key, salt=salt))
     except ConstraintError as error:
         raise FieldError(named.field, str(error)) from None
 
 
-async def _warned(share: Share, asked: Asked, named: Named) -> Asked:
+async def _warned(share: Share, request: GenerationRequest, named: Named) -> GenerationRequest:
     """Say what of a schema nothing keeps the answer to."""
     source = named.source
     if not isinstance(source, JsonSchema):
-        return asked
+        return request
     places = await share.do(Kind.COMPILING, lambda: source.unenforced)
     if not places:
-        return asked
+        return request
     warning = f"{named.field} is not strict, and nothing keeps the answer to {named_places(places)}: check it"
-    return replace(asked, warnings=(*asked.warnings, warning))
+    return replace(request, warnings=(*request.warnings, warning))
 
 
-async def _warned_of_tools(share: Share, asked: Asked, tools: AskedTools) -> Asked:
+async def _warned_of_tools(share: Share, request: GenerationRequest, tools: OfferedTools) -> GenerationRequest:
     """Say what of the parameters of functions that are not strict nothing keeps calls to."""
 
     def read() -> list[str]:
@@ -274,7 +274,7 @@ async def _warned_of_tools(share: Share, asked: Asked, tools: AskedTools) -> Ask
                 )
         return found
 
-    return replace(asked, warnings=(*asked.warnings, *await share.do(Kind.COMPILING, read)))
+    return replace(request, warnings=(*request.warnings, *await share.do(Kind.COMPILING, read)))
 
 
 def check_length(num_tokens: int, context_length: int) -> None:

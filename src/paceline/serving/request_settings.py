@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from paceline.constraints import Gbnf
 from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules
-from paceline.serving.asked import Asked
+from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.hosting import ServedModel
 
 _STEPS: Final = {
@@ -45,21 +45,23 @@ _SWITCHED_OFF: Final[dict[str, Any]] = {
 """Fields of what is not built, with the values by which it is switched off."""
 
 
-def settings_of(params: SamplingParams, rules: StopRules, asked: Asked, served: ServedModel) -> dict[str, Any]:
+def settings_of(
+    params: SamplingParams, rules: StopRules, request: GenerationRequest, served: ServedModel
+) -> dict[str, Any]:
     """Return how an answer was sampled, but for the biases, of which there may be many.
 
     Args:
         params: how tokens are sampled.
         rules: when the answer ends.
-        asked: the request.
+        request: the request.
         served: the model.
     """
     return {
-        **short_settings_of(params, rules, asked, served),
+        **short_settings_of(params, rules, request, served),
         "dry_sequence_breakers": ["\n", ":", '"', "*"],
         "stop": list(rules.stop),
         "logit_bias": [],
-        "grammar": asked.named.source.text if asked.named and isinstance(asked.named.source, Gbnf) else "",
+        "grammar": request.named.source.text if request.named and isinstance(request.named.source, Gbnf) else "",
         "grammar_lazy": False,
         "grammar_triggers": [],
         "preserved_tokens": list(rules.preserved_ids),
@@ -73,12 +75,12 @@ def shown_biases(biases: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
 
 
 def short_settings_of(
-    params: SamplingParams, rules: StopRules, asked: Asked | None, served: ServedModel
+    params: SamplingParams, rules: StopRules, request: GenerationRequest | None, served: ServedModel
 ) -> dict[str, Any]:
     """Return how an answer is sampled, without what may be long or private; as ``/slots`` and ``/props`` have it."""
     length = -1 if rules.max_tokens == MAX_TOKENS else rules.max_tokens
-    speculates = asked is None or asked.options.get("speculate") is not False
-    named = served.drafters if asked is None else asked.options.get("drafters") or served.drafters
+    speculates = request is None or request.options.get("speculate") is not False
+    named = served.drafters if request is None else request.options.get("drafters") or served.drafters
     speculative = (",".join(named) if speculates else "") or "none"
     return {
         "seed": params.seed,
@@ -94,16 +96,16 @@ def short_settings_of(
         "max_tokens": length,
         "n_predict": length,
         "ignore_eos": rules.ignore_end,
-        "stream": asked is not None and asked.stream,
-        "n_probs": 0 if asked is None else asked.num_logprobs or 0,
+        "stream": request is not None and request.stream,
+        "n_probs": 0 if request is None else request.num_logprobs or 0,
         "chat_format": "Content-only",
-        "reasoning_format": "none" if asked is None else asked.reasoning_format,
+        "reasoning_format": "none" if request is None else request.reasoning_format,
         "reasoning_in_content": False,
         "generation_prompt": "",
-        "samplers": _chain_of(params) if asked is None or asked.samplers is None else list(asked.samplers),
+        "samplers": _chain_of(params) if request is None or request.samplers is None else list(request.samplers),
         "speculative.types": speculative,
-        "timings_per_token": asked is not None and asked.timings_per_token,
-        "post_sampling_probs": asked is not None and asked.post_sampling,
+        "timings_per_token": request is not None and request.timings_per_token,
+        "post_sampling_probs": request is not None and request.post_sampling,
     }
 
 

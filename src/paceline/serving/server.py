@@ -13,10 +13,10 @@ from starlette.responses import Response
 from paceline.core.errors import InputError, QueueFullError
 from paceline.core.params import MAX_TOKENS
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, Said
-from paceline.serving.asked import Api, Asked, at_fault
 from paceline.serving.errors import RefusedError, error_of
 from paceline.serving.event_stream import EventStream, PieceByPiece
 from paceline.serving.fields import FieldError
+from paceline.serving.generation_request import Api, GenerationRequest, at_fault
 from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.leaving import while_there
 from paceline.serving.metrics import ServerLoad, ServerMetrics
@@ -117,7 +117,9 @@ class Server:
             cache_share=min(tokens / cells, 1.0) if cells else 0.0,
         )
 
-    async def answer(self, request: Request, asked: Asked, prompts: Sequence[PreparedPrompt]) -> Response:
+    async def answer(
+        self, request: Request, generation: GenerationRequest, prompts: Sequence[PreparedPrompt]
+    ) -> Response:
         """Answer prompts, whole or as a stream.
 
         Raises:
@@ -125,25 +127,27 @@ class Server:
         """
         served = self.host.served
         client = namespace_of(request.scope)
-        listed = self._may_list(asked, prompts, served.context_length)
+        listed = self._may_list(generation, prompts, served.context_length)
         if listed:
             await while_there(request, self._take_room(client, listed))
-        namespace = namespace_of(request.scope, asked.cache_salt or None)
+        namespace = namespace_of(request.scope, generation.cache_salt or None)
         try:
             # The server may have begun to end meanwhile.
             board = self.board
-            answer = Answer(served, asked, prompts, namespace=namespace, client=client, most_s=self.options.request_s)
+            answer = Answer(
+                served, generation, prompts, namespace=namespace, client=client, most_s=self.options.request_s
+            )
         except BaseException as error:
             self._room.give_back(client, listed)
             if isinstance(error, InputError):
-                raise at_fault(asked, error, served.check) from None
+                raise at_fault(generation, error, served.check) from None
             raise
         self._listed[answer.id] = client, listed
         board.add(answer)
-        shape, share = _SHAPES[asked.api](answer), self.work.share_of(request.scope)
+        shape, share = _SHAPES[generation.api](answer), self.work.share_of(request.scope)
         try:
             await while_there(request, answer.admitted())
-            if not asked.stream:
+            if not generation.stream:
                 return await self._whole(request, answer, shape, share)
         except BaseException:
             self._over(answer)
@@ -151,7 +155,7 @@ class Server:
         return EventStream(
             self._stream(answer, shape, share),
             over=lambda: self._over(answer),
-            ping_s=asked.ping_s,
+            ping_s=generation.ping_s,
         )
 
     async def _whole(self, request: Request, answer: Answer, shape: Shape, share: Share) -> Response:
@@ -177,23 +181,23 @@ class Server:
         while piece := await share.do(Kind.WRITING, some):
             yield piece
 
-    def _may_list(self, asked: Asked, prompts: Sequence[PreparedPrompt], context: int) -> int:
+    def _may_list(self, generation: GenerationRequest, prompts: Sequence[PreparedPrompt], context: int) -> int:
         """Return how many log-probabilities answers may come to.
 
         Raises:
             FieldError: one request may not have so many.
         """
-        if asked.num_logprobs is None:
+        if generation.num_logprobs is None:
             return 0
-        length, each = asked.options.get("max_tokens") or MAX_TOKENS, 1 + asked.num_logprobs
+        length, each = generation.options.get("max_tokens") or MAX_TOKENS, 1 + generation.num_logprobs
         lengths = [min(length, context - len(prompt.token_ids)) for prompt in prompts]
-        listed = sum(lengths) * asked.num_choices * each
+        listed = sum(lengths) * generation.num_choices * each
         most = self.options.max_answer_logprobs
         if listed > most:
-            num_choices = len(prompts) * asked.num_choices
+            num_choices = len(prompts) * generation.num_choices
             answers = f"{num_choices} answers of up to" if num_choices > 1 else "an answer of up to"
             raise FieldError(
-                asked.names.get("logprobs", "logprobs"),
+                generation.names.get("logprobs", "logprobs"),
                 f"{each} log-probabilities a token for {answers} {max(lengths)} tokens come to {listed:,}, and at most "
                 f"{most:,} are taken: ask for fewer, set a smaller max_tokens, or start the server with a larger "
                 "--max-answer-logprobs",
@@ -216,7 +220,7 @@ class Server:
 
     async def _followed(self, answer: Answer) -> None:
         # A time limit of the answer is looked at round by round.
-        every = _WHOLE_ROUNDS if answer.asked.most_predict_s is None else 1
+        every = _WHOLE_ROUNDS if answer.request.most_predict_s is None else 1
         async for events in answer.rounds(every):
             self._note(answer, events)
 

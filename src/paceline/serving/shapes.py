@@ -160,20 +160,20 @@ class _Base(ABC):
 
     Attributes:
         answer: what is written.
-        asked: the request that is answered.
+        request: the request that is answered.
         vocabulary: spells tokens.
     """
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.asked = answer.asked
+        self.request = answer.request
         self.vocabulary = answer.served.model.target.vocabulary
         self._num_ended = 0
         self._begun: set[int] = set()
         # By choice and kind of text.
         self._frames: dict[tuple[int, PartKind], list[bytes] | None] = {}
-        asked = answer.asked
-        self._are_alike = not (asked.reads_only or asked.timings_per_token or asked.verbose)
+        request = answer.request
+        self._are_alike = not (request.reads_only or request.timings_per_token or request.verbose)
 
     @abstractmethod
     def chunks(self, events: Sequence[Event]) -> list[dict[str, Any]]:
@@ -240,7 +240,7 @@ class _Base(ABC):
         stats = choice.stats
         assert stats is not None
         timings = timings_of(stats)
-        if self.asked.reads_only:
+        if self.request.reads_only:
             timings |= {"predicted_n": 0}
         return timings
 
@@ -271,8 +271,8 @@ class _Base(ABC):
     def beside(self, choice: Choice) -> dict[str, Any]:
         """Return what stands beside the answer in its last or only part."""
         found = self.times(choice)
-        if self.asked.warnings:
-            found["warnings"] = list(self.asked.warnings)
+        if self.request.warnings:
+            found["warnings"] = list(self.request.warnings)
         return found
 
     def is_last(self, event: Ended) -> bool:
@@ -283,7 +283,7 @@ class _Base(ABC):
 
     def usage(self) -> dict[str, Any]:
         """Return the counts of tokens of all answers."""
-        return usage_of(self.answer.choices, reads_only=self.asked.reads_only)
+        return usage_of(self.answer.choices, reads_only=self.request.reads_only)
 
     def native(self, choice: Choice, *, in_stream: bool) -> dict[str, Any]:
         """Return a finished answer as llama-server's ``/completion`` has it.
@@ -292,18 +292,18 @@ class _Base(ABC):
             choice: the answer.
             in_stream: whether its text was sent before.
         """
-        asked = self.asked
-        shows_text = not in_stream and not asked.reads_only
+        request = self.request
+        shows_text = not in_stream and not request.reads_only
         found: dict[str, Any] = {
             "index": choice.number,
             "content": choice.written if shows_text else "",
-            "tokens": Listed(choice.token_ids, list) if shows_text and asked.return_tokens else [],
+            "tokens": Listed(choice.token_ids, list) if shows_text and request.return_tokens else [],
             "id_slot": choice.slot,
             "stop": True,
             "model": self.answer.served.id,
-            "tokens_predicted": 0 if asked.reads_only else choice.num_said,
+            "tokens_predicted": 0 if request.reads_only else choice.num_said,
             "tokens_evaluated": choice.num_prompt,
-            "generation_settings": settings_of(choice.stream.params, choice.stream.rules, asked, self.answer.served)
+            "generation_settings": settings_of(choice.stream.params, choice.stream.rules, request, self.answer.served)
             | {"logit_bias": Listed([*choice.stream.params.logit_bias.items()], shown_biases)},
             "prompt": choice.prompt.text,
             "has_new_line": choice.has_new_line,
@@ -313,14 +313,16 @@ class _Base(ABC):
             "tokens_cached": choice.num_prompt + choice.num_said - 1,
             **self.beside(choice),
         }
-        if shows_text and asked.num_logprobs is not None:
+        if shows_text and request.num_logprobs is not None:
             found["completion_probabilities"] = self.probabilities(choice.logprobs)
         return found
 
     def probabilities(self, logprobs: Sequence[TokenLogprob]) -> Listed:
         """Return how likely tokens were."""
-        write = functools.partial(probabilities_of, vocabulary=self.vocabulary, post_sampling=self.asked.post_sampling)
-        return Listed(logprobs, write, 1 + (self.asked.num_logprobs or 0))
+        write = functools.partial(
+            probabilities_of, vocabulary=self.vocabulary, post_sampling=self.request.post_sampling
+        )
+        return Listed(logprobs, write, 1 + (self.request.num_logprobs or 0))
 
     def progress(self, event: Progress) -> dict[str, Any]:
         """Return how far a prompt is read."""
@@ -351,7 +353,7 @@ class NativeShape(_Base):
                 found.append(self._chosen(self.native(choice, in_stream=True)))
                 continue
             said = event if isinstance(event, Said) else None
-            if self.asked.reads_only and not isinstance(event, Progress):
+            if self.request.reads_only and not isinstance(event, Progress):
                 continue
             chunk: dict[str, Any] = {
                 "index": choice.number,
@@ -362,7 +364,7 @@ class NativeShape(_Base):
                 "tokens_predicted": _num_said(event),
                 "tokens_evaluated": choice.num_prompt,
             }
-            if self.asked.timings_per_token:
+            if self.request.timings_per_token:
                 chunk["timings"] = self.running_timings(choice, event)
             if isinstance(event, Progress):
                 chunk["prompt_progress"] = self.progress(event)
@@ -377,10 +379,10 @@ class NativeShape(_Base):
 
     def _chosen(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Return those fields that were asked for; ``a/b`` is ``b`` of ``a``, under that name."""
-        if not self.asked.response_fields:
+        if not self.request.response_fields:
             return answer
         found: dict[str, Any] = {}
-        for path in self.asked.response_fields:
+        for path in self.request.response_fields:
             value: Any = answer
             for name in path.split("/"):
                 if not isinstance(value, dict) or name not in value:
@@ -434,7 +436,7 @@ class _OpenAiBase(_Base):
             "usage": self.usage(),
             **self.beside(self.answer.choices[0]),
         }
-        if self.asked.verbose:
+        if self.request.verbose:
             found["__verbose"] = self.native(self.answer.choices[0], in_stream=False)
         return found
 
@@ -457,7 +459,8 @@ class CompletionShape(_OpenAiBase):
         """Return one finished answer."""
         return {
             "index": choice.number,
-            "text": (choice.prompt.text if self.asked.echo else "") + ("" if self.asked.reads_only else choice.written),
+            "text": (choice.prompt.text if self.request.echo else "")
+            + ("" if self.request.reads_only else choice.written),
             "logprobs": self._logprobs(choice, choice.logprobs),
             "finish_reason": self.finish_reason(choice),
         }
@@ -468,21 +471,21 @@ class CompletionShape(_OpenAiBase):
         for event in events:
             choice = event.choice
             chunk = self.head(in_stream=True)
-            if self.asked.echo and choice.number not in self._echoed:
+            if self.request.echo and choice.number not in self._echoed:
                 self._echoed.add(choice.number)
                 found.append({**chunk, "choices": [self._delta(choice, choice.prompt.text)]})
             if isinstance(event, Said):
-                if self.asked.reads_only:
+                if self.request.reads_only:
                     continue
                 chunk["choices"] = [self._delta(choice, event.text, self._logprobs(choice, event.logprobs))]
                 if event.sources:
                     chunk["sources"] = list(event.sources)
-                if self.asked.timings_per_token:
+                if self.request.timings_per_token:
                     chunk["timings"] = self.running_timings(choice)
-                if self.asked.verbose:
+                if self.request.verbose:
                     (chunk["__verbose"],) = NativeShape(self.answer).chunks([event])
             elif isinstance(event, Round):
-                if self.asked.reads_only:
+                if self.request.reads_only:
                     continue
                 chunk["choices"] = [self._delta(choice, "")]
                 chunk["round"] = round_of(event.emission, self.vocabulary)
@@ -492,10 +495,10 @@ class CompletionShape(_OpenAiBase):
             else:
                 chunk["choices"] = [{**self._delta(choice, ""), "finish_reason": self.finish_reason(choice)}]
                 chunk |= self.beside(choice)
-                if self.asked.verbose:
+                if self.request.verbose:
                     chunk["__verbose"] = self.native(choice, in_stream=True)
             found.append(chunk)
-            if isinstance(event, Ended) and self.is_last(event) and self.asked.include_usage:
+            if isinstance(event, Ended) and self.is_last(event) and self.request.include_usage:
                 found.append({**self.head(in_stream=True), "choices": [], "usage": self.usage(), **self.beside(choice)})
         return found
 
@@ -503,7 +506,7 @@ class CompletionShape(_OpenAiBase):
         return {"index": choice.number, "text": text, "logprobs": logprobs, "finish_reason": None}
 
     def _logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if self.asked.num_logprobs is None or self.asked.reads_only or not logprobs:
+        if self.request.num_logprobs is None or self.request.reads_only or not logprobs:
             return None
         # Control tokens add nothing to the text, which the tokens are to spell.
         spelled = [self.vocabulary.token_bytes(each.token_id) for each in logprobs]
@@ -513,7 +516,7 @@ class CompletionShape(_OpenAiBase):
             "top_logprobs": Listed(
                 [*zip(logprobs, spelled, strict=True)],
                 lambda some: [self._top(each, piece) for each, piece in some],
-                1 + self.asked.num_logprobs,
+                1 + self.request.num_logprobs,
             ),
             "text_offset": [self._offsets[choice.number].next(piece) for piece in spelled],
             "content": self.probabilities(logprobs),
@@ -586,7 +589,7 @@ class ChatShape(_OpenAiBase):
         assert chat is not None
         message: dict[str, Any] = {"role": "assistant"}
         message |= message_of(
-            "" if self.asked.reads_only else choice.written,
+            "" if self.request.reads_only else choice.written,
             chat.markers,
             begun=chat.begun,
             continued=chat.continued,
@@ -624,22 +627,22 @@ class ChatShape(_OpenAiBase):
                 opening = self._delta(choice, {"role": "assistant", "content": None})
                 found.append({**self.head(in_stream=True), "choices": [opening]})
             if isinstance(event, Said):
-                if not self.asked.reads_only:
+                if not self.request.reads_only:
                     found += self._said(event)
                 continue
             if isinstance(event, Round):
-                if not self.asked.reads_only:
+                if not self.request.reads_only:
                     told = round_of(event.emission, self.vocabulary)
                     found.append({**chunk, "choices": [self._delta(choice, {})], "round": told})
                 continue
             chunk["choices"] = [{**self._delta(choice, {}), "finish_reason": self.finish_reason(choice)}]
-            if self.asked.verbose:
+            if self.request.verbose:
                 chunk["__verbose"] = self.native(choice, in_stream=True)
             found.append(chunk)
             is_last = self.is_last(event)
-            if not self.asked.include_usage or len(self.answer.choices) > 1:
+            if not self.request.include_usage or len(self.answer.choices) > 1:
                 chunk |= self.beside(choice)
-            if self.asked.include_usage and is_last:
+            if self.request.include_usage and is_last:
                 found.append({**self.head(in_stream=True), "choices": [], "usage": self.usage(), **self.beside(choice)})
         return found
 
@@ -661,7 +664,7 @@ class ChatShape(_OpenAiBase):
             found[-1]["choices"][0]["logprobs"] = self._logprobs(said.logprobs)
         if said.sources:
             found[-1]["sources"] = list(said.sources)
-        if self.asked.timings_per_token:
+        if self.request.timings_per_token:
             found[-1]["timings"] = self.running_timings(said.choice)
         return found
 
@@ -669,6 +672,6 @@ class ChatShape(_OpenAiBase):
         return {"index": choice.number, "delta": delta, "finish_reason": None}
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if self.asked.num_logprobs is None or self.asked.reads_only or not logprobs:
+        if self.request.num_logprobs is None or self.request.reads_only or not logprobs:
             return None
         return {"content": self.probabilities(logprobs), "refusal": None}

@@ -102,7 +102,7 @@ class SlotBoard:
             "n_prompt_tokens": choice.num_prompt + said,
             "n_prompt_tokens_processed": 0 if request is None else request.stats.prompt_tokens,
             "n_prompt_tokens_cache": choice.cached,
-            "params": short_settings_of(choice.stream.params, rules, answer.asked, served),
+            "params": short_settings_of(choice.stream.params, rules, answer.request, served),
             "next_token": [
                 {
                     "has_next_token": busy,

@@ -21,7 +21,7 @@ _MOST_TOOLS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class AskedTools:
+class OfferedTools:
     """Tools of a request.
 
     Attributes:
@@ -50,7 +50,7 @@ class AskedTools:
         return self.required or any(tool["function"].get("strict") for tool in self.tools)
 
 
-def read_tools(given: Mapping[str, Any]) -> AskedTools | None:
+def read_tools(given: Mapping[str, Any]) -> OfferedTools | None:
     """Return the tools of a request; ``None`` where there are none, or none may be called.
 
     Args:
@@ -76,7 +76,7 @@ def read_tools(given: Mapping[str, Any]) -> AskedTools | None:
         tools = [tool for tool in tools if tool["function"]["name"] in may_be_called]
     is_auto = choice == "auto"
     parallel = given.get("parallel_tool_calls", is_auto)
-    return AskedTools(tools, only, not is_auto, parallel, restricted=allowed is not None)
+    return OfferedTools(tools, only, not is_auto, parallel, restricted=allowed is not None)
 
 
 def told_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -105,28 +105,28 @@ def _told(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": usual | more}
 
 
-def call_format_of(asked: AskedTools | None, known: ToolCallFormat | None) -> ToolCallFormat | None:
+def call_format_of(offered: OfferedTools | None, known: ToolCallFormat | None) -> ToolCallFormat | None:
     """Return how an answer has calls; ``None`` where none are looked for.
 
     Args:
-        asked: of the request.
+        offered: of the request.
         known: how the model writes calls; ``None`` where that is not known. Then a model that has to call writes plain
             objects, as one whose format is described for reading alone, and one that need not makes no calls that
             anybody could tell from content.
     """
-    if asked is None:
+    if offered is None:
         return None
     has_grammar = known is not None and known.written is not None
-    return PLAIN_CALLS if asked.required and not has_grammar else known
+    return PLAIN_CALLS if offered.required and not has_grammar else known
 
 
 def calls_to_keep_to(
-    asked: AskedTools, content: Named | None, call_format: ToolCallFormat | None, vocabulary: Vocabulary
+    offered: OfferedTools, content: Named | None, call_format: ToolCallFormat | None, vocabulary: Vocabulary
 ) -> Named | None:
     """Return what an answer keeps to, calls and all; ``None`` where nobody asked for anything.
 
     Args:
-        asked: of the request.
+        offered: of the request.
         content: what an answer without calls keeps to.
         call_format: how the answer has calls; ``None`` where none are looked for.
         vocabulary: the target's.
@@ -137,18 +137,18 @@ def calls_to_keep_to(
     if call_format is None:
         return content
     # Of a format that is described for reading alone, the reader sees to it that there is one.
-    needs_grammar = (asked.restricted or not asked.several) and call_format.written is not None
-    if not (asked.is_strict or needs_grammar or content is not None):
+    needs_grammar = (offered.restricted or not offered.several) and call_format.written is not None
+    if not (offered.is_strict or needs_grammar or content is not None):
         return content
-    schema = _schema_of(content, call_format, required=asked.required)
-    field = "tool_choice" if asked.required else "tools"
-    tools = [tool for tool in asked.tools if asked.only in ("", tool["function"]["name"])]
+    schema = _schema_of(content, call_format, required=offered.required)
+    field = "tool_choice" if offered.required else "tools"
+    tools = [tool for tool in offered.tools if offered.only in ("", tool["function"]["name"])]
     try:
         source = calls_source(
             call_format,
             tools,
-            required=asked.required,
-            parallel=asked.several,
+            required=offered.required,
+            parallel=offered.several,
             control_ids=control_marks(call_format, vocabulary),
             content=schema,
         )

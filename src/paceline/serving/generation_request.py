@@ -19,7 +19,7 @@ from paceline.serving.chats import further_settings
 from paceline.serving.constraints import Named, read_constraint
 from paceline.serving.fields import FieldError, check_known, unknown_within
 from paceline.serving.settings import ServerOptions
-from paceline.serving.tools import AskedTools, read_tools
+from paceline.serving.tools import OfferedTools, read_tools
 
 Api: TypeAlias = Literal["native", "completions", "chat"]
 """Whose fields a request has: llama-server's ``/completion``, or OpenAI's completions or chat completions."""
@@ -75,7 +75,7 @@ _ROUTES_OF: Final[Mapping[str, tuple[Api, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GenerationRequest:
     """What a request asks for.
 
     Attributes:
@@ -132,12 +132,12 @@ class Asked:
     names: Mapping[str, str] = field(default_factory=dict)
     named: Named | None = None
     constraint: Constraint | None = None
-    tools: AskedTools | None = None
+    tools: OfferedTools | None = None
 
 
-def read_asked(
+def read_generation_request(
     body: CompletionBody | ChatBody, api: Api, *, defaults: GenerateOptions, settings: ServerOptions, verbose: bool
-) -> Asked:
+) -> GenerationRequest:
     """Return what a request asks for.
 
     Args:
@@ -191,7 +191,7 @@ def read_asked(
     unknown = check_known(extra, strict=settings.strict_fields)
     tools, named = read_tools(given) if api == "chat" else None, read_constraint(given)
     ping_s = given.get("sse_ping_interval", 30)
-    return Asked(
+    return GenerationRequest(
         api=api,
         options=options,
         bias_texts=bias_texts,
@@ -238,19 +238,19 @@ def _without_effect(given: Mapping[str, Any], api: Api) -> list[str]:
     return found
 
 
-def at_fault(asked: Asked, error: InputError, check: Callable[[GenerateOptions], object]) -> InputError:
+def at_fault(request: GenerationRequest, error: InputError, check: Callable[[GenerateOptions], object]) -> InputError:
     """Return the error of options with the name of the field that is at fault, if one alone is.
 
     Args:
-        asked: what was refused.
+        request: what was refused.
         error: what it was refused by.
         check: raises for options that cannot be used.
     """
-    for name, value in asked.options.items():
+    for name, value in request.options.items():
         try:
             check(cast("GenerateOptions", {name: value}))
         except InputError:
-            return FieldError(asked.names.get(name, name), str(error))
+            return FieldError(request.names.get(name, name), str(error))
     return error
 
 
@@ -276,7 +276,7 @@ def _speculation_of(speculative: Speculative | None, extra: dict[str, Any]) -> t
 
     llama-server's names are taken out of ``extra``.
     """
-    asked: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     names: dict[str, str] = {}
     is_off = False
     if speculative is not None:
@@ -287,7 +287,7 @@ def _speculation_of(speculative: Speculative | None, extra: dict[str, Any]) -> t
         for entry in fields_of(SpeculationParams):
             value = getattr(speculative, entry.name, None)
             if value is not None:
-                asked[entry.name], names[entry.name] = value, f"speculative.{entry.name}"
+                options[entry.name], names[entry.name] = value, f"speculative.{entry.name}"
         is_off = speculative.enabled is False or bool(speculative.off)
     for name, option in _DOTTED.items():
         value = extra.pop(name, None)
@@ -295,15 +295,15 @@ def _speculation_of(speculative: Speculative | None, extra: dict[str, Any]) -> t
             continue
         if option == "drafters" and value in ("none", "auto", "default"):
             is_off |= value == "none"
-        elif option not in asked:
-            asked[option], names[option] = whole_of(value), name
-    if is_off or (asked.get("draft_max") == 0 and asked["draft_max"] is not False):
-        asked.pop("draft_max", None)
-        asked["speculate"] = False
-    drafters = asked.get("drafters")
+        elif option not in options:
+            options[option], names[option] = whole_of(value), name
+    if is_off or (options.get("draft_max") == 0 and options["draft_max"] is not False):
+        options.pop("draft_max", None)
+        options["speculate"] = False
+    drafters = options.get("drafters")
     if isinstance(drafters, str):
-        asked["drafters"] = [name.strip() for name in drafters.split(",") if name.strip()]
-    return cast("GenerateOptions", asked), names
+        options["drafters"] = [name.strip() for name in drafters.split(",") if name.strip()]
+    return cast("GenerateOptions", options), names
 
 
 def _length_of(given: Mapping[str, Any]) -> tuple[bool, int | None]:
@@ -372,15 +372,15 @@ def _num_choices(given: Mapping[str, Any], most: int) -> int:
 
 def _num_logprobs(given: Mapping[str, Any], api: Api) -> int | None:
     """Return how many likely tokens to list beside each; ``None`` for no log-probabilities."""
-    asked = given.get("logprobs")
+    logprobs = given.get("logprobs")
     if api == "chat":
-        if given.get("top_logprobs") and not asked:
+        if given.get("top_logprobs") and not logprobs:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs to be true")
-        if asked:
-            return int(given.get("top_logprobs", DEFAULT_TOP_LOGPROBS if asked is True else asked))
+        if logprobs:
+            return int(given.get("top_logprobs", DEFAULT_TOP_LOGPROBS if logprobs is True else logprobs))
     # 0 asks for the chosen tokens alone in OpenAI's API, and for nothing in llama-server's.
-    elif asked is not None and asked is not False and (api != "native" or asked):
-        return int(asked)
+    elif logprobs is not None and logprobs is not False and (api != "native" or logprobs):
+        return int(logprobs)
     return given.get("n_probs") or None
 
 
