@@ -21,10 +21,10 @@ from pydantic import ValidationError
 from paceline.serving import running
 from paceline.serving.bodies import MOST_TEXTS, ChatBody, CompletionBody, TemplateBody
 from paceline.serving.event_stream import EventStream
+from paceline.serving.response_formats import probabilities_of
 from paceline.serving.security import read_json
 from paceline.serving.security.careful_protocol import CarefulProtocol
 from paceline.serving.settings import ServerOptions
-from paceline.serving.shapes import probabilities_of
 from tests.serving.live import live, repeated
 from tests.timing import WAIT_S
 
@@ -245,7 +245,7 @@ def test_many_probabilities_are_written_in_a_thread(
         written_by.add(threading.get_ident())
         return probabilities_of(*args, **options)
 
-    monkeypatch.setattr("paceline.serving.shapes.probabilities_of", noted)
+    monkeypatch.setattr("paceline.serving.response_formats.probabilities_of", noted)
 
     async def test() -> None:
         async with live() as server:

@@ -3,7 +3,7 @@
 ::
 
     prompts ──> one AsyncStream for each choice ──> rounds of all of them, as they come ──> pieces, progress, ends
-                                                                                            (serving/shapes)
+                                                                                            (serving/response_formats)
 
 A round of the engine may bring several tokens. Each becomes a piece of its own, as clients of llama-server know it:
 they count chunks as tokens. All pieces of a round are handed on together, and cost one write.

@@ -2,7 +2,7 @@
 
 ::
 
-    security (keys, hosts, limits) -> a route -> generation_request -> preparing -> answering -> shapes
+    security (keys, hosts, limits) -> a route -> generation_request -> preparing -> answering -> response_formats
     serving/security                  here       what is asked for     prompts      the answer   its JSON
 """
 
@@ -52,9 +52,9 @@ from paceline.serving.openapi import ERROR_RESPONSES, document
 from paceline.serving.page.files import add_page
 from paceline.serving.preparing import prepare_chat, prepare_completions, with_bias, with_constraint
 from paceline.serving.prompts import encode, read_mixed
+from paceline.serving.response_formats import to_json
 from paceline.serving.security import SecuritySettings, namespace_of, secured
 from paceline.serving.server import Server
-from paceline.serving.shapes import to_json
 from paceline.serving.token_texts import AT_ONCE, check_ids, piece_of, read_ids, text_of
 from paceline.serving.work import Kind, kind_of_reading
 

@@ -20,9 +20,17 @@ from paceline.serving.generation_request import Api, GenerationRequest, at_fault
 from paceline.serving.hosting import ModelHost, ServedModel
 from paceline.serving.leaving import while_there
 from paceline.serving.metrics import ServerLoad, ServerMetrics
+from paceline.serving.response_formats import (
+    ChatFormatter,
+    CompletionFormatter,
+    NativeFormatter,
+    ResponseFormatter,
+    as_events,
+    pieces_of,
+    to_json,
+)
 from paceline.serving.security import namespace_of
 from paceline.serving.settings import ServerOptions
-from paceline.serving.shapes import ChatShape, CompletionShape, NativeShape, Shape, as_events, pieces_of, to_json
 from paceline.serving.shares import Shares
 from paceline.serving.slots import SlotBoard
 from paceline.serving.work import MOST_AT_ONCE, Kind, Share, Work
@@ -36,10 +44,10 @@ _PIECE_BYTES: Final = 1 << 16
 _ROOM: Final = 4
 """Requests of the most log-probabilities that there is room for at a time."""
 
-_SHAPES: dict[Api, Callable[[Answer], Shape]] = {
-    "native": NativeShape,
-    "completions": CompletionShape,
-    "chat": ChatShape,
+_FORMATTERS: dict[Api, Callable[[Answer], ResponseFormatter]] = {
+    "native": NativeFormatter,
+    "completions": CompletionFormatter,
+    "chat": ChatFormatter,
 }
 
 
@@ -144,33 +152,33 @@ class Server:
             raise
         self._listed[answer.id] = client, listed
         board.add(answer)
-        shape, share = _SHAPES[generation.api](answer), self.work.share_of(request.scope)
+        formatter, share = _FORMATTERS[generation.api](answer), self.work.share_of(request.scope)
         try:
             await while_there(request, answer.admitted())
             if not generation.stream:
-                return await self._whole(request, answer, shape, share)
+                return await self._whole(request, answer, formatter, share)
         except BaseException:
             self._over(answer)
             raise
         return EventStream(
-            self._stream(answer, shape, share),
+            self._stream(answer, formatter, share),
             over=lambda: self._over(answer),
             ping_s=generation.ping_s,
         )
 
-    async def _whole(self, request: Request, answer: Answer, shape: Shape, share: Share) -> Response:
+    async def _whole(self, request: Request, answer: Answer, formatter: ResponseFormatter, share: Share) -> Response:
         """Wait for an answer for as long as the client does."""
         await while_there(request, self._followed(answer))
         _check_whole(answer)
         if sum(choice.num_listed for choice in answer.choices) > MOST_AT_ONCE:
-            return PieceByPiece(self._pieces(shape, share), over=lambda: self._over(answer))
-        body = to_json(shape.whole())
+            return PieceByPiece(self._pieces(formatter, share), over=lambda: self._over(answer))
+        body = to_json(formatter.whole())
         self._over(answer)
         return Response(body, media_type="application/json")
 
-    async def _pieces(self, shape: Shape, share: Share) -> AsyncIterator[bytes]:
+    async def _pieces(self, formatter: ResponseFormatter, share: Share) -> AsyncIterator[bytes]:
         """Iterate over a whole answer, written beside others."""
-        pieces = await share.do(Kind.WRITING, lambda: pieces_of(shape.whole()))
+        pieces = await share.do(Kind.WRITING, lambda: pieces_of(formatter.whole()))
 
         def some() -> bytes:
             found = bytearray()
@@ -224,7 +232,7 @@ class Server:
         async for events in answer.rounds(every):
             self._note(answer, events)
 
-    async def _stream(self, answer: Answer, shape: Shape, share: Share) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, answer: Answer, formatter: ResponseFormatter, share: Share) -> AsyncGenerator[bytes, None]:
         try:
             async for events in answer.rounds():
                 self._note(answer, events)
@@ -234,13 +242,13 @@ class Server:
                     if not isinstance(event, Said) or event.logprobs:
                         listed += _num_listed(event)
                 if listed <= MOST_AT_ONCE:
-                    written = shape.written(events)
+                    written = formatter.written(events)
                 else:
-                    write = functools.partial(shape.written, events, in_pieces=True)
+                    write = functools.partial(formatter.written, events, in_pieces=True)
                     written = await share.do(Kind.WRITING, write)
                 if written:
                     yield written
-            if shape.ends_with_done:
+            if formatter.ends_with_done:
                 yield b"data: [DONE]\n\n"
         except Exception as error:
             yield as_events([error_of(error)[1]])

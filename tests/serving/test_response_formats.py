@@ -21,8 +21,8 @@ from paceline.core.stats import RequestStats
 from paceline.serving.answering import Ended, Event, Progress, Round, Said
 from paceline.serving.generation_request import Api, GenerationRequest
 from paceline.serving.hosting import ServedModel
-from paceline.serving.server import _SHAPES
-from paceline.serving.shapes import as_events
+from paceline.serving.response_formats import as_events
+from paceline.serving.server import _FORMATTERS
 from tests.serving.hosted import scripted
 from tests.tiers import by_tier
 
@@ -125,8 +125,8 @@ def test_a_chunk_in_its_frame_is_its_json(served: ServedModel, api: Api) -> None
             events_of(choices, logprobs=num_logprobs is not None, rounds=data.draw(st.integers(0, 7)) == 7)
         )
         # Made of the same answer; a shape remembers what it has said.
-        quick: Any = _SHAPES[api](answer)
-        slow: Any = _SHAPES[api](answer)
+        quick: Any = _FORMATTERS[api](answer)
+        slow: Any = _FORMATTERS[api](answer)
         framed = quick._framed
 
         def noted(said: Said) -> bytes | None:

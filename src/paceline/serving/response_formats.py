@@ -25,7 +25,7 @@ from paceline.serving.timings import metrics_of, round_of, speculation_of, timin
 from paceline.serving.token_texts import piece_of
 
 
-class Shape(Protocol):
+class ResponseFormatter(Protocol):
     """Writes answers in the terms of one API.
 
     Attributes:
@@ -155,8 +155,8 @@ def _probability_of(token_id: int, logprob: float, vocabulary: Vocabulary, *, po
     }
 
 
-class _Base(ABC):
-    """What all shapes have in common.
+class _Formatter(ABC):
+    """What all formatters have in common.
 
     Attributes:
         answer: what is written.
@@ -334,7 +334,7 @@ class _Base(ABC):
         }
 
 
-class NativeShape(_Base):
+class NativeFormatter(_Formatter):
     """llama-server's ``/completion``."""
 
     ends_with_done = False
@@ -400,7 +400,7 @@ def _num_said(event: Event) -> int:
     return event.choice.num_said - len(event.emission.token_ids) if isinstance(event, Round) else 0
 
 
-class _OpenAiBase(_Base):
+class _OpenAiFormatter(_Formatter):
     """What OpenAI's two APIs have in common."""
 
     ends_with_done = True
@@ -445,7 +445,7 @@ class _OpenAiBase(_Base):
         """Return one finished answer."""
 
 
-class CompletionShape(_OpenAiBase):
+class CompletionFormatter(_OpenAiFormatter):
     """OpenAI's completions. Log-probabilities come in both of the forms that clients read."""
 
     whole_object = chunk_object = "text_completion"
@@ -483,7 +483,7 @@ class CompletionShape(_OpenAiBase):
                 if self.request.timings_per_token:
                     chunk["timings"] = self.running_timings(choice)
                 if self.request.verbose:
-                    (chunk["__verbose"],) = NativeShape(self.answer).chunks([event])
+                    (chunk["__verbose"],) = NativeFormatter(self.answer).chunks([event])
             elif isinstance(event, Round):
                 if self.request.reads_only:
                     continue
@@ -573,7 +573,7 @@ def _delta_of(part: Part) -> dict[str, Any]:
     return {_FIELDS[kind]: text}
 
 
-class ChatShape(_OpenAiBase):
+class ChatFormatter(_OpenAiFormatter):
     """OpenAI's chat completions, with reasoning apart as llama-server and DeepSeek have it."""
 
     whole_object = "chat.completion"
