@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from paceline.chat.params import ChatParams
+from paceline.core.did_you_mean import no_such_option
 from paceline.core.errors import InputError
 from paceline.core.fields import Field, fields_of, read_text
 from paceline.core.logprobs import LogprobParams
 from paceline.core.numbers import shown
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName, draw_seed
-from paceline.core.slips import no_such_option
 from paceline.engines.loading import DraftOptions, ModelOptions, own_context
 from paceline.models.hub.asked import HubModel, HubOptions
 from paceline.planning.policies.fixed import FixedPolicy

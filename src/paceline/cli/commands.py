@@ -13,9 +13,9 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from paceline.core.did_you_mean import nearest, no_such_option
 from paceline.core.errors import InputError
 from paceline.core.numbers import shown
-from paceline.core.slips import nearest, no_such_option
 
 _LONGEST_NAMES: Final = 28
 """Columns that the names of an option take in the help before they go on in the next line."""

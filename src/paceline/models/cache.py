@@ -17,8 +17,8 @@ from typing import Final
 
 from platformdirs import user_cache_path
 
+from paceline.core.did_you_mean import nearest
 from paceline.core.errors import InputError, ModelFileError
-from paceline.core.slips import nearest
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.gguf_model import is_later_part, model_name, part_paths
 from paceline.models.hub.asked import HubModel

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from paceline.core.did_you_mean import no_such_option
 from paceline.core.errors import InputError
-from paceline.core.slips import no_such_option
 from paceline.options import from_environment
 
 
