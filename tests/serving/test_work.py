@@ -71,9 +71,9 @@ class Held:
 def test_a_key_with_much_to_do_leaves_a_thread_to_others(kind: Kind) -> None:
     async def test() -> None:
         work, held = Work(), Held()
-        slow = [asyncio.create_task(share_of(work, "a").do(kind, held("a"))) for _ in range(MANY)]
+        slow = [asyncio.create_task(share_of(work, "a").offload(kind, held("a"))) for _ in range(MANY)]
         await held.until_begun(kind.value[1] - 1)
-        assert await share_of(work, "b").do(kind, lambda: "done") == "done"
+        assert await share_of(work, "b").offload(kind, lambda: "done") == "done"
         held.let_go(MANY)
         assert await asyncio.gather(*slow) == ["a"] * MANY
         work.close()
@@ -86,7 +86,7 @@ def test_keys_have_a_piece_of_work_each_in_turn() -> None:
         work, held = Work(), Held()
         tasks = []
         for name in ("x", "y", "a1", "a2", "a3", "b1", "b2", "c1"):
-            tasks.append(asyncio.create_task(share_of(work, name[0]).do(Kind.COMPILING, held(name))))
+            tasks.append(asyncio.create_task(share_of(work, name[0]).offload(Kind.COMPILING, held(name))))
             await asyncio.sleep(0)
         for count in range(2, len(tasks) + 1):
             await held.until_begun(count)
@@ -103,12 +103,12 @@ def test_what_nobody_waits_for_any_more_is_not_begun() -> None:
     async def test() -> None:
         work, held = Work(), Held()
         share = share_of(work, "a")
-        first, *others = [asyncio.create_task(share.do(Kind.COMPILING, held(name))) for name in "123"]
+        first, *others = [asyncio.create_task(share.offload(Kind.COMPILING, held(name))) for name in "123"]
         await held.until_begun(1)
         others[0].cancel()
         await asyncio.gather(others[0], return_exceptions=True)
         # What was begun keeps its thread to its end though nobody waits for it.
-        others.append(asyncio.create_task(share.do(Kind.COMPILING, held("5"))))
+        others.append(asyncio.create_task(share.offload(Kind.COMPILING, held("5"))))
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         await held.until_begun(1)
@@ -126,7 +126,7 @@ def test_however_many_wait_none_is_refused(kind: Kind) -> None:
 
     async def test() -> None:
         work, held = Work(), Held()
-        tasks = [asyncio.create_task(share_of(work, "a").do(kind, held("a"))) for _ in range(1000)]
+        tasks = [asyncio.create_task(share_of(work, "a").offload(kind, held("a"))) for _ in range(1000)]
         held.let_go(1000)
         assert await asyncio.gather(*tasks) == ["a"] * 1000
         work.close()
@@ -139,7 +139,7 @@ def test_an_error_is_that_of_the_work_and_frees_its_thread() -> None:
         work = Work()
         for _ in range(5):
             with pytest.raises(ZeroDivisionError):
-                await share_of(work, "a").do(Kind.COMPILING, lambda: 1 / 0)
+                await share_of(work, "a").offload(Kind.COMPILING, lambda: 1 / 0)
         work.close()
 
     in_loop(test)
@@ -149,7 +149,7 @@ def test_few_items_take_no_thread() -> None:
     async def test() -> None:
         work, here = Work(), threading.get_ident()
         for num_items, elsewhere in ((500, False), (501, True), (None, True)):
-            thread = await share_of(work, "a").do(Kind.WRITING, threading.get_ident, num_items=num_items)
+            thread = await share_of(work, "a").offload(Kind.WRITING, threading.get_ident, num_items=num_items)
             assert (thread != here) == elsewhere
         work.close()
 

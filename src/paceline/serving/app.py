@@ -36,6 +36,7 @@ from paceline.serving.bodies import (
 )
 from paceline.serving.body_reading import body_of, documented, parameter_error
 from paceline.serving.chats import further_settings
+from paceline.serving.disconnects import cancel_on_disconnect
 from paceline.serving.errors import (
     NotFoundError,
     NotOfferedError,
@@ -46,7 +47,6 @@ from paceline.serving.errors import (
 )
 from paceline.serving.fields import FieldError, check_known, unknown_within
 from paceline.serving.generation_request import Api, GenerationRequest, read_generation_request, warnings_of
-from paceline.serving.leaving import while_there
 from paceline.serving.model_facts import models_of, props_of
 from paceline.serving.openapi import ERROR_RESPONSES, document
 from paceline.serving.page.files import add_page
@@ -84,7 +84,7 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
         # It takes 0.1 s at the first time.
-        return _json(await server.work.share_of(request.scope).do(Kind.UPKEEP, described))
+        return _json(await server.work.share_of(request.scope).offload(Kind.UPKEEP, described))
 
     app.include_router(router)
     for kind in (PacelineError, HTTPException, RequestValidationError, Exception):
@@ -170,7 +170,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         served, biases, share = server.host.served, body.logit_bias, server.work.share_of(request.scope)
         listed = len(biases) if isinstance(biases, dict | list) else 0
         kind = await _kind_of(request)
-        generation = await share.do(
+        generation = await share.offload(
             kind,
             lambda: read_generation_request(
                 body, api, defaults=served.options, settings=server.options, verbose=server.verbose
@@ -210,7 +210,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         )
 
     async def complete(request: Request, body: CompletionBody, api: Api) -> Response:
-        generation, prompts = await while_there(request, prepared_completion(request, body, api))
+        generation, prompts = await cancel_on_disconnect(request, prepared_completion(request, body, api))
         return await server.answer(request, generation, prompts)
 
     @router.post("/completion", summary="Go on with a text", openapi_extra=documented(CompletionBody))
@@ -227,7 +227,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     @router.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=documented(ChatBody))
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> Response:
-        generation, prompt = await while_there(request, prepared_chat(request, body))
+        generation, prompt = await cancel_on_disconnect(request, prepared_chat(request, body))
         if generation.stream and prompt.reasoning_format == "deepseek-legacy":
             raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
         if generation.echo and not (prompt.chat and prompt.chat.continued):
@@ -246,7 +246,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     )
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
     async def input_tokens(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> dict[str, Any]:
-        _, prompt = await while_there(request, prepared_chat(request, body, counts=True))
+        _, prompt = await cancel_on_disconnect(request, prepared_chat(request, body, counts=True))
         return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
     @router.post(
@@ -301,8 +301,8 @@ _MOST_TOKENIZED: Final = 2 << 20
 def _add_tokens(router: APIRouter, server: Server) -> None:
     async def answered(request: Request, answer: Callable[[], bytes]) -> Response:
         # Texts may be as long as bodies. All that is done with them is done in threads, the writing of answers too.
-        work = server.work.share_of(request.scope).do(await _kind_of(request), answer)
-        return _json(await while_there(request, work))
+        work = server.work.share_of(request.scope).offload(await _kind_of(request), answer)
+        return _json(await cancel_on_disconnect(request, work))
 
     @router.post("/tokenize", summary="Turn a text into tokens", openapi_extra=documented(TokenizeBody))
     async def tokenize(request: Request, body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))]) -> Response:
@@ -356,7 +356,7 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
         request: Request, body: Annotated[TemplateBody, Depends(body_of(TemplateBody))]
     ) -> Response:
         share, kind = server.work.share_of(request.scope), await _kind_of(request, body.messages, body.tools)
-        prompt = await while_there(
+        prompt = await cancel_on_disconnect(
             request, prepare_chat(server.host, share, kind, body, max_tokens=0, tools=body.tools)
         )
 
@@ -365,7 +365,7 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
             warned = _warned(body, server, also=ChatBody.model_fields, further=prompt.warnings)
             return to_json({"prompt": prompt.text, **warned})
 
-        return _json(await share.do(kind, answer, num_items=len(await request.body()) // _BYTES_AN_ITEM))
+        return _json(await share.offload(kind, answer, num_items=len(await request.body()) // _BYTES_AN_ITEM))
 
 
 async def _kind_of(request: Request, *lists: Sequence[Any] | str | None) -> Kind:
@@ -412,7 +412,7 @@ def _add_facts(router: APIRouter, server: Server) -> None:
     @router.get("/props", summary="How requests are answered that say nothing")
     async def props(request: Request) -> dict[str, Any]:
         served, share = server.host.served, server.work.share_of(request.scope)
-        return await share.do(Kind.UPKEEP, lambda: props_of(served, server.options))
+        return await share.offload(Kind.UPKEEP, lambda: props_of(served, server.options))
 
     @router.post("/props", include_in_schema=False)
     async def set_props() -> None:

@@ -35,7 +35,7 @@ def body_of(model: type[_Body]) -> Callable[[Request], Awaitable[_Body]]:
         if len(body) <= PIECE_BYTES:
             return checked(model, read_json(body))
         work: Work = request.app.state.work
-        return await work.share_of(request.scope).do(Kind.BODIES, lambda: _read_long(model, body))
+        return await work.share_of(request.scope).offload(Kind.BODIES, lambda: _read_long(model, body))
 
     return read
 

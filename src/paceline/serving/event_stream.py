@@ -14,7 +14,7 @@ from typing import Final
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from paceline.serving.leaving import disconnected
+from paceline.serving.disconnects import wait_for_disconnect
 
 
 class PieceByPiece(StreamingResponse):
@@ -66,7 +66,7 @@ class EventStream(StreamingResponse):
         """Send the events until they end or the client leaves."""
         pinging = asyncio.create_task(self._ping(send))
         sending = asyncio.create_task(self._send_all(send, pinging))
-        leaving = asyncio.create_task(disconnected(receive))
+        leaving = asyncio.create_task(wait_for_disconnect(receive))
         tasks = (sending, pinging, leaving)
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -67,7 +67,7 @@ async def prepare_completions(
             found.append(PreparedPrompt(token_ids, text_of(token_ids, vocabulary)))
         return found
 
-    return await share.do(kind, read)
+    return await share.offload(kind, read)
 
 
 async def prepare_chat(
@@ -104,7 +104,7 @@ async def prepare_chat(
             "start the server with --chat-template-file"
         )
     try:
-        chat, warnings = await share.do(kind, lambda: _written(served, body, tools, max_tokens))
+        chat, warnings = await share.offload(kind, lambda: _written(served, body, tools, max_tokens))
     except ContextLengthError as error:
         if error.num_tokens is None:
             raise
@@ -112,7 +112,7 @@ async def prepare_chat(
     except InputError as error:
         if type(error) is not InputError:
             raise
-        name = await share.do(kind, lambda: _at_fault(served, body, tools, max_tokens))
+        name = await share.offload(kind, lambda: _at_fault(served, body, tools, max_tokens))
         raise FieldError(name, str(error)) from None
     prompt = PreparedPrompt(
         chat.token_ids,
@@ -126,7 +126,7 @@ async def prepare_chat(
     if call_format is None or offered is None:
         return prompt
     # The library that reads calls takes a second to import.
-    await share.do(Kind.UPKEEP, lambda: load_template(call_format.template, call_format.name))
+    await share.offload(Kind.UPKEEP, lambda: load_template(call_format.template, call_format.name))
     options = with_marks_kept(chat.options, call_format, served.model.target.vocabulary)
     return replace(prompt, options=options, call_format=call_format, tools=offered)
 
@@ -213,7 +213,7 @@ async def with_bias(host: ModelHost, share: Share, kind: Kind, request: Generati
             raise FieldError("logit_bias", f"token id {unknown} is not in the vocabulary of {vocabulary.size}")
         return biases
 
-    biases = await share.do(kind, read, num_items=None if request.bias_texts else len(given))
+    biases = await share.offload(kind, read, num_items=None if request.bias_texts else len(given))
     return replace(request, options={**request.options, "logit_bias": biases}) if biases else request
 
 
@@ -231,7 +231,9 @@ async def with_constraint(host: ModelHost, share: Share, request: GenerationRequ
         call_format = call_format_of(request.tools, served.call_format)
         # Large schemas take a while.
         tools, vocabulary = request.tools, served.model.target.vocabulary
-        with_calls = await share.do(Kind.COMPILING, lambda: calls_to_keep_to(tools, named, call_format, vocabulary))
+        with_calls = await share.offload(
+            Kind.COMPILING, lambda: calls_to_keep_to(tools, named, call_format, vocabulary)
+        )
         if with_calls is not None and with_calls != named:
             named, constraint = with_calls, await _compiled(host, share, request, with_calls)
             request = await _warned_of_tools(share, request, tools)
@@ -241,7 +243,7 @@ async def with_constraint(host: ModelHost, share: Share, request: GenerationRequ
 async def _compiled(host: ModelHost, share: Share, request: GenerationRequest, named: Named) -> Constraint:
     try:
         model, salt = host.served.model, request.cache_salt
-        return await share.do(Kind.COMPILING, lambda: model.compile(named.source, namespace=share.key, salt=salt))
+        return await share.offload(Kind.COMPILING, lambda: model.compile(named.source, namespace=share.key, salt=salt))
     except ConstraintError as error:
         raise FieldError(named.field, str(error)) from None
 
@@ -251,7 +253,7 @@ async def _warned(share: Share, request: GenerationRequest, named: Named) -> Gen
     source = named.source
     if not isinstance(source, JsonSchema):
         return request
-    places = await share.do(Kind.COMPILING, lambda: source.unenforced)
+    places = await share.offload(Kind.COMPILING, lambda: source.unenforced)
     if not places:
         return request
     warning = f"{named.field} is not strict, and nothing keeps the answer to {named_places(places)}: check it"
@@ -274,7 +276,7 @@ async def _warned_of_tools(share: Share, request: GenerationRequest, tools: Offe
                 )
         return found
 
-    return replace(request, warnings=(*request.warnings, *await share.do(Kind.COMPILING, read)))
+    return replace(request, warnings=(*request.warnings, *await share.offload(Kind.COMPILING, read)))
 
 
 def check_length(num_tokens: int, context_length: int) -> None:

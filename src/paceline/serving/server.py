@@ -13,12 +13,12 @@ from starlette.responses import Response
 from paceline.core.errors import InputError, QueueFullError
 from paceline.core.params import MAX_TOKENS
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, Said
+from paceline.serving.disconnects import cancel_on_disconnect
 from paceline.serving.errors import RefusedError, error_of
 from paceline.serving.event_stream import EventStream, PieceByPiece
 from paceline.serving.fields import FieldError
 from paceline.serving.generation_request import Api, GenerationRequest, at_fault
 from paceline.serving.hosting import ModelHost, ServedModel
-from paceline.serving.leaving import while_there
 from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.response_formats import (
     ChatFormatter,
@@ -137,7 +137,7 @@ class Server:
         client = namespace_of(request.scope)
         listed = self._may_list(generation, prompts, served.context_length)
         if listed:
-            await while_there(request, self._take_room(client, listed))
+            await cancel_on_disconnect(request, self._take_room(client, listed))
         namespace = namespace_of(request.scope, generation.cache_salt or None)
         try:
             # The server may have begun to end meanwhile.
@@ -154,7 +154,7 @@ class Server:
         board.add(answer)
         formatter, share = _FORMATTERS[generation.api](answer), self.work.share_of(request.scope)
         try:
-            await while_there(request, answer.admitted())
+            await cancel_on_disconnect(request, answer.admitted())
             if not generation.stream:
                 return await self._whole(request, answer, formatter, share)
         except BaseException:
@@ -168,7 +168,7 @@ class Server:
 
     async def _whole(self, request: Request, answer: Answer, formatter: ResponseFormatter, share: Share) -> Response:
         """Wait for an answer for as long as the client does."""
-        await while_there(request, self._followed(answer))
+        await cancel_on_disconnect(request, self._followed(answer))
         _check_whole(answer)
         if sum(choice.num_listed for choice in answer.choices) > MOST_AT_ONCE:
             return PieceByPiece(self._pieces(formatter, share), over=lambda: self._over(answer))
@@ -178,7 +178,7 @@ class Server:
 
     async def _pieces(self, formatter: ResponseFormatter, share: Share) -> AsyncIterator[bytes]:
         """Iterate over a whole answer, written beside others."""
-        pieces = await share.do(Kind.WRITING, lambda: pieces_of(formatter.whole()))
+        pieces = await share.offload(Kind.WRITING, lambda: pieces_of(formatter.whole()))
 
         def some() -> bytes:
             found = bytearray()
@@ -186,7 +186,7 @@ class Server:
                 found += piece
             return bytes(found)
 
-        while piece := await share.do(Kind.WRITING, some):
+        while piece := await share.offload(Kind.WRITING, some):
             yield piece
 
     def _may_list(self, generation: GenerationRequest, prompts: Sequence[PreparedPrompt], context: int) -> int:
@@ -245,7 +245,7 @@ class Server:
                     written = formatter.written(events)
                 else:
                     write = functools.partial(formatter.written, events, in_pieces=True)
-                    written = await share.do(Kind.WRITING, write)
+                    written = await share.offload(Kind.WRITING, write)
                 if written:
                     yield written
             if formatter.ends_with_done:

@@ -2,7 +2,7 @@
 
 ::
 
-    share.do(kind, function) ──> waits:  key a: 1 2 3 4     ──the next key's first──> a thread of that kind
+    share.offload(kind, function) ──> waits:  key a: 1 2 3 4     ──the next key's first──> a thread of that kind
                                          key b: 1                                     (a, b, a, a, a)
 
 Each kind has threads and queues of its own: a prompt of a line waits for no grammar and for no text of megabytes. No
@@ -86,7 +86,7 @@ class Share:
     _queues: dict[Kind, _Queue]
     key: str
 
-    async def do(self, kind: Kind, function: Callable[[], _T], *, num_items: int | None = None) -> _T:
+    async def offload(self, kind: Kind, function: Callable[[], _T], *, num_items: int | None = None) -> _T:
         """Return what a function comes to.
 
         Whoever is cancelled while the work waits takes it out of the queue. Work that has begun goes on, and nobody
@@ -100,7 +100,7 @@ class Share:
         """
         if num_items is not None and num_items <= MOST_AT_ONCE:
             return function()
-        return await self._queues[kind].do(self.key, function)
+        return await self._queues[kind].offload(self.key, function)
 
 
 class _Queue:
@@ -118,7 +118,7 @@ class _Queue:
         # By key, that whose turn is next first.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
-    async def do(self, key: str, function: Callable[[], _T]) -> _T:
+    async def offload(self, key: str, function: Callable[[], _T]) -> _T:
         await self._turn_of(key)
         loop = asyncio.get_running_loop()
         done: Future[_T] = self._pool.submit(function)

@@ -15,7 +15,7 @@ from paceline.serving.security.access_log import CLIENT_LEFT
 _T = TypeVar("_T")
 
 
-async def while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """Return what work comes to, or give it up once the client has left.
 
     Args:
@@ -26,7 +26,7 @@ async def while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         RefusedError: the client has left.
     """
     task = asyncio.create_task(work)
-    gone = asyncio.create_task(disconnected(request.receive))
+    gone = asyncio.create_task(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -37,7 +37,7 @@ async def while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
             each.cancel()
 
 
-async def disconnected(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Return once the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
