@@ -47,8 +47,8 @@ from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.keeping import PairKey
 from paceline.planning.registry import COST_POLICIES, build_policy, check_asked, check_policy_name
 from paceline.prompts import Prompt, read_prompt
-from paceline.runtime.driving import Drive
 from paceline.runtime.loop import DecodingLoop
+from paceline.runtime.loop_driver import LoopDriver
 from paceline.runtime.roster import ReadPrompt
 from paceline.runtime.worker import CLOSED, Worker
 from paceline.streams import Ask, Generation, Stream
@@ -189,7 +189,7 @@ class Model:
             max_running=max_running,
             max_waiting=max_waiting,
         )
-        self._drive = Drive(self.worker, self.loop)
+        self._driver = LoopDriver(self.worker, self.loop)
         self._closed = False
         self._closing = closing
         self._compiler = ConstraintCompiler(target.vocabulary)
@@ -520,7 +520,7 @@ class Model:
         options: GenerateOptions,
         wrap: Wrap | None = None,
         read: Read | None = None,
-    ) -> tuple[Drive, Ask]:
+    ) -> tuple[LoopDriver, Ask]:
         """Return what a stream is made of.
 
         Args:
@@ -563,7 +563,7 @@ class Model:
                 read=was_read,
             )
 
-        return self._drive, Ask(params, rules, speculation, add, model_defaults)
+        return self._driver, Ask(params, rules, speculation, add, model_defaults)
 
     def _free(self) -> None:
         closing, self._closing = self._closing, None
@@ -574,7 +574,7 @@ class Model:
             if closing is not None:
                 stack.callback(closing)
             stack.callback(self.pool.drop_all)
-            stack.callback(self._drive.cancel_all)
+            stack.callback(self._driver.cancel_all)
 
 
 def load(

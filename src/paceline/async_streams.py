@@ -14,7 +14,7 @@ from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission, Request
 from paceline.core.text import TextSegment
 from paceline.runtime.async_calls import call_on
-from paceline.runtime.driving import Drive
+from paceline.runtime.loop_driver import LoopDriver
 from paceline.runtime.outbox import Record
 from paceline.runtime.worker import Worker
 from paceline.streams import Ask, Generation
@@ -87,19 +87,19 @@ class AsyncStream:
     share.
 
     Args:
-        drive: where the answer is decoded.
+        driver: where the answer is decoded.
         ask: what is asked for.
     """
 
-    def __init__(self, drive: Drive, ask: Ask) -> None:
+    def __init__(self, driver: LoopDriver, ask: Ask) -> None:
         self._ask = ask
         self._num_read = 0
         # What is left of the last round that was read.
         self._unread: deque[TextSegment] = deque()
-        self._worker = drive.worker
+        self._worker = driver.worker
         self._worker.check()
-        self._outbox = LoopOutbox(drive.worker)
-        self._ticket = drive.submit_soon(ask.add, self._outbox, self)
+        self._outbox = LoopOutbox(driver.worker)
+        self._ticket = driver.submit_soon(ask.add, self._outbox, self)
 
     def __aiter__(self) -> AsyncStream:
         return self

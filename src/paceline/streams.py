@@ -16,7 +16,7 @@ from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission, FinishReason, Request
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
-from paceline.runtime.driving import Drive
+from paceline.runtime.loop_driver import LoopDriver
 from paceline.runtime.outbox import Ending, ThreadOutbox
 
 
@@ -88,21 +88,21 @@ class Stream:
     it is waited for cancels it too. It may be closed from any thread; of several that iterate, each gets a share.
 
     Args:
-        drive: where the answer is decoded.
+        driver: where the answer is decoded.
         ask: what is asked for.
 
     Raises:
         PacelineError: the request was refused.
     """
 
-    def __init__(self, drive: Drive, ask: Ask) -> None:
+    def __init__(self, driver: LoopDriver, ask: Ask) -> None:
         self._ask = ask
         self._num_read = 0
         # Reentrant, as a signal handler may read in the middle of a read.
         self._reading = threading.RLock()
         self._outbox = ThreadOutbox()
-        self._worker = drive.worker
-        self._ticket = drive.submit(ask.add, self._outbox, self)
+        self._worker = driver.worker
+        self._ticket = driver.submit(ask.add, self._outbox, self)
 
     def __iter__(self) -> Iterator[TextSegment]:
         for segments in self.rounds():

@@ -26,8 +26,8 @@ from paceline.drafters.base import DraftJob
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
 from paceline.planning.base import Observer, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.runtime.driving import Drive
 from paceline.runtime.loop import DecodingLoop
+from paceline.runtime.loop_driver import LoopDriver
 from paceline.runtime.outbox import Ending, ThreadOutbox
 from paceline.runtime.worker import Worker
 from tests.helpers import ForcedDrafter
@@ -75,12 +75,12 @@ def engine(model: LogitFunction = counting, *, max_rows: int = 512) -> ScriptedE
     return ScriptedEngine(model, vocabulary, context_length=2 * ENDLESS, max_rows=max_rows)
 
 
-def drive_on(worker: Worker, target: ScriptedEngine) -> Drive:
-    return Drive(worker, DecodingLoop(target, [], NO_SPECULATION, clock=target.clock))
+def driver_on(worker: Worker, target: ScriptedEngine) -> LoopDriver:
+    return LoopDriver(worker, DecodingLoop(target, [], NO_SPECULATION, clock=target.clock))
 
 
-def adding(drive: Drive, prompt: Sequence[int], max_tokens: int) -> Callable[[], Request]:
-    return lambda: drive.loop.add(prompt, SamplingParams(0.0), StopRules(max_tokens))
+def adding(driver: LoopDriver, prompt: Sequence[int], max_tokens: int) -> Callable[[], Request]:
+    return lambda: driver.loop.add(prompt, SamplingParams(0.0), StopRules(max_tokens))
 
 
 def ids_of(outbox: ThreadOutbox) -> list[int]:
@@ -170,11 +170,11 @@ def test_calls_that_race_with_the_end_are_made_or_refused() -> None:
 def test_a_worker_that_is_dropped_ends_its_thread() -> None:
     worker = Worker()
     thread = worker._room.thread
-    drive = drive_on(worker, engine())
+    driver = driver_on(worker, engine())
     outbox, owner = ThreadOutbox(), Owner()
-    drive.submit(adding(drive, [0], 3), outbox, owner)
+    driver.submit(adding(driver, [0], 3), outbox, owner)
     outbox.wait(ENDLESS)
-    del worker, drive
+    del worker, driver
     thread.join(WAIT_S)
     assert not thread.is_alive()
 
@@ -240,12 +240,12 @@ def test_loops_that_share_a_worker_have_rounds_in_turn(worker: Worker) -> None:
 
         return logits
 
-    drives = [drive_on(worker, engine(noting(which))) for which in range(2)]
+    drivers = [driver_on(worker, engine(noting(which))) for which in range(2)]
     outboxes, owner = [ThreadOutbox(), ThreadOutbox()], Owner()
 
     def admit_both() -> None:
-        for drive, outbox in zip(drives, outboxes, strict=True):
-            drive.submit_soon(adding(drive, [0], 5), outbox, owner)
+        for driver, outbox in zip(drivers, outboxes, strict=True):
+            driver.submit_soon(adding(driver, [0], 5), outbox, owner)
 
     worker.call(admit_both)
     for outbox in outboxes:
@@ -255,7 +255,7 @@ def test_loops_that_share_a_worker_have_rounds_in_turn(worker: Worker) -> None:
 
 
 def test_a_long_prompt_is_told_of_round_by_round(worker: Worker) -> None:
-    drive = drive_on(worker, engine(max_rows=4))
+    driver = driver_on(worker, engine(max_rows=4))
     told: list[list[int] | None] = []
 
     class Noting(ThreadOutbox):
@@ -264,7 +264,7 @@ def test_a_long_prompt_is_told_of_round_by_round(worker: Worker) -> None:
             super().put(emission)
 
     outbox, owner = Noting(), Owner()
-    drive.submit(adding(drive, [0] * 11, 3), outbox, owner)
+    driver.submit(adding(driver, [0] * 11, 3), outbox, owner)
     outbox.wait(ENDLESS)
     assert told == [None, None, [1], [2]]
     assert ids_of(outbox) == [1, 2, 3]
@@ -285,11 +285,11 @@ def test_rounds_without_a_gain_that_nobody_waits_for_are_kept_once() -> None:
 
 
 def test_a_request_that_is_refused_raises_where_it_was_asked_for(worker: Worker) -> None:
-    drive = drive_on(worker, engine())
+    driver = driver_on(worker, engine())
     outbox, owner = ThreadOutbox(), Owner()
     with pytest.raises(InputError, match="token id 99"):
-        drive.submit(adding(drive, [99], 1), outbox, owner)
-    drive.submit_soon(adding(drive, [99], 1), outbox, owner)
+        driver.submit(adding(driver, [99], 1), outbox, owner)
+    driver.submit_soon(adding(driver, [99], 1), outbox, owner)
     outbox.wait(ENDLESS)
     assert outbox.rounds == []
     assert outbox.ending is not None
@@ -300,7 +300,7 @@ def test_an_owner_that_is_dropped_ends_its_own_request_and_no_other() -> None:
     gate = Gate(7)
     target = engine(gate)
     with Worker() as worker:
-        drive = drive_on(worker, target)
+        driver = driver_on(worker, target)
         dropped, kept = ThreadOutbox(), ThreadOutbox()
         leaving, staying = Owner(), Owner()
         wanted = [(ENDLESS, dropped, leaving), (12, kept, staying)]
@@ -308,7 +308,7 @@ def test_an_owner_that_is_dropped_ends_its_own_request_and_no_other() -> None:
         def admit_both() -> None:
             while wanted:
                 max_tokens, outbox, owner = wanted.pop()
-                drive.submit_soon(adding(drive, [0], max_tokens), outbox, owner)
+                driver.submit_soon(adding(driver, [0], max_tokens), outbox, owner)
 
         worker.call(admit_both)
         assert gate.reached.wait(WAIT_S)
@@ -337,15 +337,15 @@ def test_an_owner_collected_by_the_thread_itself_ends_its_request_after_the_roun
         def __init__(self) -> None:
             self.cycle = self
 
-    drive = drive_on(worker, engine(logits))
+    driver = driver_on(worker, engine(logits))
     outbox, kept = ThreadOutbox(), ThreadOutbox()
     owner, other = Holder(), Owner()
     weakref.finalize(owner, collected.set)
     gc.disable()
     try:
-        drive.submit(adding(drive, [0], ENDLESS), outbox, owner)
+        driver.submit(adding(driver, [0], ENDLESS), outbox, owner)
         del owner
-        drive.submit(adding(drive, [0], 5), kept, other)
+        driver.submit(adding(driver, [0], 5), kept, other)
         outbox.wait(ENDLESS)
         kept.wait(ENDLESS)
     finally:
@@ -368,13 +368,13 @@ def test_a_round_that_fails_ends_the_requests_of_its_loop_and_the_loop_goes_on(w
     gate = Gate(5)
     target = Failing(gate, ScriptedVocabulary.of_size(SIZE))
     other = engine()
-    drive, beside = drive_on(worker, target), drive_on(worker, other)
+    driver, beside = driver_on(worker, target), driver_on(worker, other)
     outboxes, owner = [ThreadOutbox() for _ in range(3)], Owner()
     first, second, unharmed = outboxes
 
     def admit_all() -> None:
-        drive.submit_soon(adding(drive, [0], 9), first, owner)
-        drive.submit_soon(adding(drive, [1], 9), second, owner)
+        driver.submit_soon(adding(driver, [0], 9), first, owner)
+        driver.submit_soon(adding(driver, [1], 9), second, owner)
         beside.submit_soon(adding(beside, [0], 9), unharmed, owner)
 
     worker.call(admit_all)
@@ -392,7 +392,7 @@ def test_a_round_that_fails_ends_the_requests_of_its_loop_and_the_loop_goes_on(w
     assert not target._sequences
     target.failing = False
     again = ThreadOutbox()
-    drive.submit(adding(drive, [5], 3), again, owner)
+    driver.submit(adding(driver, [5], 3), again, owner)
     again.wait(ENDLESS)
     assert ids_of(again) == [6, 7, 8]
 
@@ -414,14 +414,14 @@ class FailingOnce(Observer):
             raise ZeroDivisionError("an observer's own")
 
 
-def submit_all(drive: Drive, owner: Owner, wanted: Sequence[tuple[ThreadOutbox, int]]) -> None:
+def submit_all(driver: LoopDriver, owner: Owner, wanted: Sequence[tuple[ThreadOutbox, int]]) -> None:
     """Have requests admitted between the same two rounds: for each its outbox and the most tokens of its answer."""
 
     def admit() -> None:
         for outbox, max_tokens in wanted:
-            drive.submit_soon(adding(drive, [0], max_tokens), outbox, owner)
+            driver.submit_soon(adding(driver, [0], max_tokens), outbox, owner)
 
-    drive.worker.call(admit)
+    driver.worker.call(admit)
     for outbox, _ in wanted:
         outbox.wait(ENDLESS)
 
@@ -435,7 +435,7 @@ def ending_of(outbox: ThreadOutbox) -> Ending:
 def test_an_error_of_a_round_ends_no_request_that_waits_for_its_start(worker: Worker) -> None:
     drafter = ForcedDrafter(lambda request: [])
     target = engine()
-    drive = Drive(worker, DecodingLoop(target, [drafter], FixedPolicy(2), clock=target.clock, max_running=2))
+    driver = LoopDriver(worker, DecodingLoop(target, [drafter], FixedPolicy(2), clock=target.clock, max_running=2))
     grow, rounds = drafter.grow, 0
 
     def fail_once(jobs: Sequence[DraftJob]) -> list[bool]:
@@ -447,7 +447,7 @@ def test_an_error_of_a_round_ends_no_request_that_waits_for_its_start(worker: Wo
 
     drafter.grow = fail_once  # type: ignore[method-assign]
     first, second, waiting, owner = ThreadOutbox(), ThreadOutbox(), ThreadOutbox(), Owner()
-    submit_all(drive, owner, [(first, 9), (second, 9), (waiting, 9)])
+    submit_all(driver, owner, [(first, 9), (second, 9), (waiting, 9)])
     for outbox in (first, second):
         assert ending_of(outbox).finish_reason == "error"
         assert isinstance(ending_of(outbox).error, ZeroDivisionError)
@@ -458,9 +458,9 @@ def test_an_error_of_a_round_ends_no_request_that_waits_for_its_start(worker: Wo
 def test_what_a_round_emitted_stands_where_an_observer_fails_after_it(worker: Worker) -> None:
     target = engine()
     loop = DecodingLoop(target, [], NO_SPECULATION, clock=target.clock, observers=[FailingOnce(3)], max_running=2)
-    drive = Drive(worker, loop)
+    driver = LoopDriver(worker, loop)
     over, running, waiting, owner = ThreadOutbox(), ThreadOutbox(), ThreadOutbox(), Owner()
-    submit_all(drive, owner, [(over, 3), (running, 9), (waiting, 5)])
+    submit_all(driver, owner, [(over, 3), (running, 9), (waiting, 5)])
     assert ending_of(over).finish_reason == "length"
     assert ending_of(over).error is None
     assert ids_of(over) == [1, 2, 3]
@@ -476,12 +476,12 @@ def test_an_error_of_a_round_that_nobody_can_be_told_is_logged(
     worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = engine()
-    drive = Drive(
+    driver = LoopDriver(
         worker,
         DecodingLoop(target, [], NO_SPECULATION, clock=target.clock, observers=[FailingOnce(3)], max_running=1),
     )
     over, waiting, owner = ThreadOutbox(), ThreadOutbox(), Owner()
-    submit_all(drive, owner, [(over, 3), (waiting, 5)])
+    submit_all(driver, owner, [(over, 3), (waiting, 5)])
     assert [ending_of(outbox).finish_reason for outbox in (over, waiting)] == ["length"] * 2
     assert "an observer's own" in caplog.text
 
@@ -493,16 +493,16 @@ def test_an_error_that_lets_no_request_start_ends_those_that_wait(worker: Worker
 
     target = engine()
     drafter = Leaving(lambda request: [])
-    drive = Drive(worker, DecodingLoop(target, [drafter], FixedPolicy(2), clock=target.clock))
+    driver = LoopDriver(worker, DecodingLoop(target, [drafter], FixedPolicy(2), clock=target.clock))
     outboxes, owner = [ThreadOutbox(), ThreadOutbox()], Owner()
-    submit_all(drive, owner, [(outbox, 3) for outbox in outboxes])
+    submit_all(driver, owner, [(outbox, 3) for outbox in outboxes])
     for outbox in outboxes:
         assert isinstance(ending_of(outbox).error, SystemExit)
 
 
 def test_a_request_that_waits_for_its_start_is_told_of_its_own_rounds_only(worker: Worker) -> None:
     target = engine()
-    drive = Drive(worker, DecodingLoop(target, [], NO_SPECULATION, clock=target.clock, max_running=1))
+    driver = LoopDriver(worker, DecodingLoop(target, [], NO_SPECULATION, clock=target.clock, max_running=1))
     told: list[list[int] | None] = []
 
     class Noting(ThreadOutbox):
@@ -511,7 +511,7 @@ def test_a_request_that_waits_for_its_start_is_told_of_its_own_rounds_only(worke
             super().put(emission)
 
     running, waiting, owner = ThreadOutbox(), Noting(), Owner()
-    submit_all(drive, owner, [(running, 20), (waiting, 3)])
+    submit_all(driver, owner, [(running, 20), (waiting, 3)])
     assert told == [[1], [2]]
     assert ids_of(waiting) == [1, 2, 3]
     assert len(ids_of(running)) == 20
@@ -533,10 +533,10 @@ def test_an_outbox_that_fails_ends_its_own_request_and_no_other(worker: Worker) 
             raise RuntimeError("Event loop is closed")
 
     target = engine()
-    drive = drive_on(worker, target)
+    driver = driver_on(worker, target)
     broken, fine, owner = Broken(), ThreadOutbox(), Owner()
-    drive.submit(adding(drive, [0], ENDLESS), broken, owner)
-    drive.submit(adding(drive, [0], 6), fine, owner)
+    driver.submit(adding(driver, [0], ENDLESS), broken, owner)
+    driver.submit(adding(driver, [0], 6), fine, owner)
     assert broken.ended.wait(WAIT_S)
     fine.wait(ENDLESS)
     assert ids_of(fine) == [1, 2, 3, 4, 5, 6]
@@ -592,12 +592,12 @@ def test_an_interrupt_while_a_request_waits_for_its_place_ends_the_request() -> 
     gate = Gate(3)
     target = engine(gate)
     with Worker() as worker:
-        drive = drive_on(worker, target)
+        driver = driver_on(worker, target)
         running, given_up, owner = ThreadOutbox(), ThreadOutbox(), Owner()
-        drive.submit(adding(drive, [0], 20), running, owner)
+        driver.submit(adding(driver, [0], 20), running, owner)
         assert gate.reached.wait(WAIT_S)
         with pytest.raises(KeyboardInterrupt), interrupt_once(lambda: not worker._room.inbox.empty()):
-            drive.submit(adding(drive, [5], ENDLESS), given_up, owner)
+            driver.submit(adding(driver, [5], ENDLESS), given_up, owner)
         gate.let_through.set()
         given_up.wait(ENDLESS)
         running.wait(ENDLESS)
@@ -610,9 +610,9 @@ def test_an_interrupt_while_a_request_waits_for_its_place_ends_the_request() -> 
 @needs_signals
 def test_an_interrupted_wait_for_rounds_loses_none_of_them(worker: Worker) -> None:
     gate = Gate(3)
-    drive = drive_on(worker, engine(gate))
+    driver = driver_on(worker, engine(gate))
     outbox, owner = ThreadOutbox(), Owner()
-    drive.submit(adding(drive, [0], 20), outbox, owner)
+    driver.submit(adding(driver, [0], 20), outbox, owner)
     with pytest.raises(KeyboardInterrupt), interrupt_once(lambda: outbox._wanted == ENDLESS):
         outbox.wait(ENDLESS)
     gate.let_through.set()
@@ -623,9 +623,9 @@ def test_an_interrupted_wait_for_rounds_loses_none_of_them(worker: Worker) -> No
 @needs_signals
 def test_a_signal_handler_that_waits_leaves_the_wait_around_it_to_be_rung_for(worker: Worker) -> None:
     gate, later = Gate(3), Gate(5)
-    drive = drive_on(worker, engine(lambda tokens: later(tokens) if len(tokens) > 5 else gate(tokens)))
+    driver = driver_on(worker, engine(lambda tokens: later(tokens) if len(tokens) > 5 else gate(tokens)))
     outbox, owner = ThreadOutbox(), Owner()
-    drive.submit(adding(drive, [0], ENDLESS), outbox, owner)
+    driver.submit(adding(driver, [0], ENDLESS), outbox, owner)
     assert gate.reached.wait(WAIT_S)
     heard = threading.Event()
 
@@ -669,12 +669,12 @@ def test_event_loops_are_woken_after_a_round_and_not_after_those_of_other_loops_
             in_time.append(woken.wait(WAIT_S))
             return counting(tokens)
 
-        drives = [drive_on(worker, engine(model)) for model in (first, second)]
+        drivers = [driver_on(worker, engine(model)) for model in (first, second)]
         outboxes, owner = [ThreadOutbox(), ThreadOutbox()], Owner()
 
         def admit_both() -> None:
-            for drive, outbox in zip(drives, outboxes, strict=True):
-                drive.submit_soon(adding(drive, [0], 1), outbox, owner)
+            for driver, outbox in zip(drivers, outboxes, strict=True):
+                driver.submit_soon(adding(driver, [0], 1), outbox, owner)
 
         worker.call(admit_both)
         for outbox in outboxes:
@@ -692,9 +692,9 @@ def test_after_leaving_no_round_is_made() -> None:
         return counting(tokens)
 
     worker = Worker()
-    drive = drive_on(worker, engine(logits))
+    driver = driver_on(worker, engine(logits))
     outbox, owner = ThreadOutbox(), Owner()
-    drive.submit(adding(drive, [0], ENDLESS), outbox, owner)
+    driver.submit(adding(driver, [0], ENDLESS), outbox, owner)
     outbox.wait(1)
 
     def leave() -> int:
@@ -710,9 +710,9 @@ def test_after_leaving_no_round_is_made() -> None:
 def test_closing_a_worker_ends_what_runs() -> None:
     target = engine()
     worker = Worker()
-    drive = drive_on(worker, target)
+    driver = driver_on(worker, target)
     outbox, owner = ThreadOutbox(), Owner()
-    drive.submit(adding(drive, [0], ENDLESS), outbox, owner)
+    driver.submit(adding(driver, [0], ENDLESS), outbox, owner)
     outbox.wait(1)
     worker.close()
     assert outbox.ending is not None

@@ -201,7 +201,7 @@ class Session(Model):
     def close(self) -> None:
         """Cancel what still runs."""
         with contextlib.suppress(ClosedError):  # nothing does
-            self.worker.call(self._drive.cancel_all)
+            self.worker.call(self._driver.cancel_all)
 
 
 def start(session: Session, task: Task, temperature: float, *, speculate: bool) -> Stream:

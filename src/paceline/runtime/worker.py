@@ -40,7 +40,7 @@ from paceline.engines.waited_for import is_waited_for
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from paceline.runtime.driving import Drive
+    from paceline.runtime.loop_driver import LoopDriver
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class _Room:
 
     def __init__(self, name: str) -> None:
         self.inbox: queue.SimpleQueue[Note] = queue.SimpleQueue()
-        self.busy: dict[Drive, None] = {}
+        self.busy: dict[LoopDriver, None] = {}
         self.waking: dict[AbstractEventLoop, list[Callable[[], object]]] = {}
         self.leaving = False
         self.ended = False
@@ -194,8 +194,8 @@ class _Room:
 
     def _end(self) -> None:
         try:
-            for drive in list(self.busy):
-                drive.cancel_all()
+            for driver in list(self.busy):
+                driver.cancel_all()
         finally:
             self.busy.clear()
             self.ended = True
@@ -205,8 +205,8 @@ class _Room:
 
     def _make_rounds(self) -> None:
         # A frame of its own: the one above would go on holding the last of them while it waits.
-        for drive in list(self.busy):
-            drive.make_round()
+        for driver in list(self.busy):
+            driver.make_round()
             self._wake_loops()
 
     def _wake_loops(self) -> None:
@@ -348,13 +348,13 @@ class Worker:
         else:
             room.waking.setdefault(loop, []).append(call)
 
-    def keep_going(self, drive: Drive) -> None:
-        """Make rounds of a loop until :meth:`rest`; on the engine's thread only."""
-        self._room.busy[drive] = None
+    def start_rounds(self, driver: LoopDriver) -> None:
+        """Make rounds of a loop until :meth:`stop_rounds`; on the engine's thread only."""
+        self._room.busy[driver] = None
 
-    def rest(self, drive: Drive) -> None:
+    def stop_rounds(self, driver: LoopDriver) -> None:
         """Make no more rounds of a loop; on the engine's thread only."""
-        self._room.busy.pop(drive, None)
+        self._room.busy.pop(driver, None)
 
     def end_first(self) -> None:
         """At exit end before whatever was registered so far, such as what frees engines that were opened meanwhile."""

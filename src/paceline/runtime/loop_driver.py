@@ -19,44 +19,44 @@ _log = logging.getLogger(__name__)
 
 
 class Ticket:
-    """One request at a drive.
+    """One request at a loop driver.
 
     Attributes:
-        drive: where it is.
+        driver: where it is.
         outbox: where what becomes of it goes.
         prompt_ids: its prompt, once it was admitted; empty before.
         request: the request, of the engine's thread alone.
         tie: to its owner, while it runs.
     """
 
-    __slots__ = ("drive", "outbox", "prompt_ids", "request", "tie")
+    __slots__ = ("driver", "outbox", "prompt_ids", "request", "tie")
 
-    def __init__(self, drive: Drive, outbox: Outbox, owner: object) -> None:
-        self.drive = drive
+    def __init__(self, driver: LoopDriver, outbox: Outbox, owner: object) -> None:
+        self.driver = driver
         self.outbox = outbox
         self.prompt_ids: Sequence[int] = ()
         self.request: Request | None = None
-        self.tie: Tie | None = drive.worker.tie(owner, functools.partial(drive.cancel, self))
+        self.tie: Tie | None = driver.worker.tie(owner, functools.partial(driver.cancel, self))
 
     def cancel(self) -> None:
         """End the request, unless it is over, and wait until it is; on the engine's thread, without waiting."""
-        worker = self.drive.worker
+        worker = self.driver.worker
         with contextlib.suppress(ClosedError):  # then it is over
             if worker.is_current:
                 self.cancel_soon()
             elif worker.is_here:
-                worker.call(functools.partial(self.drive.cancel, self))
+                worker.call(functools.partial(self.driver.cancel, self))
 
     def cancel_soon(self) -> None:
         """End the request between two rounds, unless it is over, without waiting."""
-        self.drive.worker.post(functools.partial(self.drive.cancel, self))
+        self.driver.worker.post(functools.partial(self.driver.cancel, self))
 
     def end_reasoning(self) -> bool:
         """Have the request close the reasoning that it is in, and return whether it is in one; on the engine's thread.
 
         It is called between two rounds. A request that is over is in none.
         """
-        return self.request is not None and self.drive.loop.end_reasoning(self.request)
+        return self.request is not None and self.driver.loop.end_reasoning(self.request)
 
     def stats(self) -> RequestStats:
         """Return a copy of the counts and times so far; on the engine's thread only."""
@@ -72,7 +72,7 @@ class _Submission:
 
     def run(self) -> None:
         try:
-            self._ticket.drive.admit(self._ticket, self._add)
+            self._ticket.driver.admit(self._ticket, self._add)
         except BaseException as error:
             self._fail(error)
 
@@ -85,7 +85,7 @@ class _Submission:
             self._ticket.outbox.end(Ending("error", RequestStats(), error))
 
 
-class Drive:
+class LoopDriver:
     """A loop whose rounds a worker makes.
 
     Several may share a worker, over the same engines or others: each has a round in turn.
@@ -144,7 +144,7 @@ class Drive:
         ticket.request = request
         ticket.prompt_ids = request.token_ids[: request.num_prompt]
         self._tickets[request.id] = ticket
-        self.worker.keep_going(self)
+        self.worker.start_rounds(self)
         ticket.outbox.taken()
 
     def make_round(self) -> None:
@@ -246,6 +246,6 @@ class Drive:
         del self._tickets[ticket.request.id]
         ticket.tie = None
         if not self._tickets:
-            self.worker.rest(self)
+            self.worker.stop_rounds(self)
         with contextlib.suppress(Exception):
             ticket.outbox.end(ending, emission)
