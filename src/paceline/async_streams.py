@@ -99,7 +99,7 @@ class AsyncStream:
         self._worker = driver.worker
         self._worker.check()
         self._outbox = LoopOutbox(driver.worker)
-        self._ticket = driver.submit_soon(ask.add, self._outbox, self)
+        self._handle = driver.submit_soon(ask.add, self._outbox, self)
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -124,7 +124,7 @@ class AsyncStream:
     @property
     def prompt_ids(self) -> Sequence[int]:
         """Tokens of the prompt; empty until the first wait is over."""
-        return self._ticket.prompt_ids
+        return self._handle.prompt_ids
 
     @property
     def params(self) -> SamplingParams:
@@ -144,7 +144,7 @@ class AsyncStream:
     @property
     def request(self) -> Request | None:
         """The request as the loop carries it, to be looked at; ``None`` until it is taken."""
-        return self._ticket.request
+        return self._handle.request
 
     @property
     def is_over(self) -> bool:
@@ -187,7 +187,7 @@ class AsyncStream:
     async def end_reasoning(self) -> bool:
         """Have the answer close the reasoning that it is in; as :meth:`paceline.Stream.end_reasoning`."""
         with contextlib.suppress(ClosedError):  # then it is over
-            return await call_on(self._worker, self._ticket.end_reasoning)
+            return await call_on(self._worker, self._handle.end_reasoning)
         return False
 
     async def admitted(self) -> None:
@@ -203,12 +203,12 @@ class AsyncStream:
     def cancel_soon(self) -> None:
         """Cancel the request if it still runs, without waiting for that; what there is can be read."""
         if not self._outbox.is_over:
-            self._ticket.cancel_soon()
+            self._handle.cancel_soon()
 
     async def aclose(self) -> list[TextSegment]:
         """Cancel the request if it still runs, and wait for that; return text that was not read yet."""
         if not self._outbox.is_over and self._worker.is_here:
-            self._ticket.cancel_soon()
+            self._handle.cancel_soon()
             await self._outbox.wait(math.inf)
         unread = list(self._unread)
         self._unread.clear()
@@ -235,12 +235,12 @@ class AsyncStream:
             BusyError: this is the engine's thread, and the answer is not over.
             CapabilityError: this process was forked from the one that writes the answer, which is not over.
         """
-        outbox, ticket = self._outbox, self._ticket
+        outbox, handle = self._outbox, self._handle
         if outbox.ending is None:
             with contextlib.suppress(ClosedError):  # then it ended meanwhile
                 # Between rounds, so that text and counts are of the same one.
                 rounds, stats, ending = await call_on(
-                    self._worker, lambda: (outbox.rounds.copy(), ticket.stats(), outbox.ending)
+                    self._worker, lambda: (outbox.rounds.copy(), handle.stats(), outbox.ending)
                 )
                 return Generation.of(rounds, ending, stats, self._ask)
         assert outbox.ending is not None
@@ -272,7 +272,7 @@ class AsyncStream:
                 self._worker.check()
                 await self._outbox.wait(rounds)
         except BaseException:
-            self._ticket.cancel_soon()
+            self._handle.cancel_soon()
             raise
 
     def _raise_error(self) -> None:

@@ -102,7 +102,7 @@ class Stream:
         self._reading = threading.RLock()
         self._outbox = ThreadOutbox()
         self._worker = driver.worker
-        self._ticket = driver.submit(ask.add, self._outbox, self)
+        self._handle = driver.submit(ask.add, self._outbox, self)
 
     def __iter__(self) -> Iterator[TextSegment]:
         for segments in self.rounds():
@@ -119,7 +119,7 @@ class Stream:
     @property
     def prompt_ids(self) -> Sequence[int]:
         """Tokens of the prompt."""
-        return self._ticket.prompt_ids
+        return self._handle.prompt_ids
 
     @property
     def params(self) -> SamplingParams:
@@ -163,7 +163,7 @@ class Stream:
     def close(self) -> list[TextSegment]:
         """Cancel the request if it still runs, and wait for that; return text that was not read yet."""
         if not self._outbox.is_over:
-            self._ticket.cancel()
+            self._handle.cancel()
         return self._read()
 
     def end_reasoning(self) -> bool:
@@ -180,7 +180,7 @@ class Stream:
             CapabilityError: this process was forked from the one that writes the answer.
         """
         with contextlib.suppress(ClosedError):  # then it is over
-            return self._worker.call(self._ticket.end_reasoning)
+            return self._worker.call(self._handle.end_reasoning)
         return False
 
     def result(self) -> Generation:
@@ -196,12 +196,12 @@ class Stream:
 
     def so_far(self) -> Generation:
         """Return the answer as it stands, read or not; ``finish_reason`` is ``None`` while it runs."""
-        outbox, ticket = self._outbox, self._ticket
+        outbox, handle = self._outbox, self._handle
         rounds: Sequence[Emission | None] = outbox.rounds
         if outbox.ending is None:
             with contextlib.suppress(ClosedError):  # then it ended meanwhile
                 # Between rounds, so that text and counts are of the same one.
-                rounds, stats, ending = self._worker.call(lambda: (outbox.rounds.copy(), ticket.stats(), outbox.ending))
+                rounds, stats, ending = self._worker.call(lambda: (outbox.rounds.copy(), handle.stats(), outbox.ending))
                 return Generation.of(rounds, ending, stats, self._ask)
         assert outbox.ending is not None
         return Generation.of(rounds, outbox.ending, outbox.ending.stats, self._ask)
@@ -214,7 +214,7 @@ class Stream:
                 self._worker.check()
                 outbox.wait(rounds)
         except BaseException:
-            self._ticket.cancel_soon()
+            self._handle.cancel_soon()
             raise
 
     def _read(self, most: int | None = None) -> list[TextSegment]:

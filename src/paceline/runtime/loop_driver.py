@@ -18,7 +18,7 @@ from paceline.runtime.worker import CLOSED, Tie, Worker
 _log = logging.getLogger(__name__)
 
 
-class Ticket:
+class RequestHandle:
     """One request at a loop driver.
 
     Attributes:
@@ -66,13 +66,13 @@ class Ticket:
 class _Submission:
     """A request that is to be admitted without anybody waiting."""
 
-    def __init__(self, ticket: Ticket, add: Callable[[], Request]) -> None:
-        self._ticket = ticket
+    def __init__(self, handle: RequestHandle, add: Callable[[], Request]) -> None:
+        self._handle = handle
         self._add = add
 
     def run(self) -> None:
         try:
-            self._ticket.driver.admit(self._ticket, self._add)
+            self._handle.driver.admit(self._handle, self._add)
         except BaseException as error:
             self._fail(error)
 
@@ -80,9 +80,9 @@ class _Submission:
         self._fail(ClosedError(CLOSED))
 
     def _fail(self, error: BaseException) -> None:
-        self._ticket.tie = None
+        self._handle.tie = None
         with contextlib.suppress(Exception):
-            self._ticket.outbox.end(Ending("error", RequestStats(), error))
+            self._handle.outbox.end(Ending("error", RequestStats(), error))
 
 
 class LoopDriver:
@@ -104,11 +104,11 @@ class LoopDriver:
         self.loop = loop
         worker.end_first()
         # Requests that are not over, by their ids.
-        self._tickets: dict[int, Ticket] = {}
+        self._handles: dict[int, RequestHandle] = {}
 
     # --- from any thread ----------------------------------------------------------------------------------------------
 
-    def submit(self, add: Callable[[], Request], outbox: Outbox, owner: object) -> Ticket:
+    def submit(self, add: Callable[[], Request], outbox: Outbox, owner: object) -> RequestHandle:
         """Have a request admitted, and wait for that.
 
         Args:
@@ -121,31 +121,31 @@ class LoopDriver:
             ClosedError: the worker has ended.
             BusyError: this is the engine's thread.
         """
-        ticket = Ticket(self, outbox, owner)
+        handle = RequestHandle(self, outbox, owner)
         try:
-            self.worker.call(functools.partial(self.admit, ticket, add))
+            self.worker.call(functools.partial(self.admit, handle, add))
         except BaseException:
             # It may be admitted all the same, where it was the wait that was interrupted.
-            ticket.cancel_soon()
+            handle.cancel_soon()
             raise
-        return ticket
+        return handle
 
-    def submit_soon(self, add: Callable[[], Request], outbox: Outbox, owner: object) -> Ticket:
+    def submit_soon(self, add: Callable[[], Request], outbox: Outbox, owner: object) -> RequestHandle:
         """Have a request admitted, without waiting; an error of that goes to the outbox. Else as :meth:`submit`."""
-        ticket = Ticket(self, outbox, owner)
-        self.worker.ask(_Submission(ticket, add))
-        return ticket
+        handle = RequestHandle(self, outbox, owner)
+        self.worker.ask(_Submission(handle, add))
+        return handle
 
     # --- on the engine's thread ---------------------------------------------------------------------------------------
 
-    def admit(self, ticket: Ticket, add: Callable[[], Request]) -> None:
+    def admit(self, handle: RequestHandle, add: Callable[[], Request]) -> None:
         """Add a request, whose rounds are made from then on."""
         request = add()
-        ticket.request = request
-        ticket.prompt_ids = request.token_ids[: request.num_prompt]
-        self._tickets[request.id] = ticket
+        handle.request = request
+        handle.prompt_ids = request.token_ids[: request.num_prompt]
+        self._handles[request.id] = handle
         self.worker.start_rounds(self)
-        ticket.outbox.taken()
+        handle.outbox.taken()
 
     def make_round(self) -> None:
         """Make a round, and hand out what came of it.
@@ -168,25 +168,25 @@ class LoopDriver:
         running = self._running()
         gained = {emission.request.id for emission in emissions}
         for emission in emissions:
-            if emission.request.id in self._tickets:
-                self._hand_out(self._tickets[emission.request.id], emission)
+            if emission.request.id in self._handles:
+                self._hand_out(self._handles[emission.request.id], emission)
         if error is not None:
             took_part = dict.fromkeys([*before, *running])
             if not took_part and not emissions:
                 # Nothing runs and nothing starts: the next round would fail like this one, for ever.
-                took_part = dict.fromkeys(self._tickets)
-            self._fail_all([request_id for request_id in took_part if request_id in self._tickets], error)
+                took_part = dict.fromkeys(self._handles)
+            self._fail_all([request_id for request_id in took_part if request_id in self._handles], error)
             return
         for request_id in running:
             if request_id not in gained:
-                self._hand_out(self._tickets[request_id], None)
+                self._hand_out(self._handles[request_id], None)
 
     def _running(self) -> list[int]:
         """Return the ids of the requests that run."""
         return [
             request_id
-            for request_id, ticket in self._tickets.items()
-            if ticket.request is not None and ticket.request.sequence >= 0
+            for request_id, handle in self._handles.items()
+            if handle.request is not None and handle.request.sequence >= 0
         ]
 
     def _step(self) -> tuple[Sequence[Emission], BaseException | None]:
@@ -200,52 +200,52 @@ class LoopDriver:
     def _fail_all(self, request_ids: Sequence[int], error: BaseException) -> None:
         """End requests that are not over by an error of a round."""
         for request_id in request_ids:
-            self._fail(self._tickets[request_id], error)
+            self._fail(self._handles[request_id], error)
         if not request_ids:
             _log.error("a round failed after all requests that took part in it had ended", exc_info=error)
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, handle: RequestHandle) -> None:
         """End a request, unless it is over."""
-        request = ticket.request
-        if request is None or request.id not in self._tickets:
+        request = handle.request
+        if request is None or request.id not in self._handles:
             return
         try:
             emission = self.loop.cancel(request)
         except BaseException as error:
-            self._fail(ticket, error)
+            self._fail(handle, error)
         else:
-            self._end(ticket, Ending("cancelled", request.stats), emission)
+            self._end(handle, Ending("cancelled", request.stats), emission)
 
     def cancel_all(self) -> None:
         """End all requests."""
-        for ticket in list(self._tickets.values()):
-            self.cancel(ticket)
+        for handle in list(self._handles.values()):
+            self.cancel(handle)
 
-    def _hand_out(self, ticket: Ticket, emission: Emission | None) -> None:
+    def _hand_out(self, handle: RequestHandle, emission: Emission | None) -> None:
         if emission is not None and emission.finish_reason is not None:
             request = emission.request
-            self._end(ticket, Ending(emission.finish_reason, request.stats, request.error), emission)
+            self._end(handle, Ending(emission.finish_reason, request.stats, request.error), emission)
             return
         try:
-            ticket.outbox.put(emission)
+            handle.outbox.put(emission)
         except Exception:
             # Nobody can be told any more, as where an event loop is closed.
-            self.cancel(ticket)
+            self.cancel(handle)
 
-    def _fail(self, ticket: Ticket, error: BaseException) -> None:
-        request = ticket.request
+    def _fail(self, handle: RequestHandle, error: BaseException) -> None:
+        request = handle.request
         assert request is not None
         emission = None
         with contextlib.suppress(Exception):
             # What is left of it, as far as the loop can say after what happened.
             emission = self.loop.cancel(request)
-        self._end(ticket, Ending("error", request.stats, error), emission)
+        self._end(handle, Ending("error", request.stats, error), emission)
 
-    def _end(self, ticket: Ticket, ending: Ending, emission: Emission | None) -> None:
-        assert ticket.request is not None
-        del self._tickets[ticket.request.id]
-        ticket.tie = None
-        if not self._tickets:
+    def _end(self, handle: RequestHandle, ending: Ending, emission: Emission | None) -> None:
+        assert handle.request is not None
+        del self._handles[handle.request.id]
+        handle.tie = None
+        if not self._handles:
             self.worker.stop_rounds(self)
         with contextlib.suppress(Exception):
-            ticket.outbox.end(ending, emission)
+            handle.outbox.end(ending, emission)
