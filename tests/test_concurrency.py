@@ -423,7 +423,7 @@ def test_a_stream_that_raised_an_error_is_kept_by_nobody() -> None:
         try:
             stream.result()
         except paceline.EngineError as error:
-            return [weakref.ref(stream), weakref.ref(stream._outbox), weakref.ref(error)]
+            return [weakref.ref(stream), weakref.ref(stream._outputs), weakref.ref(error)]
         raise AssertionError("no error was raised")
 
     with scripted(failing(paceline.EngineError("the device is gone")), []) as model:

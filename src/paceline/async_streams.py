@@ -15,13 +15,13 @@ from paceline.core.request import Emission, Request
 from paceline.core.text import TextSegment
 from paceline.runtime.async_calls import call_on
 from paceline.runtime.loop_driver import LoopDriver
-from paceline.runtime.outbox import Record
+from paceline.runtime.output_queue import OutputRecord
 from paceline.runtime.worker import Worker
 from paceline.streams import Ask, Generation
 
 
-class LoopOutbox(Record):
-    """An outbox for consumers in the event loop that it is made in.
+class LoopOutputQueue(OutputRecord):
+    """An output queue for consumers in the event loop that it is made in.
 
     Args:
         worker: the engine's thread.
@@ -98,8 +98,8 @@ class AsyncStream:
         self._unread: deque[TextSegment] = deque()
         self._worker = driver.worker
         self._worker.check()
-        self._outbox = LoopOutbox(driver.worker)
-        self._handle = driver.submit_soon(ask.add, self._outbox, self)
+        self._outputs = LoopOutputQueue(driver.worker)
+        self._handle = driver.submit_soon(ask.add, self._outputs, self)
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -149,7 +149,7 @@ class AsyncStream:
     @property
     def is_over(self) -> bool:
         """Whether the answer is over, read or not."""
-        return self._outbox.is_over
+        return self._outputs.is_over
 
     async def rounds(self) -> AsyncIterator[list[TextSegment]]:
         """Iterate round by round: the text each made final, which may be none (while a long prompt is read).
@@ -177,11 +177,11 @@ class AsyncStream:
                 model costs as much as a few hundredths of a round.
             keep: whether the stream goes on to hold what was read, for :meth:`result` and :meth:`so_far`.
         """
-        rounds = self._outbox.rounds
+        rounds = self._outputs.rounds
         while self._num_read < len(rounds) or await self._has_next(every if self._num_read else 1):
             emission = self._next()
             if not keep:
-                self._outbox.rounds[self._num_read - 1] = None
+                self._outputs.rounds[self._num_read - 1] = None
             yield emission
 
     async def end_reasoning(self) -> bool:
@@ -196,23 +196,23 @@ class AsyncStream:
         Raises:
             PacelineError: the request was refused.
         """
-        await self._outbox.wait_taken()
-        if not self._outbox.is_taken:
+        await self._outputs.wait_taken()
+        if not self._outputs.is_taken:
             self._raise_error()
 
     def cancel_soon(self) -> None:
         """Cancel the request if it still runs, without waiting for that; what there is can be read."""
-        if not self._outbox.is_over:
+        if not self._outputs.is_over:
             self._handle.cancel_soon()
 
     async def aclose(self) -> list[TextSegment]:
         """Cancel the request if it still runs, and wait for that; return text that was not read yet."""
-        if not self._outbox.is_over and self._worker.is_here:
+        if not self._outputs.is_over and self._worker.is_here:
             self._handle.cancel_soon()
-            await self._outbox.wait(math.inf)
+            await self._outputs.wait(math.inf)
         unread = list(self._unread)
         self._unread.clear()
-        while self._num_read < len(self._outbox.rounds):
+        while self._num_read < len(self._outputs.rounds):
             emission = self._next()
             if emission is not None:
                 unread += emission.segments
@@ -235,25 +235,25 @@ class AsyncStream:
             BusyError: this is the engine's thread, and the answer is not over.
             CapabilityError: this process was forked from the one that writes the answer, which is not over.
         """
-        outbox, handle = self._outbox, self._handle
-        if outbox.ending is None:
+        outputs, handle = self._outputs, self._handle
+        if outputs.ending is None:
             with contextlib.suppress(ClosedError):  # then it ended meanwhile
                 # Between rounds, so that text and counts are of the same one.
                 rounds, stats, ending = await call_on(
-                    self._worker, lambda: (outbox.rounds.copy(), handle.stats(), outbox.ending)
+                    self._worker, lambda: (outputs.rounds.copy(), handle.stats(), outputs.ending)
                 )
                 return Generation.of(rounds, ending, stats, self._ask)
-        assert outbox.ending is not None
-        return Generation.of(outbox.rounds, outbox.ending, outbox.ending.stats, self._ask)
+        assert outputs.ending is not None
+        return Generation.of(outputs.rounds, outputs.ending, outputs.ending.stats, self._ask)
 
     async def _has_next(self, every: int = 1) -> bool:
         """Wait for the next rounds, and return whether there is one; raise the error that ended the request."""
         while True:
-            if self._num_read == len(self._outbox.rounds):
+            if self._num_read == len(self._outputs.rounds):
                 await self._wait(self._num_read + every)
             # In this order: once it is over, all rounds are there. Another reader may have been first.
-            is_over = self._outbox.is_over
-            if self._num_read < len(self._outbox.rounds):
+            is_over = self._outputs.is_over
+            if self._num_read < len(self._outputs.rounds):
                 return True
             if is_over:
                 self._raise_error()
@@ -261,20 +261,20 @@ class AsyncStream:
 
     def _next(self) -> Emission | None:
         """Take the next round."""
-        emission = self._outbox.rounds[self._num_read]
+        emission = self._outputs.rounds[self._num_read]
         self._num_read += 1
         return emission
 
     async def _wait(self, rounds: float) -> None:
         """Wait for so many rounds, or the end."""
         try:
-            if not self._outbox.has(rounds):
+            if not self._outputs.has(rounds):
                 self._worker.check()
-                await self._outbox.wait(rounds)
+                await self._outputs.wait(rounds)
         except BaseException:
             self._handle.cancel_soon()
             raise
 
     def _raise_error(self) -> None:
-        if self._outbox.ending is not None:
-            self._outbox.ending.raise_error()
+        if self._outputs.ending is not None:
+            self._outputs.ending.raise_error()

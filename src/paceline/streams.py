@@ -17,7 +17,7 @@ from paceline.core.request import Emission, FinishReason, Request
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
 from paceline.runtime.loop_driver import LoopDriver
-from paceline.runtime.outbox import Ending, ThreadOutbox
+from paceline.runtime.output_queue import Ending, ThreadOutputQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class Stream:
         self._num_read = 0
         # Reentrant, as a signal handler may read in the middle of a read.
         self._reading = threading.RLock()
-        self._outbox = ThreadOutbox()
+        self._outputs = ThreadOutputQueue()
         self._worker = driver.worker
-        self._handle = driver.submit(ask.add, self._outbox, self)
+        self._handle = driver.submit(ask.add, self._outputs, self)
 
     def __iter__(self) -> Iterator[TextSegment]:
         for segments in self.rounds():
@@ -140,7 +140,7 @@ class Stream:
     def is_read(self) -> bool:
         """Whether the answer is over, and all of its text was read."""
         # In this order: once it is over, all rounds are there.
-        return self._outbox.is_over and self._num_read >= len(self._outbox.rounds)
+        return self._outputs.is_over and self._num_read >= len(self._outputs.rounds)
 
     def rounds(self) -> Iterator[list[TextSegment]]:
         """Iterate round by round: the text each made final, which may be none (while a long prompt is read).
@@ -162,7 +162,7 @@ class Stream:
 
     def close(self) -> list[TextSegment]:
         """Cancel the request if it still runs, and wait for that; return text that was not read yet."""
-        if not self._outbox.is_over:
+        if not self._outputs.is_over:
             self._handle.cancel()
         return self._read()
 
@@ -196,30 +196,32 @@ class Stream:
 
     def so_far(self) -> Generation:
         """Return the answer as it stands, read or not; ``finish_reason`` is ``None`` while it runs."""
-        outbox, handle = self._outbox, self._handle
-        rounds: Sequence[Emission | None] = outbox.rounds
-        if outbox.ending is None:
+        outputs, handle = self._outputs, self._handle
+        rounds: Sequence[Emission | None] = outputs.rounds
+        if outputs.ending is None:
             with contextlib.suppress(ClosedError):  # then it ended meanwhile
                 # Between rounds, so that text and counts are of the same one.
-                rounds, stats, ending = self._worker.call(lambda: (outbox.rounds.copy(), handle.stats(), outbox.ending))
+                rounds, stats, ending = self._worker.call(
+                    lambda: (outputs.rounds.copy(), handle.stats(), outputs.ending)
+                )
                 return Generation.of(rounds, ending, stats, self._ask)
-        assert outbox.ending is not None
-        return Generation.of(rounds, outbox.ending, outbox.ending.stats, self._ask)
+        assert outputs.ending is not None
+        return Generation.of(rounds, outputs.ending, outputs.ending.stats, self._ask)
 
     def _wait(self, rounds: float = math.inf) -> None:
         """Wait for so many rounds, or the end."""
-        outbox = self._outbox
+        outputs = self._outputs
         try:
-            if not outbox.has(rounds):
+            if not outputs.has(rounds):
                 self._worker.check()
-                outbox.wait(rounds)
+                outputs.wait(rounds)
         except BaseException:
             self._handle.cancel_soon()
             raise
 
     def _read(self, most: int | None = None) -> list[TextSegment]:
         """Return the text of rounds that are there and were not read yet, of so many at most."""
-        rounds = self._outbox.rounds
+        rounds = self._outputs.rounds
         with self._reading:
             first = self._num_read
             end = len(rounds) if most is None else min(first + most, len(rounds))
@@ -228,5 +230,5 @@ class Stream:
         return [segment for emission in rounds[first:end] if emission for segment in emission.segments]
 
     def _raise_error(self) -> None:
-        if self._outbox.ending is not None:
-            self._outbox.ending.raise_error()
+        if self._outputs.ending is not None:
+            self._outputs.ending.raise_error()

@@ -28,7 +28,7 @@ from paceline.planning.base import Observer, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.loop_driver import LoopDriver
-from paceline.runtime.outbox import Ending, ThreadOutbox
+from paceline.runtime.output_queue import Ending, ThreadOutputQueue
 from paceline.runtime.worker import Worker
 from tests.helpers import ForcedDrafter
 from tests.timing import WAIT_S
@@ -83,8 +83,8 @@ def adding(driver: LoopDriver, prompt: Sequence[int], max_tokens: int) -> Callab
     return lambda: driver.loop.add(prompt, SamplingParams(0.0), StopRules(max_tokens))
 
 
-def ids_of(outbox: ThreadOutbox) -> list[int]:
-    return [token_id for emission in outbox.rounds if emission for token_id in emission.token_ids]
+def ids_of(outputs: ThreadOutputQueue) -> list[int]:
+    return [token_id for emission in outputs.rounds if emission for token_id in emission.token_ids]
 
 
 @pytest.fixture
@@ -171,9 +171,9 @@ def test_a_worker_that_is_dropped_ends_its_thread() -> None:
     worker = Worker()
     thread = worker._room.thread
     driver = driver_on(worker, engine())
-    outbox, owner = ThreadOutbox(), Owner()
-    driver.submit(adding(driver, [0], 3), outbox, owner)
-    outbox.wait(ENDLESS)
+    outputs, owner = ThreadOutputQueue(), Owner()
+    driver.submit(adding(driver, [0], 3), outputs, owner)
+    outputs.wait(ENDLESS)
     del worker, driver
     thread.join(WAIT_S)
     assert not thread.is_alive()
@@ -241,16 +241,16 @@ def test_loops_that_share_a_worker_have_rounds_in_turn(worker: Worker) -> None:
         return logits
 
     drivers = [driver_on(worker, engine(noting(which))) for which in range(2)]
-    outboxes, owner = [ThreadOutbox(), ThreadOutbox()], Owner()
+    queues, owner = [ThreadOutputQueue(), ThreadOutputQueue()], Owner()
 
     def admit_both() -> None:
-        for driver, outbox in zip(drivers, outboxes, strict=True):
-            driver.submit_soon(adding(driver, [0], 5), outbox, owner)
+        for driver, outputs in zip(drivers, queues, strict=True):
+            driver.submit_soon(adding(driver, [0], 5), outputs, owner)
 
     worker.call(admit_both)
-    for outbox in outboxes:
-        outbox.wait(ENDLESS)
-        assert ids_of(outbox) == [1, 2, 3, 4, 5]
+    for outputs in queues:
+        outputs.wait(ENDLESS)
+        assert ids_of(outputs) == [1, 2, 3, 4, 5]
     assert order == [0, 1] * 5
 
 
@@ -258,42 +258,42 @@ def test_a_long_prompt_is_told_of_round_by_round(worker: Worker) -> None:
     driver = driver_on(worker, engine(max_rows=4))
     told: list[list[int] | None] = []
 
-    class Noting(ThreadOutbox):
+    class Noting(ThreadOutputQueue):
         def put(self, emission: Emission | None) -> None:
             told.append(None if emission is None else list(emission.token_ids))
             super().put(emission)
 
-    outbox, owner = Noting(), Owner()
-    driver.submit(adding(driver, [0] * 11, 3), outbox, owner)
-    outbox.wait(ENDLESS)
+    outputs, owner = Noting(), Owner()
+    driver.submit(adding(driver, [0] * 11, 3), outputs, owner)
+    outputs.wait(ENDLESS)
     assert told == [None, None, [1], [2]]
-    assert ids_of(outbox) == [1, 2, 3]
-    assert outbox.ending is not None
-    assert outbox.ending.stats.prompt_tokens == 11
+    assert ids_of(outputs) == [1, 2, 3]
+    assert outputs.ending is not None
+    assert outputs.ending.stats.prompt_tokens == 11
 
 
 def test_rounds_without_a_gain_that_nobody_waits_for_are_kept_once() -> None:
-    outbox = ThreadOutbox()
+    outputs = ThreadOutputQueue()
     for _ in range(1000):
-        outbox.put(None)
-    assert outbox.rounds == [None]
-    reader = threading.Thread(target=outbox.wait, args=(2,))
+        outputs.put(None)
+    assert outputs.rounds == [None]
+    reader = threading.Thread(target=outputs.wait, args=(2,))
     reader.start()
     while reader.is_alive():
-        outbox.put(None)
-    assert outbox.rounds == [None] * 2
+        outputs.put(None)
+    assert outputs.rounds == [None] * 2
 
 
 def test_a_request_that_is_refused_raises_where_it_was_asked_for(worker: Worker) -> None:
     driver = driver_on(worker, engine())
-    outbox, owner = ThreadOutbox(), Owner()
+    outputs, owner = ThreadOutputQueue(), Owner()
     with pytest.raises(InputError, match="token id 99"):
-        driver.submit(adding(driver, [99], 1), outbox, owner)
-    driver.submit_soon(adding(driver, [99], 1), outbox, owner)
-    outbox.wait(ENDLESS)
-    assert outbox.rounds == []
-    assert outbox.ending is not None
-    assert isinstance(outbox.ending.error, InputError)
+        driver.submit(adding(driver, [99], 1), outputs, owner)
+    driver.submit_soon(adding(driver, [99], 1), outputs, owner)
+    outputs.wait(ENDLESS)
+    assert outputs.rounds == []
+    assert outputs.ending is not None
+    assert isinstance(outputs.ending.error, InputError)
 
 
 def test_an_owner_that_is_dropped_ends_its_own_request_and_no_other() -> None:
@@ -301,14 +301,14 @@ def test_an_owner_that_is_dropped_ends_its_own_request_and_no_other() -> None:
     target = engine(gate)
     with Worker() as worker:
         driver = driver_on(worker, target)
-        dropped, kept = ThreadOutbox(), ThreadOutbox()
+        dropped, kept = ThreadOutputQueue(), ThreadOutputQueue()
         leaving, staying = Owner(), Owner()
         wanted = [(ENDLESS, dropped, leaving), (12, kept, staying)]
 
         def admit_both() -> None:
             while wanted:
-                max_tokens, outbox, owner = wanted.pop()
-                driver.submit_soon(adding(driver, [0], max_tokens), outbox, owner)
+                max_tokens, outputs, owner = wanted.pop()
+                driver.submit_soon(adding(driver, [0], max_tokens), outputs, owner)
 
         worker.call(admit_both)
         assert gate.reached.wait(WAIT_S)
@@ -338,21 +338,21 @@ def test_an_owner_collected_by_the_thread_itself_ends_its_request_after_the_roun
             self.cycle = self
 
     driver = driver_on(worker, engine(logits))
-    outbox, kept = ThreadOutbox(), ThreadOutbox()
+    outputs, kept = ThreadOutputQueue(), ThreadOutputQueue()
     owner, other = Holder(), Owner()
     weakref.finalize(owner, collected.set)
     gc.disable()
     try:
-        driver.submit(adding(driver, [0], ENDLESS), outbox, owner)
+        driver.submit(adding(driver, [0], ENDLESS), outputs, owner)
         del owner
         driver.submit(adding(driver, [0], 5), kept, other)
-        outbox.wait(ENDLESS)
+        outputs.wait(ENDLESS)
         kept.wait(ENDLESS)
     finally:
         gc.enable()
     assert collected.is_set()
-    assert outbox.ending is not None
-    assert outbox.ending.finish_reason == "cancelled"
+    assert outputs.ending is not None
+    assert outputs.ending.finish_reason == "cancelled"
     assert ids_of(kept) == [1, 2, 3, 4, 5]
 
 
@@ -369,8 +369,8 @@ def test_a_round_that_fails_ends_the_requests_of_its_loop_and_the_loop_goes_on(w
     target = Failing(gate, ScriptedVocabulary.of_size(SIZE))
     other = engine()
     driver, beside = driver_on(worker, target), driver_on(worker, other)
-    outboxes, owner = [ThreadOutbox() for _ in range(3)], Owner()
-    first, second, unharmed = outboxes
+    queues, owner = [ThreadOutputQueue() for _ in range(3)], Owner()
+    first, second, unharmed = queues
 
     def admit_all() -> None:
         driver.submit_soon(adding(driver, [0], 9), first, owner)
@@ -381,17 +381,17 @@ def test_a_round_that_fails_ends_the_requests_of_its_loop_and_the_loop_goes_on(w
     assert gate.reached.wait(WAIT_S)
     target.failing = True
     gate.let_through.set()
-    for outbox in outboxes:
-        outbox.wait(ENDLESS)
-    for outbox in (first, second):
-        assert outbox.ending is not None
-        assert outbox.ending.finish_reason == "error"
-        assert isinstance(outbox.ending.error, EngineError)
-        assert outbox.ending.stats.predicted_tokens == len(ids_of(outbox))
+    for outputs in queues:
+        outputs.wait(ENDLESS)
+    for outputs in (first, second):
+        assert outputs.ending is not None
+        assert outputs.ending.finish_reason == "error"
+        assert isinstance(outputs.ending.error, EngineError)
+        assert outputs.ending.stats.predicted_tokens == len(ids_of(outputs))
     assert ids_of(unharmed) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert not target._sequences
     target.failing = False
-    again = ThreadOutbox()
+    again = ThreadOutputQueue()
     driver.submit(adding(driver, [5], 3), again, owner)
     again.wait(ENDLESS)
     assert ids_of(again) == [6, 7, 8]
@@ -414,22 +414,22 @@ class FailingOnce(Observer):
             raise ZeroDivisionError("an observer's own")
 
 
-def submit_all(driver: LoopDriver, owner: Owner, wanted: Sequence[tuple[ThreadOutbox, int]]) -> None:
-    """Have requests admitted between the same two rounds: for each its outbox and the most tokens of its answer."""
+def submit_all(driver: LoopDriver, owner: Owner, wanted: Sequence[tuple[ThreadOutputQueue, int]]) -> None:
+    """Have requests admitted between the same two rounds: for each its outputs and the most tokens of its answer."""
 
     def admit() -> None:
-        for outbox, max_tokens in wanted:
-            driver.submit_soon(adding(driver, [0], max_tokens), outbox, owner)
+        for outputs, max_tokens in wanted:
+            driver.submit_soon(adding(driver, [0], max_tokens), outputs, owner)
 
     driver.worker.call(admit)
-    for outbox, _ in wanted:
-        outbox.wait(ENDLESS)
+    for outputs, _ in wanted:
+        outputs.wait(ENDLESS)
 
 
-def ending_of(outbox: ThreadOutbox) -> Ending:
-    assert outbox.ending is not None
-    assert outbox.ending.stats.predicted_tokens == len(ids_of(outbox))
-    return outbox.ending
+def ending_of(outputs: ThreadOutputQueue) -> Ending:
+    assert outputs.ending is not None
+    assert outputs.ending.stats.predicted_tokens == len(ids_of(outputs))
+    return outputs.ending
 
 
 def test_an_error_of_a_round_ends_no_request_that_waits_for_its_start(worker: Worker) -> None:
@@ -446,11 +446,11 @@ def test_an_error_of_a_round_ends_no_request_that_waits_for_its_start(worker: Wo
         return list(grow(jobs))
 
     drafter.grow = fail_once  # type: ignore[method-assign]
-    first, second, waiting, owner = ThreadOutbox(), ThreadOutbox(), ThreadOutbox(), Owner()
+    first, second, waiting, owner = ThreadOutputQueue(), ThreadOutputQueue(), ThreadOutputQueue(), Owner()
     submit_all(driver, owner, [(first, 9), (second, 9), (waiting, 9)])
-    for outbox in (first, second):
-        assert ending_of(outbox).finish_reason == "error"
-        assert isinstance(ending_of(outbox).error, ZeroDivisionError)
+    for outputs in (first, second):
+        assert ending_of(outputs).finish_reason == "error"
+        assert isinstance(ending_of(outputs).error, ZeroDivisionError)
     assert ending_of(waiting).finish_reason == "length"
     assert ids_of(waiting) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
@@ -459,7 +459,7 @@ def test_what_a_round_emitted_stands_where_an_observer_fails_after_it(worker: Wo
     target = engine()
     loop = DecodingLoop(target, [], NO_SPECULATION, clock=target.clock, observers=[FailingOnce(3)], max_running=2)
     driver = LoopDriver(worker, loop)
-    over, running, waiting, owner = ThreadOutbox(), ThreadOutbox(), ThreadOutbox(), Owner()
+    over, running, waiting, owner = ThreadOutputQueue(), ThreadOutputQueue(), ThreadOutputQueue(), Owner()
     submit_all(driver, owner, [(over, 3), (running, 9), (waiting, 5)])
     assert ending_of(over).finish_reason == "length"
     assert ending_of(over).error is None
@@ -480,9 +480,9 @@ def test_an_error_of_a_round_that_nobody_can_be_told_is_logged(
         worker,
         DecodingLoop(target, [], NO_SPECULATION, clock=target.clock, observers=[FailingOnce(3)], max_running=1),
     )
-    over, waiting, owner = ThreadOutbox(), ThreadOutbox(), Owner()
+    over, waiting, owner = ThreadOutputQueue(), ThreadOutputQueue(), Owner()
     submit_all(driver, owner, [(over, 3), (waiting, 5)])
-    assert [ending_of(outbox).finish_reason for outbox in (over, waiting)] == ["length"] * 2
+    assert [ending_of(outputs).finish_reason for outputs in (over, waiting)] == ["length"] * 2
     assert "an observer's own" in caplog.text
 
 
@@ -494,10 +494,10 @@ def test_an_error_that_lets_no_request_start_ends_those_that_wait(worker: Worker
     target = engine()
     drafter = Leaving(lambda request: [])
     driver = LoopDriver(worker, DecodingLoop(target, [drafter], FixedPolicy(2), clock=target.clock))
-    outboxes, owner = [ThreadOutbox(), ThreadOutbox()], Owner()
-    submit_all(driver, owner, [(outbox, 3) for outbox in outboxes])
-    for outbox in outboxes:
-        assert isinstance(ending_of(outbox).error, SystemExit)
+    queues, owner = [ThreadOutputQueue(), ThreadOutputQueue()], Owner()
+    submit_all(driver, owner, [(outputs, 3) for outputs in queues])
+    for outputs in queues:
+        assert isinstance(ending_of(outputs).error, SystemExit)
 
 
 def test_a_request_that_waits_for_its_start_is_told_of_its_own_rounds_only(worker: Worker) -> None:
@@ -505,12 +505,12 @@ def test_a_request_that_waits_for_its_start_is_told_of_its_own_rounds_only(worke
     driver = LoopDriver(worker, DecodingLoop(target, [], NO_SPECULATION, clock=target.clock, max_running=1))
     told: list[list[int] | None] = []
 
-    class Noting(ThreadOutbox):
+    class Noting(ThreadOutputQueue):
         def put(self, emission: Emission | None) -> None:
             told.append(None if emission is None else list(emission.token_ids))
             super().put(emission)
 
-    running, waiting, owner = ThreadOutbox(), Noting(), Owner()
+    running, waiting, owner = ThreadOutputQueue(), Noting(), Owner()
     submit_all(driver, owner, [(running, 20), (waiting, 3)])
     assert told == [[1], [2]]
     assert ids_of(waiting) == [1, 2, 3]
@@ -534,7 +534,7 @@ def test_an_outbox_that_fails_ends_its_own_request_and_no_other(worker: Worker) 
 
     target = engine()
     driver = driver_on(worker, target)
-    broken, fine, owner = Broken(), ThreadOutbox(), Owner()
+    broken, fine, owner = Broken(), ThreadOutputQueue(), Owner()
     driver.submit(adding(driver, [0], ENDLESS), broken, owner)
     driver.submit(adding(driver, [0], 6), fine, owner)
     assert broken.ended.wait(WAIT_S)
@@ -593,7 +593,7 @@ def test_an_interrupt_while_a_request_waits_for_its_place_ends_the_request() -> 
     target = engine(gate)
     with Worker() as worker:
         driver = driver_on(worker, target)
-        running, given_up, owner = ThreadOutbox(), ThreadOutbox(), Owner()
+        running, given_up, owner = ThreadOutputQueue(), ThreadOutputQueue(), Owner()
         driver.submit(adding(driver, [0], 20), running, owner)
         assert gate.reached.wait(WAIT_S)
         with pytest.raises(KeyboardInterrupt), interrupt_once(lambda: not worker._room.inbox.empty()):
@@ -611,21 +611,21 @@ def test_an_interrupt_while_a_request_waits_for_its_place_ends_the_request() -> 
 def test_an_interrupted_wait_for_rounds_loses_none_of_them(worker: Worker) -> None:
     gate = Gate(3)
     driver = driver_on(worker, engine(gate))
-    outbox, owner = ThreadOutbox(), Owner()
-    driver.submit(adding(driver, [0], 20), outbox, owner)
-    with pytest.raises(KeyboardInterrupt), interrupt_once(lambda: outbox._wanted == ENDLESS):
-        outbox.wait(ENDLESS)
+    outputs, owner = ThreadOutputQueue(), Owner()
+    driver.submit(adding(driver, [0], 20), outputs, owner)
+    with pytest.raises(KeyboardInterrupt), interrupt_once(lambda: outputs._wanted == ENDLESS):
+        outputs.wait(ENDLESS)
     gate.let_through.set()
-    outbox.wait(ENDLESS)
-    assert ids_of(outbox) == [(1 + place) % SIZE for place in range(20)]
+    outputs.wait(ENDLESS)
+    assert ids_of(outputs) == [(1 + place) % SIZE for place in range(20)]
 
 
 @needs_signals
 def test_a_signal_handler_that_waits_leaves_the_wait_around_it_to_be_rung_for(worker: Worker) -> None:
     gate, later = Gate(3), Gate(5)
     driver = driver_on(worker, engine(lambda tokens: later(tokens) if len(tokens) > 5 else gate(tokens)))
-    outbox, owner = ThreadOutbox(), Owner()
-    driver.submit(adding(driver, [0], ENDLESS), outbox, owner)
+    outputs, owner = ThreadOutputQueue(), Owner()
+    driver.submit(adding(driver, [0], ENDLESS), outputs, owner)
     assert gate.reached.wait(WAIT_S)
     heard = threading.Event()
 
@@ -634,10 +634,10 @@ def test_a_signal_handler_that_waits_leaves_the_wait_around_it_to_be_rung_for(wo
             heard.set()
             gate.let_through.set()
             # The fourth round, which the wait around this one is for, comes before the end of this wait.
-            outbox.wait(5)
+            outputs.wait(5)
 
     def signal_once() -> None:
-        while outbox._wanted != 4:
+        while outputs._wanted != 4:
             pass
         while not heard.wait(0.01):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
@@ -646,8 +646,8 @@ def test_a_signal_handler_that_waits_leaves_the_wait_around_it_to_be_rung_for(wo
     signaller = threading.Thread(target=signal_once)
     signaller.start()
     try:
-        outbox.wait(4)
-        assert not outbox.is_over
+        outputs.wait(4)
+        assert not outputs.is_over
     finally:
         later.let_through.set()
         signaller.join()
@@ -670,15 +670,15 @@ def test_event_loops_are_woken_after_a_round_and_not_after_those_of_other_loops_
             return counting(tokens)
 
         drivers = [driver_on(worker, engine(model)) for model in (first, second)]
-        outboxes, owner = [ThreadOutbox(), ThreadOutbox()], Owner()
+        queues, owner = [ThreadOutputQueue(), ThreadOutputQueue()], Owner()
 
         def admit_both() -> None:
-            for driver, outbox in zip(drivers, outboxes, strict=True):
-                driver.submit_soon(adding(driver, [0], 1), outbox, owner)
+            for driver, outputs in zip(drivers, queues, strict=True):
+                driver.submit_soon(adding(driver, [0], 1), outputs, owner)
 
         worker.call(admit_both)
-        for outbox in outboxes:
-            await asyncio.to_thread(outbox.wait, ENDLESS)
+        for outputs in queues:
+            await asyncio.to_thread(outputs.wait, ENDLESS)
 
     asyncio.run(test())
     assert in_time == [True]
@@ -693,9 +693,9 @@ def test_after_leaving_no_round_is_made() -> None:
 
     worker = Worker()
     driver = driver_on(worker, engine(logits))
-    outbox, owner = ThreadOutbox(), Owner()
-    driver.submit(adding(driver, [0], ENDLESS), outbox, owner)
-    outbox.wait(1)
+    outputs, owner = ThreadOutputQueue(), Owner()
+    driver.submit(adding(driver, [0], ENDLESS), outputs, owner)
+    outputs.wait(1)
 
     def leave() -> int:
         worker._room.leave()
@@ -704,19 +704,19 @@ def test_after_leaving_no_round_is_made() -> None:
     passes_before = worker.call(leave)
     worker._room.thread.join(WAIT_S)
     assert len(passes) == passes_before
-    assert ending_of(outbox).finish_reason == "cancelled"
+    assert ending_of(outputs).finish_reason == "cancelled"
 
 
 def test_closing_a_worker_ends_what_runs() -> None:
     target = engine()
     worker = Worker()
     driver = driver_on(worker, target)
-    outbox, owner = ThreadOutbox(), Owner()
-    driver.submit(adding(driver, [0], ENDLESS), outbox, owner)
-    outbox.wait(1)
+    outputs, owner = ThreadOutputQueue(), Owner()
+    driver.submit(adding(driver, [0], ENDLESS), outputs, owner)
+    outputs.wait(1)
     worker.close()
-    assert outbox.ending is not None
-    assert outbox.ending.finish_reason == "cancelled"
+    assert outputs.ending is not None
+    assert outputs.ending.finish_reason == "cancelled"
     assert not target._sequences
 
 

@@ -12,7 +12,7 @@ from paceline.core.errors import ClosedError
 from paceline.core.request import Emission, Request
 from paceline.core.stats import RequestStats
 from paceline.runtime.loop import DecodingLoop
-from paceline.runtime.outbox import Ending, Outbox
+from paceline.runtime.output_queue import Ending, OutputQueue
 from paceline.runtime.worker import CLOSED, Tie, Worker
 
 _log = logging.getLogger(__name__)
@@ -23,17 +23,17 @@ class RequestHandle:
 
     Attributes:
         driver: where it is.
-        outbox: where what becomes of it goes.
+        outputs: where what becomes of it goes.
         prompt_ids: its prompt, once it was admitted; empty before.
         request: the request, of the engine's thread alone.
         tie: to its owner, while it runs.
     """
 
-    __slots__ = ("driver", "outbox", "prompt_ids", "request", "tie")
+    __slots__ = ("driver", "outputs", "prompt_ids", "request", "tie")
 
-    def __init__(self, driver: LoopDriver, outbox: Outbox, owner: object) -> None:
+    def __init__(self, driver: LoopDriver, outputs: OutputQueue, owner: object) -> None:
         self.driver = driver
-        self.outbox = outbox
+        self.outputs = outputs
         self.prompt_ids: Sequence[int] = ()
         self.request: Request | None = None
         self.tie: Tie | None = driver.worker.tie(owner, functools.partial(driver.cancel, self))
@@ -82,7 +82,7 @@ class _Submission:
     def _fail(self, error: BaseException) -> None:
         self._handle.tie = None
         with contextlib.suppress(Exception):
-            self._handle.outbox.end(Ending("error", RequestStats(), error))
+            self._handle.outputs.end(Ending("error", RequestStats(), error))
 
 
 class LoopDriver:
@@ -108,12 +108,12 @@ class LoopDriver:
 
     # --- from any thread ----------------------------------------------------------------------------------------------
 
-    def submit(self, add: Callable[[], Request], outbox: Outbox, owner: object) -> RequestHandle:
+    def submit(self, add: Callable[[], Request], outputs: OutputQueue, owner: object) -> RequestHandle:
         """Have a request admitted, and wait for that.
 
         Args:
             add: adds it to the loop, on the engine's thread. It must not hold the owner.
-            outbox: where what becomes of it goes. It must not hold the owner either.
+            outputs: where what becomes of it goes. It must not hold the owner either.
             owner: once this is collected, the request is cancelled.
 
         Raises:
@@ -121,7 +121,7 @@ class LoopDriver:
             ClosedError: the worker has ended.
             BusyError: this is the engine's thread.
         """
-        handle = RequestHandle(self, outbox, owner)
+        handle = RequestHandle(self, outputs, owner)
         try:
             self.worker.call(functools.partial(self.admit, handle, add))
         except BaseException:
@@ -130,9 +130,9 @@ class LoopDriver:
             raise
         return handle
 
-    def submit_soon(self, add: Callable[[], Request], outbox: Outbox, owner: object) -> RequestHandle:
-        """Have a request admitted, without waiting; an error of that goes to the outbox. Else as :meth:`submit`."""
-        handle = RequestHandle(self, outbox, owner)
+    def submit_soon(self, add: Callable[[], Request], outputs: OutputQueue, owner: object) -> RequestHandle:
+        """Have a request admitted, without waiting; an error of that goes to ``outputs``. Else as :meth:`submit`."""
+        handle = RequestHandle(self, outputs, owner)
         self.worker.ask(_Submission(handle, add))
         return handle
 
@@ -145,7 +145,7 @@ class LoopDriver:
         handle.prompt_ids = request.token_ids[: request.num_prompt]
         self._handles[request.id] = handle
         self.worker.start_rounds(self)
-        handle.outbox.taken()
+        handle.outputs.taken()
 
     def make_round(self) -> None:
         """Make a round, and hand out what came of it.
@@ -154,7 +154,7 @@ class LoopDriver:
         nothing: many may wait, and each would wake its consumer. An error ends the requests that took part in the
         round and are not over by it, and no others.
         """
-        # No variables: an error keeps this frame, and the outboxes of the requests that it ends will hold the error.
+        # No variables: an error keeps this frame, and the outputs of the requests that it ends will hold the error.
         self._tell(self._running(), *self._step())
 
     def _tell(self, before: Sequence[int], emissions: Sequence[Emission], error: BaseException | None) -> None:
@@ -227,7 +227,7 @@ class LoopDriver:
             self._end(handle, Ending(emission.finish_reason, request.stats, request.error), emission)
             return
         try:
-            handle.outbox.put(emission)
+            handle.outputs.put(emission)
         except Exception:
             # Nobody can be told any more, as where an event loop is closed.
             self.cancel(handle)
@@ -248,4 +248,4 @@ class LoopDriver:
         if not self._handles:
             self.worker.stop_rounds(self)
         with contextlib.suppress(Exception):
-            handle.outbox.end(ending, emission)
+            handle.outputs.end(ending, emission)

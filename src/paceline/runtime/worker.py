@@ -3,7 +3,7 @@
 ::
 
     any thread     call(function) ──┐                                    ┌──> its result
-    consumers      submit, cancel ──┤                                    ├──> outbox: rounds, ending
+    consumers      submit, cancel ──┤                                    ├──> outputs: rounds, ending
     collector      tie of a stream ─┤                                    │
                                     v                                    │
     the worker       │ inbox, until it is empty │ a round of each loop that has requests │ inbox ...

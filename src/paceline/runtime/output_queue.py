@@ -40,7 +40,7 @@ class Ending:
         """Raise a copy of the error that the request ended by, if it did.
 
         Several consumers may be told of one error, each in a thread of its own, and a consumer that raises an error
-        becomes part of its traceback. A copy of its own keeps those tracebacks apart, and the outbox, which holds the
+        becomes part of its traceback. A copy of its own keeps those tracebacks apart, and the queue, which holds the
         error, holds no consumer. An error that cannot be copied is raised itself.
         """
         if self.error is not None:
@@ -64,7 +64,7 @@ def _copy_of(error: BaseException) -> BaseException:
     return copied.with_traceback(error.__traceback__)
 
 
-class Outbox(Protocol):
+class OutputQueue(Protocol):
     """Takes what becomes of a request. Only the engine's thread calls it.
 
     What a method raises, as where an event loop is closed, cancels the request and is told to nobody.
@@ -86,7 +86,7 @@ class Outbox(Protocol):
         ...
 
 
-class Record(ABC):
+class OutputRecord(ABC):
     """All that became of a request so far. Only the engine's thread writes to it, and any thread may read.
 
     Attributes:
@@ -139,8 +139,8 @@ class Record(ABC):
         """Wake whoever waits."""
 
 
-class ThreadOutbox(Record):
-    """An outbox for consumers in threads, one of which waits at a time."""
+class ThreadOutputQueue(OutputRecord):
+    """An output queue for consumers in threads, one of which waits at a time."""
 
     def __init__(self) -> None:
         super().__init__()
