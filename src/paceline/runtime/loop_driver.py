@@ -13,7 +13,7 @@ from paceline.core.request import Emission, Request
 from paceline.core.stats import RequestStats
 from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.output_queue import Ending, OutputQueue
-from paceline.runtime.worker import CLOSED, Tie, Worker
+from paceline.runtime.worker import CLOSED, OnCollect, Worker
 
 _log = logging.getLogger(__name__)
 
@@ -26,17 +26,19 @@ class RequestHandle:
         outputs: where what becomes of it goes.
         prompt_ids: its prompt, once it was admitted; empty before.
         request: the request, of the engine's thread alone.
-        tie: to its owner, while it runs.
+        cancel_on_collect: ends it once nobody has its owner, while it runs.
     """
 
-    __slots__ = ("driver", "outputs", "prompt_ids", "request", "tie")
+    __slots__ = ("cancel_on_collect", "driver", "outputs", "prompt_ids", "request")
 
     def __init__(self, driver: LoopDriver, outputs: OutputQueue, owner: object) -> None:
         self.driver = driver
         self.outputs = outputs
         self.prompt_ids: Sequence[int] = ()
         self.request: Request | None = None
-        self.tie: Tie | None = driver.worker.tie(owner, functools.partial(driver.cancel, self))
+        self.cancel_on_collect: OnCollect | None = driver.worker.on_collect(
+            owner, functools.partial(driver.cancel, self)
+        )
 
     def cancel(self) -> None:
         """End the request, unless it is over, and wait until it is; on the engine's thread, without waiting."""
@@ -80,7 +82,7 @@ class _Submission:
         self._fail(ClosedError(CLOSED))
 
     def _fail(self, error: BaseException) -> None:
-        self._handle.tie = None
+        self._handle.cancel_on_collect = None
         with contextlib.suppress(Exception):
             self._handle.outputs.end(Ending("error", RequestStats(), error))
 
@@ -244,7 +246,7 @@ class LoopDriver:
     def _end(self, handle: RequestHandle, ending: Ending, emission: Emission | None) -> None:
         assert handle.request is not None
         del self._handles[handle.request.id]
-        handle.tie = None
+        handle.cancel_on_collect = None
         if not self._handles:
             self.worker.stop_rounds(self)
         with contextlib.suppress(Exception):

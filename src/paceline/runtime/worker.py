@@ -4,7 +4,7 @@
 
     any thread     call(function) ──┐                                    ┌──> its result
     consumers      submit, cancel ──┤                                    ├──> outputs: rounds, ending
-    collector      tie of a stream ─┤                                    │
+    collector      end of a stream ─┤                                    │
                                     v                                    │
     the worker       │ inbox, until it is empty │ a round of each loop that has requests │ inbox ...
                        (waits while there are none)
@@ -111,7 +111,7 @@ class _Post:
         """Nobody waits."""
 
 
-class Tie(weakref.ref[object]):
+class OnCollect(weakref.ref[object]):
     """A weak reference to an owner, and what is to be done once nobody has the owner any more.
 
     Its callback is the inbox's ``put``, so nothing of ours runs while the owner is collected: neither a round nor an
@@ -152,11 +152,11 @@ class _Room:
         leaving: nothing more is begun.
         ended: nothing in the inbox is looked at any more.
         process: id of the process that the thread lives in.
-        tie: to the worker.
+        leave_on_collect: ends the thread once nobody has the worker.
         waking: what event loops are to call once this round or note is done with; of the thread alone.
     """
 
-    tie: Tie
+    leave_on_collect: OnCollect
 
     def __init__(self, name: str) -> None:
         self.inbox: queue.SimpleQueue[Note] = queue.SimpleQueue()
@@ -258,7 +258,7 @@ class Worker:
 
     def __init__(self, name: str = "paceline") -> None:
         self._room = _Room(name)
-        self._room.tie = self.tie(self, self._room.leave)
+        self._room.leave_on_collect = self.on_collect(self, self._room.leave)
         _end_before_others()
         self._room.thread.start()
 
@@ -326,15 +326,15 @@ class Worker:
         if self.is_here:
             self._room.ask(note)
 
-    def tie(self, owner: object, then: Callable[[], object]) -> Tie:
+    def on_collect(self, owner: object, then: Callable[[], object]) -> OnCollect:
         """Have something done on the engine's thread, between rounds, once ``owner`` was collected.
 
         Returns:
             What has to be kept for as long as that is wanted.
         """
-        tie = Tie(owner, self._room.inbox.put)
-        tie.then = then
-        return tie
+        on_collect = OnCollect(owner, self._room.inbox.put)
+        on_collect.then = then
+        return on_collect
 
     def wake(self, loop: AbstractEventLoop, call: Callable[[], object]) -> None:
         """Have an event loop call something, without waiting; nothing happens where the loop is closed.
