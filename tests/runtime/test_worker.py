@@ -169,7 +169,7 @@ def test_calls_that_race_with_the_end_are_made_or_refused() -> None:
 
 def test_a_worker_that_is_dropped_ends_its_thread() -> None:
     worker = Worker()
-    thread = worker._room.thread
+    thread = worker._state.thread
     driver = driver_on(worker, engine())
     outputs, owner = ThreadOutputQueue(), Owner()
     driver.submit(adding(driver, [0], 3), outputs, owner)
@@ -596,7 +596,7 @@ def test_an_interrupt_while_a_request_waits_for_its_place_ends_the_request() -> 
         running, given_up, owner = ThreadOutputQueue(), ThreadOutputQueue(), Owner()
         driver.submit(adding(driver, [0], 20), running, owner)
         assert gate.reached.wait(WAIT_S)
-        with pytest.raises(KeyboardInterrupt), interrupt_once(lambda: not worker._room.inbox.empty()):
+        with pytest.raises(KeyboardInterrupt), interrupt_once(lambda: not worker._state.inbox.empty()):
             driver.submit(adding(driver, [5], ENDLESS), given_up, owner)
         gate.let_through.set()
         given_up.wait(ENDLESS)
@@ -698,11 +698,11 @@ def test_after_leaving_no_round_is_made() -> None:
     outputs.wait(1)
 
     def leave() -> int:
-        worker._room.leave()
+        worker._state.leave()
         return len(passes)
 
     passes_before = worker.call(leave)
-    worker._room.thread.join(WAIT_S)
+    worker._state.thread.join(WAIT_S)
     assert len(passes) == passes_before
     assert ending_of(outputs).finish_reason == "cancelled"
 

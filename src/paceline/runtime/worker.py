@@ -143,8 +143,8 @@ def wake(loop: AbstractEventLoop, *calls: Callable[[], object]) -> None:
         loop.call_soon_threadsafe(call_all)
 
 
-class _Room:
-    """What the thread knows. It holds no worker and no loop that is idle, so that what nobody else holds is collected.
+class _WorkerState:
+    """State of the worker's thread; refers to neither ``Worker`` nor idle loops, so that both can be collected.
 
     Attributes:
         inbox: what is asked for.
@@ -180,8 +180,8 @@ class _Room:
         self.leaving = True
 
     def _work(self) -> None:
-        _here.room = self
-        _rooms.add(self)
+        _here.state = self
+        _states.add(self)
         try:
             while not self.leaving:
                 while not self.leaving and not (self.busy and self.inbox.empty()):
@@ -201,7 +201,7 @@ class _Room:
             self.ended = True
             self._wake_loops()
             self._refuse_all()
-            _rooms.discard(self)
+            _states.discard(self)
 
     def _make_rounds(self) -> None:
         # A frame of its own: the one above would go on holding the last of them while it waits.
@@ -225,20 +225,20 @@ class _Room:
                 self.inbox.get_nowait().refuse()
 
 
-_rooms: Final[set[_Room]] = set()
+_states: Final[set[_WorkerState]] = set()
 """Of threads that have not ended."""
 
 _here: Final = threading.local()
-"""``room`` is that of the thread that looks, if it is one of these. Numbers of threads are given out again."""
+"""``state`` is that of the thread that looks, if it is one of these. Numbers of threads are given out again."""
 
 
 def _end_all() -> None:
     """End every thread before the interpreter goes: after that none may come back from native code."""
-    here = [room for room in list(_rooms) if room.process == os.getpid()]
-    for room in here:
-        room.ask(_Post(room.leave))
-    for room in here:
-        room.thread.join()
+    here = [state for state in list(_states) if state.process == os.getpid()]
+    for state in here:
+        state.ask(_Post(state.leave))
+    for state in here:
+        state.thread.join()
 
 
 def _end_before_others() -> None:
@@ -257,10 +257,10 @@ class Worker:
     """
 
     def __init__(self, name: str = "paceline") -> None:
-        self._room = _Room(name)
-        self._room.leave_on_collect = self.on_collect(self, self._room.leave)
+        self._state = _WorkerState(name)
+        self._state.leave_on_collect = self.on_collect(self, self._state.leave)
         _end_before_others()
-        self._room.thread.start()
+        self._state.thread.start()
 
     def __enter__(self) -> Worker:
         return self
@@ -273,12 +273,12 @@ class Worker:
     @property
     def is_here(self) -> bool:
         """Whether this process has the thread: one that is forked has not."""
-        return self._room.process == os.getpid()
+        return self._state.process == os.getpid()
 
     @property
     def is_current(self) -> bool:
         """Whether this is the engine's thread, or one of its helpers that it waits for."""
-        return is_waited_for() or getattr(_here, "room", None) is self._room
+        return is_waited_for() or getattr(_here, "state", None) is self._state
 
     def check(self) -> None:
         """Raise where waiting for the thread would take for ever.
@@ -311,7 +311,7 @@ class Worker:
         """
         self.check()
         call = _Call(function)
-        self._room.ask(call)
+        self._state.ask(call)
         return call.wait()
 
     def post(self, function: Callable[[], object]) -> None:
@@ -324,7 +324,7 @@ class Worker:
     def ask(self, note: Note) -> None:
         """Put a note into the inbox, without waiting; one that comes too late is refused. In a fork nothing happens."""
         if self.is_here:
-            self._room.ask(note)
+            self._state.ask(note)
 
     def on_collect(self, owner: object, then: Callable[[], object]) -> OnCollect:
         """Have something done on the engine's thread, between rounds, once ``owner`` was collected.
@@ -332,7 +332,7 @@ class Worker:
         Returns:
             What has to be kept for as long as that is wanted.
         """
-        on_collect = OnCollect(owner, self._room.inbox.put)
+        on_collect = OnCollect(owner, self._state.inbox.put)
         on_collect.then = then
         return on_collect
 
@@ -342,19 +342,19 @@ class Worker:
         The engine's thread has it called after the round or the note that it is at, together with all else that the
         loop is to call by then.
         """
-        room = self._room
-        if room.ended or getattr(_here, "room", None) is not room:
+        state = self._state
+        if state.ended or getattr(_here, "state", None) is not state:
             wake(loop, call)
         else:
-            room.waking.setdefault(loop, []).append(call)
+            state.waking.setdefault(loop, []).append(call)
 
     def start_rounds(self, driver: LoopDriver) -> None:
         """Make rounds of a loop until :meth:`stop_rounds`; on the engine's thread only."""
-        self._room.busy[driver] = None
+        self._state.busy[driver] = None
 
     def stop_rounds(self, driver: LoopDriver) -> None:
         """Make no more rounds of a loop; on the engine's thread only."""
-        self._room.busy.pop(driver, None)
+        self._state.busy.pop(driver, None)
 
     def end_first(self) -> None:
         """At exit end before whatever was registered so far, such as what frees engines that were opened meanwhile."""
@@ -385,7 +385,7 @@ class Worker:
 
     def leave(self) -> None:
         """End the thread once it has done what it was asked for before, without waiting."""
-        self.post(self._room.leave)
+        self.post(self._state.leave)
 
     def close(self) -> None:
         """End the thread, and wait for that. Requests that are under way are cancelled. Idempotent.
@@ -396,4 +396,4 @@ class Worker:
         if self.is_here:
             self.check()
             self.leave()
-            self._room.thread.join()
+            self._state.thread.join()
