@@ -51,7 +51,7 @@ from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.loop_driver import LoopDriver
 from paceline.runtime.roster import ReadPrompt
 from paceline.runtime.worker import CLOSED, Worker
-from paceline.streams import Ask, Generation, Stream
+from paceline.streams import Generation, Stream, Submission
 from paceline.vocabularies.length import most_tokens
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class Model:
         """
         from paceline.async_streams import AsyncStream  # asyncio takes a while to import
 
-        return AsyncStream(*self._ask(lambda: self._prompt_ids(prompt), options))
+        return AsyncStream(*self._submission(lambda: self._prompt_ids(prompt), options))
 
     def chat(
         self,
@@ -380,7 +380,7 @@ class Model:
         most = asked["max_tokens"]
         prompt = await asyncio.to_thread(self._reading_calls, messages, tools=tools, params=params, max_tokens=most)
         needed = _beside(prompt.options, asked)
-        return AsyncReplyStream(prompt, AsyncStream(*self._ask(lambda: [*prompt.token_ids], needed)), params)
+        return AsyncReplyStream(prompt, AsyncStream(*self._submission(lambda: [*prompt.token_ids], needed)), params)
 
     async def achat_prompt(
         self,
@@ -471,7 +471,7 @@ class Model:
         self._check_usable()
         # Here, as a long text takes a while, and the engine's thread has answers to write.
         prompt_ids = self._prompt_ids(prompt)
-        return Stream(*self._ask(lambda: prompt_ids, options, wrap, read))
+        return Stream(*self._submission(lambda: prompt_ids, options, wrap, read))
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt, if it is not too long by its bytes: a text of megabytes takes seconds."""
@@ -514,13 +514,13 @@ class Model:
         if self._closed:
             raise ClosedError(CLOSED)
 
-    def _ask(
+    def _submission(
         self,
         prompt_ids: Callable[[], list[int]],
         options: GenerateOptions,
         wrap: Wrap | None = None,
         read: Read | None = None,
-    ) -> tuple[LoopDriver, Ask]:
+    ) -> tuple[LoopDriver, Submission]:
         """Return what a stream is made of.
 
         Args:
@@ -563,7 +563,7 @@ class Model:
                 read=was_read,
             )
 
-        return self._driver, Ask(params, rules, speculation, add, model_defaults)
+        return self._driver, Submission(params, rules, speculation, add, model_defaults)
 
     def _free(self) -> None:
         closing, self._closing = self._closing, None

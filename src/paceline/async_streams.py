@@ -17,7 +17,7 @@ from paceline.runtime.async_calls import call_on
 from paceline.runtime.loop_driver import LoopDriver
 from paceline.runtime.output_queue import OutputRecord
 from paceline.runtime.worker import Worker
-from paceline.streams import Ask, Generation
+from paceline.streams import Generation, Submission
 
 
 class LoopOutputQueue(OutputRecord):
@@ -88,18 +88,18 @@ class AsyncStream:
 
     Args:
         driver: where the answer is decoded.
-        ask: what is asked for.
+        submission: what is asked for.
     """
 
-    def __init__(self, driver: LoopDriver, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, driver: LoopDriver, submission: Submission) -> None:
+        self._submission = submission
         self._num_read = 0
         # What is left of the last round that was read.
         self._unread: deque[TextSegment] = deque()
         self._worker = driver.worker
         self._worker.check()
         self._outputs = LoopOutputQueue(driver.worker)
-        self._handle = driver.submit_soon(ask.add, self._outputs, self)
+        self._handle = driver.submit_soon(submission.add, self._outputs, self)
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -129,17 +129,17 @@ class AsyncStream:
     @property
     def params(self) -> SamplingParams:
         """How the answer is sampled."""
-        return self._ask.params
+        return self._submission.params
 
     @property
     def rules(self) -> StopRules:
         """When it ends."""
-        return self._ask.rules
+        return self._submission.rules
 
     @property
     def speculation(self) -> SpeculationParams:
         """How it is sped up."""
-        return self._ask.speculation
+        return self._submission.speculation
 
     @property
     def request(self) -> Request | None:
@@ -242,9 +242,9 @@ class AsyncStream:
                 rounds, stats, ending = await call_on(
                     self._worker, lambda: (outputs.rounds.copy(), handle.stats(), outputs.ending)
                 )
-                return Generation.of(rounds, ending, stats, self._ask)
+                return Generation.of(rounds, ending, stats, self._submission)
         assert outputs.ending is not None
-        return Generation.of(outputs.rounds, outputs.ending, outputs.ending.stats, self._ask)
+        return Generation.of(outputs.rounds, outputs.ending, outputs.ending.stats, self._submission)
 
     async def _has_next(self, every: int = 1) -> bool:
         """Wait for the next rounds, and return whether there is one; raise the error that ended the request."""

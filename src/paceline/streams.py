@@ -46,7 +46,9 @@ class Generation:
     logprobs: Sequence[TokenLogprob] = ()
 
     @classmethod
-    def of(cls, rounds: Sequence[Emission | None], ending: Ending | None, stats: RequestStats, ask: Ask) -> Generation:
+    def of(
+        cls, rounds: Sequence[Emission | None], ending: Ending | None, stats: RequestStats, submission: Submission
+    ) -> Generation:
         """Return what rounds come to."""
         emissions = [emission for emission in rounds if emission is not None]
         return cls(
@@ -54,15 +56,15 @@ class Generation:
             token_ids=[token_id for emission in emissions for token_id in emission.token_ids],
             sources=[source for emission in emissions for source in emission.sources],
             finish_reason=None if ending is None else ending.finish_reason,
-            seed=ask.params.seed,
+            seed=submission.params.seed,
             stats=stats,
-            model_defaults=ask.model_defaults,
+            model_defaults=submission.model_defaults,
             logprobs=tuple(logprob for emission in emissions for logprob in emission.logprobs),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Submission:
     """What is asked of a model.
 
     Attributes:
@@ -89,20 +91,20 @@ class Stream:
 
     Args:
         driver: where the answer is decoded.
-        ask: what is asked for.
+        submission: what is asked for.
 
     Raises:
         PacelineError: the request was refused.
     """
 
-    def __init__(self, driver: LoopDriver, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, driver: LoopDriver, submission: Submission) -> None:
+        self._submission = submission
         self._num_read = 0
         # Reentrant, as a signal handler may read in the middle of a read.
         self._reading = threading.RLock()
         self._outputs = ThreadOutputQueue()
         self._worker = driver.worker
-        self._handle = driver.submit(ask.add, self._outputs, self)
+        self._handle = driver.submit(submission.add, self._outputs, self)
 
     def __iter__(self) -> Iterator[TextSegment]:
         for segments in self.rounds():
@@ -124,17 +126,17 @@ class Stream:
     @property
     def params(self) -> SamplingParams:
         """How the answer is sampled."""
-        return self._ask.params
+        return self._submission.params
 
     @property
     def rules(self) -> StopRules:
         """When it ends."""
-        return self._ask.rules
+        return self._submission.rules
 
     @property
     def speculation(self) -> SpeculationParams:
         """How it is sped up."""
-        return self._ask.speculation
+        return self._submission.speculation
 
     @property
     def is_read(self) -> bool:
@@ -204,9 +206,9 @@ class Stream:
                 rounds, stats, ending = self._worker.call(
                     lambda: (outputs.rounds.copy(), handle.stats(), outputs.ending)
                 )
-                return Generation.of(rounds, ending, stats, self._ask)
+                return Generation.of(rounds, ending, stats, self._submission)
         assert outputs.ending is not None
-        return Generation.of(rounds, outputs.ending, outputs.ending.stats, self._ask)
+        return Generation.of(rounds, outputs.ending, outputs.ending.stats, self._submission)
 
     def _wait(self, rounds: float = math.inf) -> None:
         """Wait for so many rounds, or the end."""

@@ -65,7 +65,7 @@ class RequestHandle:
         return RequestStats() if self.request is None else copy.deepcopy(self.request.stats)
 
 
-class _Submission:
+class _Admission:
     """A request that is to be admitted without anybody waiting."""
 
     def __init__(self, handle: RequestHandle, add: Callable[[], Request]) -> None:
@@ -135,7 +135,7 @@ class LoopDriver:
     def submit_soon(self, add: Callable[[], Request], outputs: OutputQueue, owner: object) -> RequestHandle:
         """Have a request admitted, without waiting; an error of that goes to ``outputs``. Else as :meth:`submit`."""
         handle = RequestHandle(self, outputs, owner)
-        self.worker.ask(_Submission(handle, add))
+        self.worker.ask(_Admission(handle, add))
         return handle
 
     # --- on the engine's thread ---------------------------------------------------------------------------------------
