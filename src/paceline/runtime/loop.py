@@ -5,7 +5,7 @@ are the files of this package::
 
     roster     who waits, who runs; rounds are whole or not at all
     drafting   policy and drafters -> one tree for each request that decodes
-    schedule   trees and chunks of prompts -> the rows of one pass
+    batch_builder  trees and chunks of prompts -> the rows of one pass
     settle     the target's rows -> tokens, ends of answers, commits
     accounts   statistics, and the record that the policy and other observers hear
 
@@ -40,10 +40,10 @@ from paceline.planning.base import Observer, Policy, RoundCosts
 from paceline.planning.policies.by_request import RoutingPolicy
 from paceline.runtime import accounts
 from paceline.runtime.accounts import RoundTimes
+from paceline.runtime.batch_builder import BatchBuilder, BatchPart
 from paceline.runtime.drafting import Drafting, Drafts
 from paceline.runtime.pace import PROMPT_ROUNDS, PromptPace
 from paceline.runtime.roster import ReadPrompt, Roster
-from paceline.runtime.schedule import Part, Schedule
 from paceline.runtime.settle import Settled, Settling
 
 _DEFAULT_SPECULATION: Final = SpeculationParams()
@@ -106,7 +106,7 @@ class DecodingLoop:
             max_waiting=_count_of("max_waiting", max_waiting, 0),
             growth=growth,
         )
-        self._schedule = Schedule(capabilities, pace)
+        self._batch_builder = BatchBuilder(capabilities, pace)
         self._settling = Settling(engine, self._drafting, self._roster)
         self._busy = False
         # Seconds after the latest round in which the policy learned from it.
@@ -240,11 +240,11 @@ class DecodingLoop:
         times.ended_s = clock.now_s()
         self._tell(settled, drafts, times, read_before)
 
-    def _forward(self, drafts: Drafts) -> tuple[list[Part], ForwardOutput | None]:
+    def _forward(self, drafts: Drafts) -> tuple[list[BatchPart], ForwardOutput | None]:
         """Make one pass of as much as the cache has room for; no output where nothing is left to do."""
         roster, sparing = self._roster, False
         while True:
-            parts = self._schedule.cut(drafts, roster.reading, sparing=sparing)
+            parts = self._batch_builder.build(drafts, roster.reading, sparing=sparing)
             if not parts:
                 roster.close_round([])
                 roster.tell_ended()

@@ -11,9 +11,9 @@ from paceline.core.tree import ROOT
 from paceline.core.verify import Walk
 from paceline.drafters.base import Commit, TargetRows
 from paceline.engines.base import Engine, ForwardOutput
+from paceline.runtime.batch_builder import BatchPart
 from paceline.runtime.drafting import Drafting
 from paceline.runtime.roster import Roster
-from paceline.runtime.schedule import Part
 from paceline.runtime.writing import write
 
 
@@ -27,7 +27,7 @@ class Settled:
         emission: what it added to the answer; ``None`` while a prompt is read.
     """
 
-    part: Part
+    part: BatchPart
     walk: Walk | None
     emission: Emission | None
 
@@ -49,18 +49,18 @@ class Settling:
         self._vocabulary = engine.vocabulary
         self._end_ids = engine.vocabulary.end_ids
 
-    def walk(self, parts: Sequence[Part], output: ForwardOutput) -> list[Walk | None]:
+    def walk(self, parts: Sequence[BatchPart], output: ForwardOutput) -> list[Walk | None]:
         """Walk down the trees of all parts that emit; ``None`` for the others, and where rows cannot be sampled."""
         return [_walk(part, TargetRows(output, index)) if part.emits else None for index, part in enumerate(parts)]
 
-    def settle(self, parts: Sequence[Part], walks: Sequence[Walk | None], output: ForwardOutput) -> list[Settled]:
+    def settle(self, parts: Sequence[BatchPart], walks: Sequence[Walk | None], output: ForwardOutput) -> list[Settled]:
         """Write what the walks emitted, end what ends with it, and commit the rest."""
         return [
             Settled(part, walk, self._settle(part, walk, TargetRows(output, index)))
             for index, (part, walk) in enumerate(zip(parts, walks, strict=True))
         ]
 
-    def _settle(self, part: Part, walk: Walk | None, rows: TargetRows) -> Emission | None:
+    def _settle(self, part: BatchPart, walk: Walk | None, rows: TargetRows) -> Emission | None:
         request = part.request
         first_token, first_segment = request.num_output, len(request.segments)
         if request.error is not None:
@@ -87,7 +87,7 @@ class Settling:
             drafts=_judged(part, walk, request.num_output - first_token),
         )
 
-    def _write(self, part: Part, walk: Walk, rows: TargetRows) -> FinishReason | None:
+    def _write(self, part: BatchPart, walk: Walk, rows: TargetRows) -> FinishReason | None:
         """Add what was emitted to the request, up to where it ends, and return why it ends, if it does."""
         request, sources, path = part.request, part.tree.sources, walk.path
         wants_logprobs = request.logprob_params.logprobs is not None
@@ -119,7 +119,7 @@ class Settling:
             return "context"
         return None
 
-    def _go_on(self, part: Part, walk: Walk, rows: TargetRows) -> None:
+    def _go_on(self, part: BatchPart, walk: Walk, rows: TargetRows) -> None:
         """Commit what stands of a request that goes on, and tell the drafters."""
         request = part.request
         self._drafting.forget(request)
@@ -131,14 +131,14 @@ class Settling:
             for drafter in self._drafting.drafters_of(request):
                 drafter.observe(request, commit)
 
-    def _commit(self, part: Part, path: Sequence[int]) -> None:
+    def _commit(self, part: BatchPart, path: Sequence[int]) -> None:
         """Commit the root and an accepted path, or all rows of what was read."""
         nodes = [ROOT, *path] if part.decodes else range(len(part.step.token_ids))
         part.request.cached += len(nodes)
         self._engine.commit(part.request.sequence, nodes)
 
 
-def _judged(part: Part, walk: Walk | None, num_emitted: int) -> JudgedDrafts | None:
+def _judged(part: BatchPart, walk: Walk | None, num_emitted: int) -> JudgedDrafts | None:
     """Return the drafts that were in the pass, as plain lists: the tree may hold a distribution for each draft."""
     num_rows = part.num_rows
     if walk is None or not part.decodes or num_rows == 1:
@@ -149,7 +149,7 @@ def _judged(part: Part, walk: Walk | None, num_emitted: int) -> JudgedDrafts | N
     )
 
 
-def _walk(part: Part, rows: TargetRows) -> Walk | None:
+def _walk(part: BatchPart, rows: TargetRows) -> Walk | None:
     request = part.request
     try:
         return request.verifier.walk(part.tree, part.num_rows, rows.logits, request.token_ids)

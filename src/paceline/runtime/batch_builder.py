@@ -1,4 +1,4 @@
-"""Cutting one pass: the trees of decoding requests first, then as much of prompts as fits, and as the pace allows."""
+"""Builds one pass: the trees of decoding requests first, then as much of prompts as fits, and as the pace allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.runtime.pace import PromptPace
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """One request's part in one pass.
 
     Attributes:
@@ -33,8 +33,8 @@ class Part:
     emits: bool
 
 
-class Schedule:
-    """Deals out the rows of passes.
+class BatchBuilder:
+    """Builds passes.
 
     Args:
         capabilities: the target's.
@@ -47,7 +47,7 @@ class Schedule:
         # Passes with rows of prompts so far.
         self._turn = 0
 
-    def cut(self, drafts: Drafts, reading: Sequence[Request], *, sparing: bool = False) -> list[Part]:
+    def build(self, drafts: Drafts, reading: Sequence[Request], *, sparing: bool = False) -> list[BatchPart]:
         """Return the parts of one pass.
 
         Args:
@@ -79,8 +79,8 @@ class Schedule:
             parts.append(part)
         return parts
 
-    def _trees(self, drafts: Drafts, output_room: int, *, sparing: bool) -> list[Part]:
-        parts: list[Part] = []
+    def _trees(self, drafts: Drafts, output_room: int, *, sparing: bool) -> list[BatchPart]:
+        parts: list[BatchPart] = []
         for index, (request, tree) in enumerate(zip(drafts.requests, drafts.trees, strict=True)):
             if output_room == 0:
                 break
@@ -92,7 +92,7 @@ class Schedule:
                 tree.keep(range(num_rows))
             output_room -= num_rows
             step = Step(request.sequence, tree.token_ids[:num_rows], tree.parents[:num_rows], range(num_rows))
-            parts.append(Part(request, step, tree, num_rows, True, True))
+            parts.append(BatchPart(request, step, tree, num_rows, True, True))
         return parts
 
 
@@ -101,7 +101,7 @@ def _num_left(request: Request) -> int:
     return len(request.token_ids) - request.cached
 
 
-def _chunk(request: Request, room: int, *, may_emit: bool) -> Part | None:
+def _chunk(request: Request, room: int, *, may_emit: bool) -> BatchPart | None:
     """Return at most ``room`` rows of what a request has to read, but for its last token unless it may emit.
 
     A token follows the last one of a prompt. Of a request that had been preempted the last token stays unread: it is
@@ -114,4 +114,4 @@ def _chunk(request: Request, room: int, *, may_emit: bool) -> Part | None:
     emits = request.num_output == 0 and may_emit and request.cached + len(chunk) == end
     parents = range(COMMITTED_END, COMMITTED_END + len(chunk))
     step = Step(request.sequence, chunk, parents, [len(chunk) - 1] if emits else [])
-    return Part(request, step, DraftTree(chunk[-1]), 1, False, emits)
+    return BatchPart(request, step, DraftTree(chunk[-1]), 1, False, emits)
