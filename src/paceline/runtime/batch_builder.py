@@ -1,4 +1,4 @@
-"""Builds one pass: the trees of decoding requests first, then as much of prompts as fits, and as the pace allows."""
+"""Builds one pass: the trees of decoding requests first, then as much of prompts as fits, and as the budget allows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, Step
 from paceline.runtime.drafting import Drafts
-from paceline.runtime.pace import PromptPace
+from paceline.runtime.prefill_budget import PrefillBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class BatchBuilder:
 
     Args:
         capabilities: the target's.
-        pace: how many rows of prompts may share a pass with requests that decode.
+        budget: how many rows of prompts may share a pass with requests that decode.
     """
 
-    def __init__(self, capabilities: EngineCapabilities, pace: PromptPace) -> None:
+    def __init__(self, capabilities: EngineCapabilities, budget: PrefillBudget) -> None:
         self._capabilities = capabilities
-        self._pace = pace
+        self._prefill_budget = budget
         # Passes with rows of prompts so far.
         self._turn = 0
 
@@ -66,7 +66,9 @@ class BatchBuilder:
         if self._turn % 2:
             reading = sorted(reading, key=_num_left)
         self._turn += 1
-        room = self._pace.most_rows([part.request for part in parts], _num_left(reading[0]), len(reading), room)
+        room = self._prefill_budget.max_rows(
+            [part.request for part in parts], _num_left(reading[0]), len(reading), room
+        )
         output_room = self._capabilities.max_outputs - sum(part.num_rows for part in parts)
         for request in reading:
             if room == 0:

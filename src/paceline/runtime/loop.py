@@ -42,7 +42,7 @@ from paceline.runtime import accounts
 from paceline.runtime.accounts import RoundTimes
 from paceline.runtime.batch_builder import BatchBuilder, BatchPart
 from paceline.runtime.drafting import Drafting, Drafts
-from paceline.runtime.pace import PROMPT_ROUNDS, PromptPace
+from paceline.runtime.prefill_budget import PROMPT_ROUNDS, PrefillBudget
 from paceline.runtime.roster import ReadPrompt, Roster
 from paceline.runtime.settle import Settled, Settling
 
@@ -89,12 +89,12 @@ class DecodingLoop:
         growth: int = 16,
     ) -> None:
         capabilities = engine.capabilities
-        pace = self._pace = PromptPace(prompt_rounds, costs)
+        prefill_budget = self._prefill_budget = PrefillBudget(prompt_rounds, costs)
         self._engine = engine
         self._slow = slow_passes(engine)
         self._policy = policy = RoutingPolicy(policy, drafters)
         self._clock = clock or WallClock()
-        self._observers: Sequence[Observer] = (pace, *observers)
+        self._observers: Sequence[Observer] = (prefill_budget, *observers)
         self._drafting = Drafting(drafters, policy, capabilities, self._clock)
         self._roster = Roster(
             engine,
@@ -106,7 +106,7 @@ class DecodingLoop:
             max_waiting=_count_of("max_waiting", max_waiting, 0),
             growth=growth,
         )
-        self._batch_builder = BatchBuilder(capabilities, pace)
+        self._batch_builder = BatchBuilder(capabilities, prefill_budget)
         self._settling = Settling(engine, self._drafting, self._roster)
         self._busy = False
         # Seconds after the latest round in which the policy learned from it.
@@ -221,7 +221,7 @@ class DecodingLoop:
         roster.open_round()
         times = RoundTimes(self._learning_s, clock.now_s())
         drafts = self._drafting.grow(
-            roster.decoding, len(roster.in_round), plainly=self._pace.bounds and bool(roster.reading)
+            roster.decoding, len(roster.in_round), plainly=self._prefill_budget.bounds and bool(roster.reading)
         )
         times.drafted_s = clock.now_s()
         waited_s = self._slow.waited_s if self._slow is not None else 0.0

@@ -1,4 +1,4 @@
-"""How much of prompts a pass reads, so that nobody waits longer than it takes: neither their readers nor others.
+"""Chooses the prefill chunk of a pass, between time to first token and inter-token latency.
 
 A pass over a prompt's rows takes as long as many rounds of decoding, and whoever reads an answer meanwhile sees it
 stop. So beside answers a prompt is read in chunks. Small ones make everybody wait longer in the end: a pass costs
@@ -47,7 +47,7 @@ _MEMORY: Final = 4.0
 """Rounds over which what they took is averaged."""
 
 
-class PromptPace:
+class PrefillBudget:
     """Bounds the rows of prompts by what passes cost, or by what they are seen to take.
 
     Args:
@@ -79,7 +79,7 @@ class PromptPace:
         """
         return self._prompt_rounds < math.inf
 
-    def most_rows(self, decoding: Sequence[Request], left: int, prompts: int, room: int) -> int:
+    def max_rows(self, decoding: Sequence[Request], left: int, prompts: int, room: int) -> int:
         """Return how many of ``room`` rows prompts may have in a pass that they share with these requests.
 
         Args:
