@@ -49,7 +49,7 @@ from paceline.planning.registry import COST_POLICIES, build_policy, check_asked,
 from paceline.prompts import Prompt, read_prompt
 from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.loop_driver import LoopDriver
-from paceline.runtime.roster import ReadPrompt
+from paceline.runtime.scheduler import ReadPrompt
 from paceline.runtime.worker import CLOSED, Worker
 from paceline.streams import Generation, Stream, Submission
 from paceline.vocabularies.length import most_tokens

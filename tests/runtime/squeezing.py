@@ -46,14 +46,14 @@ class Squeeze:
 
     def put_on(self, loop: DecodingLoop, engine: Engine) -> None:
         """Have the loop's engine refuse passes from now on."""
-        self._forward, self._make_room = engine.forward, loop._roster.make_room
+        self._forward, self._make_room = engine.forward, loop._scheduler.make_room
         self._engine, self._loop = engine, loop
         engine.forward = self._squeezed  # type: ignore[method-assign]
-        loop._roster.make_room = self._counted  # type: ignore[method-assign]
+        loop._scheduler.make_room = self._counted  # type: ignore[method-assign]
 
     def take_off(self) -> None:
         """Let everything pass again."""
-        del self._engine.forward, self._loop._roster.make_room
+        del self._engine.forward, self._loop._scheduler.make_room
 
     _engine: Engine
     _forward: Callable[[Sequence[Step]], ForwardOutput]

@@ -945,7 +945,7 @@ class TestTurns:
             self.add(loop, client)
         loop.cancel(loop.active[-1])
         drain(loop)
-        assert not loop._roster._turns
+        assert not loop._scheduler._turns
 
 
 def test_what_is_read_again_is_no_further_prompt() -> None:

@@ -142,7 +142,7 @@ def test_nobody_but_the_loop_writes_a_request() -> None:
 
 
 def test_the_loop_itself_is_caught() -> None:
-    for name in ("src/paceline/runtime/roster.py", "src/paceline/runtime/writing.py"):
+    for name in ("src/paceline/runtime/scheduler.py", "src/paceline/runtime/writing.py"):
         assert len(writes_in((ROOT / name).read_text(encoding="utf-8"))) >= 5
 
 

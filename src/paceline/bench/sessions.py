@@ -22,7 +22,7 @@ from paceline.drafters.registry import DraftTokens, build_drafters, relate_draft
 from paceline.engines.base import Engine
 from paceline.planning.base import Policy, RoundRecord
 from paceline.prompts import Prompt
-from paceline.runtime.roster import ReadPrompt
+from paceline.runtime.scheduler import ReadPrompt
 from paceline.runtime.worker import Worker
 from paceline.streams import Generation, Stream
 from paceline.vocabularies.token_pairs import DraftVocab

@@ -3,7 +3,7 @@
 A single request is the case of one; a server is the same loop with more. Follow :meth:`DecodingLoop.step`, whose lines
 are the files of this package::
 
-    roster     who waits, who runs; rounds are whole or not at all
+    scheduler  who waits, who runs; rounds are whole or not at all
     drafting   policy and drafters -> one tree for each request that decodes
     batch_builder  trees and chunks of prompts -> the rows of one pass
     settle     the target's rows -> tokens, ends of answers, commits
@@ -43,7 +43,7 @@ from paceline.runtime.accounts import RoundTimes
 from paceline.runtime.batch_builder import BatchBuilder, BatchPart
 from paceline.runtime.drafting import Drafting, Drafts
 from paceline.runtime.prefill_budget import PROMPT_ROUNDS, PrefillBudget
-from paceline.runtime.roster import ReadPrompt, Roster
+from paceline.runtime.scheduler import ReadPrompt, Scheduler
 from paceline.runtime.settle import Settled, Settling
 
 _DEFAULT_SPECULATION: Final = SpeculationParams()
@@ -96,7 +96,7 @@ class DecodingLoop:
         self._clock = clock or WallClock()
         self._observers: Sequence[Observer] = (prefill_budget, *observers)
         self._drafting = Drafting(drafters, policy, capabilities, self._clock)
-        self._roster = Roster(
+        self._scheduler = Scheduler(
             engine,
             pool or SequencePool(engine, max_idle=0, max_saved_bytes=0),
             policy,
@@ -107,7 +107,7 @@ class DecodingLoop:
             growth=growth,
         )
         self._batch_builder = BatchBuilder(capabilities, prefill_budget)
-        self._settling = Settling(engine, self._drafting, self._roster)
+        self._settling = Settling(engine, self._drafting, self._scheduler)
         self._busy = False
         # Seconds after the latest round in which the policy learned from it.
         self._learning_s = 0.0
@@ -115,7 +115,7 @@ class DecodingLoop:
     @property
     def active(self) -> Sequence[Request]:
         """Requests that are not over, those that run before those that wait."""
-        return self._roster.requests
+        return self._scheduler.requests
 
     def add(
         self,
@@ -157,7 +157,7 @@ class DecodingLoop:
                 )
             request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache, logprobs)
             self._policy.check(request)
-            self._roster.add(request, read)
+            self._scheduler.add(request, read)
         except BaseException:
             if read is not None:
                 self._engine.close_sequence(read.sequence)
@@ -175,8 +175,8 @@ class DecodingLoop:
             BusyError: a round is being made.
         """
         self._refuse_within_a_round("the end of a request")
-        self._roster.mend()
-        return self._roster.cancel(request) if self._roster.knows(request) else None
+        self._scheduler.mend()
+        return self._scheduler.cancel(request) if self._scheduler.knows(request) else None
 
     def end_reasoning(self, request: Request) -> bool:
         """Have a request close the reasoning that it is in: the tokens of its budget that close it come next.
@@ -189,8 +189,8 @@ class DecodingLoop:
         """
         self._refuse_within_a_round("the end of a reasoning")
         # What a round that was cut short wrote is no part of the text.
-        self._roster.mend()
-        return self._roster.knows(request) and request.verifier.sampler.end_reasoning(request.token_ids)
+        self._scheduler.mend()
+        return self._scheduler.knows(request) and request.verifier.sampler.end_reasoning(request.token_ids)
 
     def step(self) -> list[Emission]:
         """Run one round: every running request gains tokens, or has more of its prompt read.
@@ -208,20 +208,20 @@ class DecodingLoop:
             self._round()
         finally:
             self._busy = False
-        return self._roster.take_emissions()
+        return self._scheduler.take_emissions()
 
     def take_emissions(self) -> list[Emission]:
         """Return what a round emitted that stands, though :meth:`step` raised after it, as where an observer failed."""
-        return self._roster.take_emissions()
+        return self._scheduler.take_emissions()
 
     def _round(self) -> None:
-        roster, settling, clock = self._roster, self._settling, self._clock
-        roster.mend()
-        roster.admit()
-        roster.open_round()
+        scheduler, settling, clock = self._scheduler, self._settling, self._clock
+        scheduler.mend()
+        scheduler.admit()
+        scheduler.open_round()
         times = RoundTimes(self._learning_s, clock.now_s())
         drafts = self._drafting.grow(
-            roster.decoding, len(roster.in_round), plainly=self._prefill_budget.bounds and bool(roster.reading)
+            scheduler.decoding, len(scheduler.in_round), plainly=self._prefill_budget.bounds and bool(scheduler.reading)
         )
         times.drafted_s = clock.now_s()
         waited_s = self._slow.waited_s if self._slow is not None else 0.0
@@ -236,18 +236,18 @@ class DecodingLoop:
         walks = settling.walk(parts, output)
         times.sampled_s = clock.now_s()
         settled = settling.settle(parts, walks, output)
-        roster.close_round([each.emission for each in settled if each.emission is not None])
+        scheduler.close_round([each.emission for each in settled if each.emission is not None])
         times.ended_s = clock.now_s()
         self._tell(settled, drafts, times, read_before)
 
     def _forward(self, drafts: Drafts) -> tuple[list[BatchPart], ForwardOutput | None]:
         """Make one pass of as much as the cache has room for; no output where nothing is left to do."""
-        roster, sparing = self._roster, False
+        scheduler, sparing = self._scheduler, False
         while True:
-            parts = self._batch_builder.build(drafts, roster.reading, sparing=sparing)
+            parts = self._batch_builder.build(drafts, scheduler.reading, sparing=sparing)
             if not parts:
-                roster.close_round([])
-                roster.tell_ended()
+                scheduler.close_round([])
+                scheduler.tell_ended()
                 return parts, None
             try:
                 return parts, self._engine.forward([part.step for part in parts])
@@ -256,23 +256,23 @@ class DecodingLoop:
                     # A row for each decoding request may fit still; prompts wait until they have made room.
                     sparing = True
                     continue
-            ended = roster.make_room(drafts)
+            ended = scheduler.make_room(drafts)
             if ended is not None:
-                roster.close_round([ended])
-                roster.tell_ended()
+                scheduler.close_round([ended])
+                scheduler.tell_ended()
                 return parts, None
-            drafts = drafts.of(roster.decoding)
+            drafts = drafts.of(scheduler.decoding)
 
     def _tell(self, settled: Sequence[Settled], drafts: Drafts, times: RoundTimes, read_before: int) -> None:
         """Count the round, and let the policy and other observers hear of it."""
         accounts.count(settled, drafts, times)
-        accounts.count_between(self._roster.between, times)
+        accounts.count_between(self._scheduler.between, times)
         record = accounts.record(settled, drafts, times, read_before)
         self._policy.observe(record)
         accounts.count_plain(settled, record, self._policy.plain_round(record))
-        self._roster.tell_ended()
+        self._scheduler.tell_ended()
         # Nobody waits for what the last request taught.
-        self._learning_s = self._clock.now_s() - times.ended_s if self._roster.num_running else 0.0
+        self._learning_s = self._clock.now_s() - times.ended_s if self._scheduler.num_running else 0.0
         for observer in self._observers:
             observer.observe(record)
 

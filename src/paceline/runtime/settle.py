@@ -13,7 +13,7 @@ from paceline.drafters.base import Commit, TargetRows
 from paceline.engines.base import Engine, ForwardOutput
 from paceline.runtime.batch_builder import BatchPart
 from paceline.runtime.drafting import Drafting
-from paceline.runtime.roster import Roster
+from paceline.runtime.scheduler import Scheduler
 from paceline.runtime.writing import write
 
 
@@ -38,13 +38,13 @@ class Settling:
     Args:
         engine: the target; nobody else asks it to commit.
         drafting: keeps what is left of trees; its drafters are told of every round that decoded.
-        roster: ends requests.
+        scheduler: ends requests.
     """
 
-    def __init__(self, engine: Engine, drafting: Drafting, roster: Roster) -> None:
+    def __init__(self, engine: Engine, drafting: Drafting, scheduler: Scheduler) -> None:
         self._engine = engine
         self._drafting = drafting
-        self._roster = roster
+        self._scheduler = scheduler
         self._context_length = engine.capabilities.context_length
         self._vocabulary = engine.vocabulary
         self._end_ids = engine.vocabulary.end_ids
@@ -64,7 +64,7 @@ class Settling:
         request = part.request
         first_token, first_segment = request.num_output, len(request.segments)
         if request.error is not None:
-            self._roster.finish(request, "error")
+            self._scheduler.finish(request, "error")
         elif walk is None:
             self._commit(part, [])
             return None
@@ -73,7 +73,7 @@ class Settling:
             if reason is not None:
                 # What it read and said is there for those who begin alike.
                 self._commit(part, walk.path[: request.num_output - first_token - 1])
-                self._roster.finish(request, reason)
+                self._scheduler.finish(request, reason)
             else:
                 self._go_on(part, walk, rows)
         return Emission(

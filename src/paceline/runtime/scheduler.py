@@ -71,7 +71,7 @@ class _Before:
     cached: int
 
 
-class Roster:
+class Scheduler:
     """The requests of a loop.
 
     Args:
