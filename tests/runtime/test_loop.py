@@ -22,7 +22,7 @@ from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
-from paceline.runtime.writing import take_back
+from paceline.runtime.writing import rollback_text
 from tests.helpers import PLAIN_PARAMS, ForcedDrafter, decode
 
 GREEDY = SamplingParams(0.0)
@@ -264,7 +264,7 @@ class TestLimits:
         request = loop.add([2], GREEDY, StopRules(9, ignore_end=True, preserved_ids=(1,)))
         for _ in range(6):
             loop.step()
-        take_back(request, 6, vocabulary)
+        rollback_text(request, 6, vocabulary)
         assert [segment.text for segment in request.segments] == ["a", "[x]", "b", "a", "[x]"]
 
     def test_an_end_token_ends_before_a_stop_text_that_names_it(self) -> None:

@@ -175,7 +175,7 @@ class DecodingLoop:
             BusyError: a round is being made.
         """
         self._refuse_within_a_round("the end of a request")
-        self._scheduler.mend()
+        self._scheduler.rollback_round()
         return self._scheduler.cancel(request) if self._scheduler.knows(request) else None
 
     def end_reasoning(self, request: Request) -> bool:
@@ -189,7 +189,7 @@ class DecodingLoop:
         """
         self._refuse_within_a_round("the end of a reasoning")
         # What a round that was cut short wrote is no part of the text.
-        self._scheduler.mend()
+        self._scheduler.rollback_round()
         return self._scheduler.knows(request) and request.verifier.sampler.end_reasoning(request.token_ids)
 
     def step(self) -> list[Emission]:
@@ -216,7 +216,7 @@ class DecodingLoop:
 
     def _round(self) -> None:
         scheduler, settling, clock = self._scheduler, self._settling, self._clock
-        scheduler.mend()
+        scheduler.rollback_round()
         scheduler.admit()
         scheduler.open_round()
         times = RoundTimes(self._learning_s, clock.now_s())

@@ -35,7 +35,7 @@ from paceline.engines.base import Engine
 from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.base import Policy
 from paceline.runtime.drafting import Drafting, Drafts
-from paceline.runtime.writing import take_back
+from paceline.runtime.writing import rollback_text
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class ReadPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
+class _Checkpoint:
     """Where a request stood before a round.
 
     Attributes:
@@ -129,7 +129,7 @@ class Scheduler:
         # Finished requests that the policy was not told of yet: it hears of their last round first.
         self._ended: list[Request] = []
         # The requests of the round that is being made; between rounds, of one that was cut short.
-        self._open_round: list[_Before] = []
+        self._open_round: list[_Checkpoint] = []
 
     @property
     def requests(self) -> list[Request]:
@@ -235,7 +235,7 @@ class Scheduler:
         for request in reversed(self._running.values()):
             least_s = _LEAST_PLACE_S * 2**request.stats.preemptions
             if counts[request.cache.client] == most and now_s - self._started_s[request.id] >= least_s:
-                self._open_round = [_before(request)]
+                self._open_round = [_checkpoint(request)]
                 self.preempt(request)
                 self._open_round = []
                 return True
@@ -369,7 +369,7 @@ class Scheduler:
 
     def cancel(self, request: Request) -> Emission:
         """End a request that is not over; return all that its reader has not got yet."""
-        self._open_round = [_before(request)]
+        self._open_round = [_checkpoint(request)]
         last = self.end(request, "cancelled")
         kept = [emission for emission in self._emissions if emission.request is request]
         before = list(itertools.accumulate((len(emission.segments) for emission in kept), initial=0))
@@ -387,7 +387,7 @@ class Scheduler:
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request that could not start."""
-        self._open_round = [_before(request)]
+        self._open_round = [_checkpoint(request)]
         request.error = error
         self.close_round([self.end(request, "error")])
 
@@ -470,7 +470,7 @@ class Scheduler:
             self._latest_round = {request_id: self._latest_round.get(request_id, 0) for request_id in self._running} | {
                 request.id: self._num_rounds for request in self._in_round
             }
-        self._open_round = [_before(request) for request in self._running.values()]
+        self._open_round = [_checkpoint(request) for request in self._running.values()]
 
     def close_round(self, emissions: Sequence[Emission]) -> None:
         """Let stand what was done since the round was opened, and keep what it emitted."""
@@ -482,19 +482,19 @@ class Scheduler:
         emissions, self._emissions = self._emissions, []
         return emissions
 
-    def mend(self) -> None:
+    def rollback_round(self) -> None:
         """Take back what a round that was cut short did, for every request of it.
 
         All of it can be done again where another interrupt cuts it short.
         """
         while self._open_round:
-            self._take_back(self._open_round[-1])
+            self._rollback(self._open_round[-1])
             self._open_round.pop()
 
-    def _take_back(self, before: _Before) -> None:
+    def _rollback(self, before: _Checkpoint) -> None:
         request = before.request
         self._drafting.forget(request)
-        take_back(request, before.num_tokens, self._engine.vocabulary)
+        rollback_text(request, before.num_tokens, self._engine.vocabulary)
         self._ended = [ended for ended in self._ended if ended is not request]
         if request.sequence >= 0 and self._step_back(request, before.cached) and self._begin_again(request):
             self._running[request.id] = request
@@ -535,5 +535,5 @@ class Scheduler:
                 drafter.end(request)
 
 
-def _before(request: Request) -> _Before:
-    return _Before(request, len(request.token_ids), request.cached)
+def _checkpoint(request: Request) -> _Checkpoint:
+    return _Checkpoint(request, len(request.token_ids), request.cached)

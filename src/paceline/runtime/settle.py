@@ -14,7 +14,7 @@ from paceline.engines.base import Engine, ForwardOutput
 from paceline.runtime.batch_builder import BatchPart
 from paceline.runtime.drafting import Drafting
 from paceline.runtime.scheduler import Scheduler
-from paceline.runtime.writing import write
+from paceline.runtime.writing import append_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Settling:
         """Add the text of the token just emitted and return why the request ends with it, if it does."""
         if token_id in self._end_ids and not request.rules.ignore_end:
             return "end"
-        write(request, token_id, request.sources[-1], self._vocabulary)
+        append_text(request, token_id, request.sources[-1], self._vocabulary)
         if request.text.stopped:
             return "stop"
         if request.num_output >= request.rules.max_tokens:

@@ -7,7 +7,7 @@ from paceline.core.text import TextStream
 from paceline.engines.base import Vocabulary
 
 
-def write(request: Request, token_id: int, source: str, vocabulary: Vocabulary) -> None:
+def append_text(request: Request, token_id: int, source: str, vocabulary: Vocabulary) -> None:
     """Add to the answer's text what a token spells, as far as that is final."""
     token_bytes = vocabulary.token_bytes(token_id)
     if not token_bytes and token_id in request.rules.preserved_ids:
@@ -18,7 +18,7 @@ def write(request: Request, token_id: int, source: str, vocabulary: Vocabulary) 
         request.segments += request.text.push_control(vocabulary.token_spelling(token_id) or b"", source)
 
 
-def take_back(request: Request, num_tokens: int, vocabulary: Vocabulary) -> None:
+def rollback_text(request: Request, num_tokens: int, vocabulary: Vocabulary) -> None:
     """Go back to where a request stood when it had ``num_tokens`` tokens, and ran; its text is written again."""
     del request.token_ids[num_tokens:]
     del request.sources[request.num_output :]
@@ -27,5 +27,5 @@ def take_back(request: Request, num_tokens: int, vocabulary: Vocabulary) -> None
     request.text = TextStream(request.rules.stop)
     request.segments = []
     for token_id, source in zip(request.output_ids, request.sources, strict=True):
-        write(request, token_id, source, vocabulary)
+        append_text(request, token_id, source, vocabulary)
     request.error = request.finish_reason = None
