@@ -49,7 +49,7 @@ from paceline.planning.registry import COST_POLICIES, build_policy, check_asked,
 from paceline.prompts import Prompt, read_prompt
 from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.loop_driver import LoopDriver
-from paceline.runtime.scheduler import ReadPrompt
+from paceline.runtime.scheduler import PrefilledPrompt
 from paceline.runtime.worker import CLOSED, Worker
 from paceline.streams import Generation, Stream, Submission
 from paceline.vocabularies.length import most_tokens
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 Wrap: TypeAlias = Callable[[Verifier, Sequence[int]], Verifier]
 """Makes another verifier of a request's own, given the prompt's tokens."""
 
-Read: TypeAlias = Callable[[Sequence[int]], ReadPrompt]
+Read: TypeAlias = Callable[[Sequence[int]], PrefilledPrompt]
 """Reads a prompt, given its tokens, and says where it was read."""
 
 
@@ -550,7 +550,7 @@ class Model:
             verifier = None
             if wrap is not None:
                 verifier = wrap(make_verifier(speculation.verify, params, len(ids), constraint), ids)
-            was_read = None if read is None else read(ids)
+            prefilled = None if read is None else read(ids)
             return self.loop.add(
                 ids,
                 params,
@@ -560,7 +560,7 @@ class Model:
                 logprobs=logprobs,
                 constraint=constraint,
                 verifier=verifier,
-                read=was_read,
+                prefilled=prefilled,
             )
 
         return self._driver, Submission(params, rules, speculation, add, model_defaults)

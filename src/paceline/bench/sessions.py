@@ -22,7 +22,7 @@ from paceline.drafters.registry import DraftTokens, build_drafters, relate_draft
 from paceline.engines.base import Engine
 from paceline.planning.base import Policy, RoundRecord
 from paceline.prompts import Prompt
-from paceline.runtime.scheduler import ReadPrompt
+from paceline.runtime.scheduler import PrefilledPrompt
 from paceline.runtime.worker import Worker
 from paceline.streams import Generation, Stream
 from paceline.vocabularies.token_pairs import DraftVocab
@@ -191,12 +191,12 @@ class Session(Model):
                 verifier = ForcedVerifier(verifier, reference, len(prompt_ids))
             return verifier if wrap is None else wrap(verifier, prompt_ids)
 
-        return super()._start(prompt, options, wrap=forced, read=read or self._read_prompt)
+        return super()._start(prompt, options, wrap=forced, read=read or self._prefill)
 
-    def _read_prompt(self, prompt_ids: Sequence[int]) -> ReadPrompt:
+    def _prefill(self, prompt_ids: Sequence[int]) -> PrefilledPrompt:
         self._prompts.read(prompt_ids)
         # What a prompt took the target is what policies hold a draft model's reading against, kept or not.
-        return ReadPrompt(self._prompts.open(), self._prompts.read_s)
+        return PrefilledPrompt(self._prompts.open(), self._prompts.read_s)
 
     def close(self) -> None:
         """Cancel what still runs."""

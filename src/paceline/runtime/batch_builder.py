@@ -47,30 +47,30 @@ class BatchBuilder:
         # Passes with rows of prompts so far.
         self._turn = 0
 
-    def build(self, drafts: Drafts, reading: Sequence[Request], *, sparing: bool = False) -> list[BatchPart]:
+    def build(self, drafts: Drafts, prefilling: Sequence[Request], *, sparing: bool = False) -> list[BatchPart]:
         """Return the parts of one pass.
 
         Args:
             drafts: of the requests that decode; the last nodes of their trees stay out where room is short.
-            reading: requests with tokens that are not in the cache yet, but for the last one.
+            prefilling: requests with tokens that are not in the cache yet, but for the last one.
             sparing: take one row for each request that decodes, and nothing is read, unless nothing else is to do.
         """
         # Wide trees leave a row for what is read beside them.
-        kept = 1 if reading and self._capabilities.max_outputs > len(drafts.requests) else 0
+        kept = 1 if prefilling and self._capabilities.max_outputs > len(drafts.requests) else 0
         parts = self._trees(drafts, self._capabilities.max_outputs - kept, sparing=sparing)
-        if not reading or (sparing and parts):
+        if not prefilling or (sparing and parts):
             return parts
         room = self._capabilities.max_rows - sum(part.num_rows for part in parts)
         # The oldest and the shortest take turns at being first: a short one need not wait for the whole of a long one,
         # a long one is read however many short ones come, and of several alike the first is soon done.
         if self._turn % 2:
-            reading = sorted(reading, key=_num_left)
+            prefilling = sorted(prefilling, key=_num_left)
         self._turn += 1
         room = self._prefill_budget.max_rows(
-            [part.request for part in parts], _num_left(reading[0]), len(reading), room
+            [part.request for part in parts], _num_left(prefilling[0]), len(prefilling), room
         )
         output_room = self._capabilities.max_outputs - sum(part.num_rows for part in parts)
-        for request in reading:
+        for request in prefilling:
             if room == 0:
                 break
             part = _chunk(request, room, may_emit=output_room > 0)

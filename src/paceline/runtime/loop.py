@@ -43,7 +43,7 @@ from paceline.runtime.accounts import RoundTimes
 from paceline.runtime.batch_builder import BatchBuilder, BatchPart
 from paceline.runtime.drafting import Drafting, Drafts
 from paceline.runtime.prefill_budget import PROMPT_ROUNDS, PrefillBudget
-from paceline.runtime.scheduler import ReadPrompt, Scheduler
+from paceline.runtime.scheduler import PrefilledPrompt, Scheduler
 from paceline.runtime.settle import Settled, Settling
 
 _DEFAULT_SPECULATION: Final = SpeculationParams()
@@ -128,7 +128,7 @@ class DecodingLoop:
         logprobs: LogprobParams = _NO_LOGPROBS,
         constraint: Constraint | None = None,
         verifier: Verifier | None = None,
-        read: ReadPrompt | None = None,
+        prefilled: PrefilledPrompt | None = None,
     ) -> Request:
         """Take a request, which starts in one of the next rounds, once there is room for it.
 
@@ -141,7 +141,7 @@ class DecodingLoop:
             logprobs: which log-probabilities come with its answer.
             constraint: what the answer may say, as it stands at the answer's beginning; ``None`` for anything.
             verifier: judges its drafts, in place of the one that ``speculation`` names; it has the constraint then.
-            read: where its prompt was read before; the loop closes that sequence with the request, or refused.
+            prefilled: where its prompt was read before; the loop closes that sequence with the request, or refused.
 
         Raises:
             InputError: the prompt is empty, has unknown tokens, or the policy cannot be lossless for it.
@@ -157,10 +157,10 @@ class DecodingLoop:
                 )
             request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache, logprobs)
             self._policy.check(request)
-            self._scheduler.add(request, read)
+            self._scheduler.add(request, prefilled)
         except BaseException:
-            if read is not None:
-                self._engine.close_sequence(read.sequence)
+            if prefilled is not None:
+                self._engine.close_sequence(prefilled.sequence)
             raise
         return request
 
@@ -221,7 +221,9 @@ class DecodingLoop:
         scheduler.open_round()
         times = RoundTimes(self._learning_s, clock.now_s())
         drafts = self._drafting.grow(
-            scheduler.decoding, len(scheduler.in_round), plainly=self._prefill_budget.bounds and bool(scheduler.reading)
+            scheduler.decoding,
+            len(scheduler.in_round),
+            plainly=self._prefill_budget.bounds and bool(scheduler.prefilling),
         )
         times.drafted_s = clock.now_s()
         waited_s = self._slow.waited_s if self._slow is not None else 0.0
@@ -244,7 +246,7 @@ class DecodingLoop:
         """Make one pass of as much as the cache has room for; no output where nothing is left to do."""
         scheduler, sparing = self._scheduler, False
         while True:
-            parts = self._batch_builder.build(drafts, scheduler.reading, sparing=sparing)
+            parts = self._batch_builder.build(drafts, scheduler.prefilling, sparing=sparing)
             if not parts:
                 scheduler.close_round([])
                 scheduler.tell_ended()

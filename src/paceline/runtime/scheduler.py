@@ -44,7 +44,7 @@ _LEAST_PLACE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPrompt:
+class PrefilledPrompt:
     """A sequence that holds the beginning of a prompt, at most all but its last token.
 
     Attributes:
@@ -109,7 +109,7 @@ class Scheduler:
         self._growth = growth
         self._cells = engine.capabilities.cells
         # What is being read can be started from where it may be trimmed to what is shared.
-        self._shares_reading = pool.keeps and engine.capabilities.max_rollback is None
+        self._shares_prefill = pool.keeps and engine.capabilities.max_rollback is None
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         # When requests had their latest starts.
@@ -123,7 +123,7 @@ class Scheduler:
         self._latest_round: dict[int, int] = {}
         self._num_rounds = 0
         # Prompts that were read before they were asked for, by request, until it starts.
-        self._read: dict[int, ReadPrompt] = {}
+        self._prefilled: dict[int, PrefilledPrompt] = {}
         # Requests that the policy knows.
         self._met: set[int] = set()
         # Finished requests that the policy was not told of yet: it hears of their last round first.
@@ -155,7 +155,7 @@ class Scheduler:
         return [request for request in self.in_round if request.decoding]
 
     @property
-    def reading(self) -> list[Request]:
+    def prefilling(self) -> list[Request]:
         """Requests of the round with tokens that the cache does not hold yet, but for the last one."""
         return [request for request in self.in_round if not request.decoding]
 
@@ -170,7 +170,7 @@ class Scheduler:
         """Return whether a request waits or runs."""
         return request.id in self._running or request in self._waiting
 
-    def add(self, request: Request, read: ReadPrompt | None) -> None:
+    def add(self, request: Request, prefilled: PrefilledPrompt | None) -> None:
         """Let a request wait for its start.
 
         Raises:
@@ -186,8 +186,8 @@ class Scheduler:
                     f"(max_waiting is {self._max_waiting}): try again later, ask for fewer at once, or raise "
                     "max_waiting"
                 )
-        if read is not None:
-            self._read[request.id] = read
+        if prefilled is not None:
+            self._prefilled[request.id] = prefilled
         request.stats.added_s = self._clock.now_s()
         self._waiting.append(request)
         if client not in self._turns:
@@ -269,7 +269,7 @@ class Scheduler:
 
     def _awaits_another(self, request: Request) -> bool:
         """Return whether an earlier request reads tokens now that this one can start from once they are read."""
-        if not self._shares_reading or not request.cache.cache_prompt or request.id in self._read:
+        if not self._shares_prefill or not request.cache.cache_prompt or request.id in self._prefilled:
             return False
         for reader in self._running.values():
             if reader.decoding:
@@ -309,12 +309,12 @@ class Scheduler:
         return True
 
     def _open(self, request: Request) -> bool:
-        read = self._read.get(request.id)
-        if read is not None:
-            self._pool.hold(read.sequence, request.token_ids, namespace=request.cache.namespace)
-            request.sequence, request.cached = read.sequence, self._engine.length(read.sequence)
-            request.stats.prompt_tokens, request.stats.prompt_s = request.cached, read.seconds
-            del self._read[request.id]
+        prefilled = self._prefilled.get(request.id)
+        if prefilled is not None:
+            self._pool.hold(prefilled.sequence, request.token_ids, namespace=request.cache.namespace)
+            request.sequence, request.cached = prefilled.sequence, self._engine.length(prefilled.sequence)
+            request.stats.prompt_tokens, request.stats.prompt_s = request.cached, prefilled.seconds
+            del self._prefilled[request.id]
             return True
         try:
             # The last token is fed for its row.
@@ -344,8 +344,8 @@ class Scheduler:
             else:
                 self._pool.release(request.sequence)
             request.sequence = -1
-        elif (read := self._read.pop(request.id, None)) is not None:
-            self._engine.close_sequence(read.sequence)
+        elif (prefilled := self._prefilled.pop(request.id, None)) is not None:
+            self._engine.close_sequence(prefilled.sequence)
         self._ended.append(request)
         self._end_wait(request)
         request.finish_reason = reason
