@@ -9,7 +9,7 @@ from paceline.core.request import Request
 from paceline.core.stats import PlainTimes
 from paceline.planning.base import RoundRecord
 from paceline.runtime.drafting import Drafts
-from paceline.runtime.settle import Settled
+from paceline.runtime.postprocess import PartResult
 
 
 @dataclass(slots=True)
@@ -50,9 +50,9 @@ class RoundTimes:
         return self.ended_s - self.started_s + self.learning_s
 
 
-def count(settled: Sequence[Settled], drafts: Drafts, times: RoundTimes) -> None:
+def count(results: Sequence[PartResult], drafts: Drafts, times: RoundTimes) -> None:
     """Add a round to the statistics of its requests."""
-    for each in settled:
+    for each in results:
         request, stats = each.part.request, each.part.request.stats
         if each.part.decodes:
             stats.rounds += 1
@@ -84,8 +84,8 @@ def count_between(requests: Sequence[Request], times: RoundTimes) -> None:
             stats.plain.add(round_s, round_s, round_s)
 
 
-def _count_tokens(settled: Settled, ended_s: float) -> None:
-    part, walk, emission = settled.part, settled.walk, settled.emission
+def _count_tokens(result: PartResult, ended_s: float) -> None:
+    part, walk, emission = result.part, result.walk, result.emission
     assert walk is not None
     assert emission is not None
     stats, num_drafted, num_emitted = part.request.stats, part.num_rows - 1, len(emission.token_ids)
@@ -108,16 +108,16 @@ def _count_tokens(settled: Settled, ended_s: float) -> None:
         stats.tested_by_depth[accepted] += 1
 
 
-def count_plain(settled: Sequence[Settled], record: RoundRecord, plain: PlainTimes | None) -> None:
+def count_plain(results: Sequence[PartResult], record: RoundRecord, plain: PlainTimes | None) -> None:
     """Add to the statistics of a round's requests what plain decoding would have taken; see :class:`PlainTimes`.
 
     Args:
-        settled: what became of the requests.
+        results: what became of the requests.
         record: the round.
         plain: what a plain round of those that decode takes by the policy; ``None`` if it cannot say.
     """
-    first = plain if plain is not None and not record.prefill_rows else _first_token(settled, record, plain)
-    for each in settled:
+    first = plain if plain is not None and not record.prefill_rows else _first_token(results, record, plain)
+    for each in results:
         part, stats = each.part, each.part.request.stats
         if stats.plain is None:
             continue
@@ -133,10 +133,10 @@ def count_plain(settled: Sequence[Settled], record: RoundRecord, plain: PlainTim
             stats.plain.add(record.round_s, record.round_s, record.round_s)
 
 
-def _first_token(settled: Sequence[Settled], record: RoundRecord, plain: PlainTimes | None) -> PlainTimes | None:
+def _first_token(results: Sequence[PartResult], record: RoundRecord, plain: PlainTimes | None) -> PlainTimes | None:
     """Return what plain decoding would have taken for each request's first token; ``None`` if unknown."""
     taken_s, count, drafted = record.round_s - record.draft_s, 0, 0
-    for each in settled:
+    for each in results:
         if each.part.decodes:
             count += 1
             drafted += each.part.num_rows - 1
@@ -149,18 +149,18 @@ def _first_token(settled: Sequence[Settled], record: RoundRecord, plain: PlainTi
     return PlainTimes(expected_s, min(plain.low_s, expected_s), max(taken_s, expected_s))
 
 
-def _is_read_again(settled: Settled) -> bool:
+def _is_read_again(result: PartResult) -> bool:
     """Return whether a request's rows were read that were in the cache once."""
-    part = settled.part
+    part = result.part
     return not part.decodes and not part.emits and part.request.num_output > 0
 
 
-def record(settled: Sequence[Settled], drafts: Drafts, times: RoundTimes, prefill_context: int) -> RoundRecord:
+def record(results: Sequence[PartResult], drafts: Drafts, times: RoundTimes, prefill_context: int) -> RoundRecord:
     """Return what observers hear of a round."""
     requests: list[Request] = []
     trees, paths, emitted = [], [], []
     prefill_rows = 0
-    for each in settled:
+    for each in results:
         if not each.part.decodes:
             prefill_rows += len(each.part.step.token_ids)
         elif each.walk is not None and each.emission is not None:

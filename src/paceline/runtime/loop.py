@@ -6,7 +6,7 @@ are the files of this package::
     scheduler  who waits, who runs; rounds are whole or not at all
     drafting   policy and drafters -> one tree for each request that decodes
     batch_builder  trees and chunks of prompts -> the rows of one pass
-    settle     the target's rows -> tokens, ends of answers, commits
+    postprocess    the target's rows -> tokens, ends of answers, commits
     accounts   statistics, and the record that the policy and other observers hear
 
 The loop owns each request's tokens and is the only one that asks the target to commit. Between rounds::
@@ -42,9 +42,9 @@ from paceline.runtime import accounts
 from paceline.runtime.accounts import RoundTimes
 from paceline.runtime.batch_builder import BatchBuilder, BatchPart
 from paceline.runtime.drafting import Drafting, Drafts
+from paceline.runtime.postprocess import PartResult, Postprocessor
 from paceline.runtime.prefill_budget import PROMPT_ROUNDS, PrefillBudget
 from paceline.runtime.scheduler import PrefilledPrompt, Scheduler
-from paceline.runtime.settle import Settled, Settling
 
 _DEFAULT_SPECULATION: Final = SpeculationParams()
 _DEFAULT_CACHE: Final = CacheParams()
@@ -107,7 +107,7 @@ class DecodingLoop:
             growth=growth,
         )
         self._batch_builder = BatchBuilder(capabilities, prefill_budget)
-        self._settling = Settling(engine, self._drafting, self._scheduler)
+        self._postprocessor = Postprocessor(engine, self._drafting, self._scheduler)
         self._busy = False
         # Seconds after the latest round in which the policy learned from it.
         self._learning_s = 0.0
@@ -215,7 +215,7 @@ class DecodingLoop:
         return self._scheduler.take_emissions()
 
     def _round(self) -> None:
-        scheduler, settling, clock = self._scheduler, self._settling, self._clock
+        scheduler, postprocessor, clock = self._scheduler, self._postprocessor, self._clock
         scheduler.rollback_round()
         scheduler.admit()
         scheduler.open_round()
@@ -235,12 +235,12 @@ class DecodingLoop:
         times.verified_s = clock.now_s()
         if self._slow is not None:
             times.waited_s = self._slow.waited_s - waited_s
-        walks = settling.walk(parts, output)
+        walks = postprocessor.verify(parts, output)
         times.sampled_s = clock.now_s()
-        settled = settling.settle(parts, walks, output)
-        scheduler.close_round([each.emission for each in settled if each.emission is not None])
+        results = postprocessor.commit(parts, walks, output)
+        scheduler.close_round([each.emission for each in results if each.emission is not None])
         times.ended_s = clock.now_s()
-        self._tell(settled, drafts, times, read_before)
+        self._tell(results, drafts, times, read_before)
 
     def _forward(self, drafts: Drafts) -> tuple[list[BatchPart], ForwardOutput | None]:
         """Make one pass of as much as the cache has room for; no output where nothing is left to do."""
@@ -265,13 +265,13 @@ class DecodingLoop:
                 return parts, None
             drafts = drafts.of(scheduler.decoding)
 
-    def _tell(self, settled: Sequence[Settled], drafts: Drafts, times: RoundTimes, read_before: int) -> None:
+    def _tell(self, results: Sequence[PartResult], drafts: Drafts, times: RoundTimes, read_before: int) -> None:
         """Count the round, and let the policy and other observers hear of it."""
-        accounts.count(settled, drafts, times)
+        accounts.count(results, drafts, times)
         accounts.count_between(self._scheduler.between, times)
-        record = accounts.record(settled, drafts, times, read_before)
+        record = accounts.record(results, drafts, times, read_before)
         self._policy.observe(record)
-        accounts.count_plain(settled, record, self._policy.plain_round(record))
+        accounts.count_plain(results, record, self._policy.plain_round(record))
         self._scheduler.tell_ended()
         # Nobody waits for what the last request taught.
         self._learning_s = self._clock.now_s() - times.ended_s if self._scheduler.num_running else 0.0

@@ -18,7 +18,7 @@ from paceline.runtime.writing import append_text
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class PartResult:
     """What became of one request's part in a pass.
 
     Attributes:
@@ -32,7 +32,7 @@ class Settled:
     emission: Emission | None
 
 
-class Settling:
+class Postprocessor:
     """Turns rows of a pass into tokens that stand.
 
     Args:
@@ -49,33 +49,35 @@ class Settling:
         self._vocabulary = engine.vocabulary
         self._end_ids = engine.vocabulary.end_ids
 
-    def walk(self, parts: Sequence[BatchPart], output: ForwardOutput) -> list[Walk | None]:
+    def verify(self, parts: Sequence[BatchPart], output: ForwardOutput) -> list[Walk | None]:
         """Walk down the trees of all parts that emit; ``None`` for the others, and where rows cannot be sampled."""
         return [_walk(part, TargetRows(output, index)) if part.emits else None for index, part in enumerate(parts)]
 
-    def settle(self, parts: Sequence[BatchPart], walks: Sequence[Walk | None], output: ForwardOutput) -> list[Settled]:
+    def commit(
+        self, parts: Sequence[BatchPart], walks: Sequence[Walk | None], output: ForwardOutput
+    ) -> list[PartResult]:
         """Write what the walks emitted, end what ends with it, and commit the rest."""
         return [
-            Settled(part, walk, self._settle(part, walk, TargetRows(output, index)))
+            PartResult(part, walk, self._commit_part(part, walk, TargetRows(output, index)))
             for index, (part, walk) in enumerate(zip(parts, walks, strict=True))
         ]
 
-    def _settle(self, part: BatchPart, walk: Walk | None, rows: TargetRows) -> Emission | None:
+    def _commit_part(self, part: BatchPart, walk: Walk | None, rows: TargetRows) -> Emission | None:
         request = part.request
         first_token, first_segment = request.num_output, len(request.segments)
         if request.error is not None:
             self._scheduler.finish(request, "error")
         elif walk is None:
-            self._commit(part, [])
+            self._commit_nodes(part, [])
             return None
         else:
-            reason = self._write(part, walk, rows)
+            reason = self._append_tokens(part, walk, rows)
             if reason is not None:
                 # What it read and said is there for those who begin alike.
-                self._commit(part, walk.path[: request.num_output - first_token - 1])
+                self._commit_nodes(part, walk.path[: request.num_output - first_token - 1])
                 self._scheduler.finish(request, reason)
             else:
-                self._go_on(part, walk, rows)
+                self._continue(part, walk, rows)
         return Emission(
             request,
             token_ids=request.token_ids[request.num_prompt + first_token :],
@@ -84,10 +86,10 @@ class Settling:
             finish_reason=request.finish_reason,
             segment_ends=[end - first_segment for end in request.segment_ends[first_token:]],
             logprobs=tuple(request.logprobs[first_token:]),
-            drafts=_judged(part, walk, request.num_output - first_token),
+            drafts=_copy_judged(part, walk, request.num_output - first_token),
         )
 
-    def _write(self, part: BatchPart, walk: Walk, rows: TargetRows) -> FinishReason | None:
+    def _append_tokens(self, part: BatchPart, walk: Walk, rows: TargetRows) -> FinishReason | None:
         """Add what was emitted to the request, up to where it ends, and return why it ends, if it does."""
         request, sources, path = part.request, part.tree.sources, walk.path
         wants_logprobs = request.logprob_params.logprobs is not None
@@ -100,13 +102,13 @@ class Settling:
                 )
             request.token_ids.append(token_id)
             request.sources.append(sources[path[depth]] if depth < len(path) else SOURCE_TARGET)
-            reason = self._judge_end(request, token_id)
+            reason = self._append_text(request, token_id)
             request.segment_ends.append(len(request.segments))
             if reason is not None:
                 return reason
         return None
 
-    def _judge_end(self, request: Request, token_id: int) -> FinishReason | None:
+    def _append_text(self, request: Request, token_id: int) -> FinishReason | None:
         """Add the text of the token just emitted and return why the request ends with it, if it does."""
         if token_id in self._end_ids and not request.rules.ignore_end:
             return "end"
@@ -119,26 +121,26 @@ class Settling:
             return "context"
         return None
 
-    def _go_on(self, part: BatchPart, walk: Walk, rows: TargetRows) -> None:
+    def _continue(self, part: BatchPart, walk: Walk, rows: TargetRows) -> None:
         """Commit what stands of a request that goes on, and tell the drafters."""
         request = part.request
         self._drafting.forget(request)
         if walk.unread_node is not None:
             self._drafting.keep(request, part.tree.below(walk.unread_node))
-        self._commit(part, walk.path)
+        self._commit_nodes(part, walk.path)
         if part.decodes:
             commit = Commit(part.tree, walk.path, walk.token_ids, rows)
             for drafter in self._drafting.drafters_of(request):
                 drafter.observe(request, commit)
 
-    def _commit(self, part: BatchPart, path: Sequence[int]) -> None:
+    def _commit_nodes(self, part: BatchPart, path: Sequence[int]) -> None:
         """Commit the root and an accepted path, or all rows of what was read."""
         nodes = [ROOT, *path] if part.decodes else range(len(part.step.token_ids))
         part.request.cached += len(nodes)
         self._engine.commit(part.request.sequence, nodes)
 
 
-def _judged(part: BatchPart, walk: Walk | None, num_emitted: int) -> JudgedDrafts | None:
+def _copy_judged(part: BatchPart, walk: Walk | None, num_emitted: int) -> JudgedDrafts | None:
     """Return the drafts that were in the pass, as plain lists: the tree may hold a distribution for each draft."""
     num_rows = part.num_rows
     if walk is None or not part.decodes or num_rows == 1:
