@@ -7,7 +7,7 @@ are the files of this package::
     drafting   policy and drafters -> one tree for each request that decodes
     batch_builder  trees and chunks of prompts -> the rows of one pass
     postprocess    the target's rows -> tokens, ends of answers, commits
-    accounts   statistics, and the record that the policy and other observers hear
+    round_stats    statistics, and the record that the policy and other observers hear
 
 The loop owns each request's tokens and is the only one that asks the target to commit. Between rounds::
 
@@ -38,12 +38,12 @@ from paceline.engines.sequence_pool import SequencePool
 from paceline.engines.slow_passes import slow_passes
 from paceline.planning.base import Observer, Policy, RoundCosts
 from paceline.planning.policies.by_request import RoutingPolicy
-from paceline.runtime import accounts
-from paceline.runtime.accounts import RoundTimes
+from paceline.runtime import round_stats
 from paceline.runtime.batch_builder import BatchBuilder, BatchPart
 from paceline.runtime.drafting import Drafting, Drafts
 from paceline.runtime.postprocess import PartResult, Postprocessor
 from paceline.runtime.prefill_budget import PROMPT_ROUNDS, PrefillBudget
+from paceline.runtime.round_stats import RoundTimes
 from paceline.runtime.scheduler import PrefilledPrompt, Scheduler
 
 _DEFAULT_SPECULATION: Final = SpeculationParams()
@@ -267,11 +267,11 @@ class DecodingLoop:
 
     def _tell(self, results: Sequence[PartResult], drafts: Drafts, times: RoundTimes, read_before: int) -> None:
         """Count the round, and let the policy and other observers hear of it."""
-        accounts.count(results, drafts, times)
-        accounts.count_between(self._scheduler.between, times)
-        record = accounts.record(results, drafts, times, read_before)
+        round_stats.count(results, drafts, times)
+        round_stats.count_outside(self._scheduler.outside_round, times)
+        record = round_stats.make_record(results, drafts, times, read_before)
         self._policy.observe(record)
-        accounts.count_plain(results, record, self._policy.plain_round(record))
+        round_stats.count_plain(results, record, self._policy.plain_round(record))
         self._scheduler.tell_ended()
         # Nobody waits for what the last request taught.
         self._learning_s = self._clock.now_s() - times.ended_s if self._scheduler.num_running else 0.0

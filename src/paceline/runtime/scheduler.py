@@ -160,7 +160,7 @@ class Scheduler:
         return [request for request in self.in_round if not request.decoding]
 
     @property
-    def between(self) -> list[Request]:
+    def outside_round(self) -> list[Request]:
         """Requests that decode and wait for others' passes in this round."""
         if self._shares_passes:
             return []

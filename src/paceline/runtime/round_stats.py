@@ -73,7 +73,7 @@ def count(results: Sequence[PartResult], drafts: Drafts, times: RoundTimes) -> N
             _count_tokens(each, times.ended_s)
 
 
-def count_between(requests: Sequence[Request], times: RoundTimes) -> None:
+def count_outside(requests: Sequence[Request], times: RoundTimes) -> None:
     """Add a round to the time of requests that decode and waited for it, as passes are not shared."""
     for request in requests:
         stats, round_s = request.stats, times.round_s
@@ -155,7 +155,7 @@ def _is_read_again(result: PartResult) -> bool:
     return not part.decodes and not part.emits and part.request.num_output > 0
 
 
-def record(results: Sequence[PartResult], drafts: Drafts, times: RoundTimes, prefill_context: int) -> RoundRecord:
+def make_record(results: Sequence[PartResult], drafts: Drafts, times: RoundTimes, prefill_context: int) -> RoundRecord:
     """Return what observers hear of a round."""
     requests: list[Request] = []
     trees, paths, emitted = [], [], []
