@@ -182,7 +182,7 @@ class Scheduler:
             free = max(self._max_running - len(self._running) - (len(self._waiting) - waiting), 0)
             if waiting >= self._max_waiting + free:
                 raise QueueFullError(
-                    f"{waiting - free} requests wait and {self._num_of(client) + free} run, which is the most "
+                    f"{waiting - free} requests wait and {self._count_running(client) + free} run, which is the most "
                     f"(max_waiting is {self._max_waiting}): try again later, ask for fewer at once, or raise "
                     "max_waiting"
                 )
@@ -203,13 +203,13 @@ class Scheduler:
             for request in self._waiting:
                 queues.setdefault(request.cache.client, deque()).append(request)
         while queues:
-            client = min(queues, key=lambda client: self._claim(queues[client][0]))
+            client = min(queues, key=lambda client: self._priority(queues[client][0]))
             request = queues[client].popleft()
             if not queues[client]:
                 del queues[client]
-            if not self._has_place(request) and not (self._give_way(client) and self._has_place(request)):
+            if not self._has_place(request) and not (self._preempt_for(client) and self._has_place(request)):
                 break
-            if self._awaits_another(request):
+            if self._awaits_prefix(request):
                 continue
             try:
                 if not self._start(request):
@@ -221,7 +221,7 @@ class Scheduler:
     def _has_place(self, request: Request) -> bool:
         return not self._running or (len(self._running) < self._max_running and self._fits(request))
 
-    def _give_way(self, client: str) -> bool:
+    def _preempt_for(self, client: str) -> bool:
         """Preempt a request of whoever has two places more than a client that waits; returns whether there was one.
 
         Long answers of one client would else hold all places until they end. What gives way goes on later, and a second
@@ -241,13 +241,13 @@ class Scheduler:
                 return True
         return False
 
-    def _claim(self, first: Request) -> tuple[int, bool, int]:
+    def _priority(self, first: Request) -> tuple[int, bool, int]:
         """Return what puts a client's first request before those of others: the least goes first."""
         client = first.cache.client
         # A place that was lost comes first where it is nobody else's turn.
-        return self._num_of(client), first.stats.queue_s is None, self._turns.get(client, 0)
+        return self._count_running(client), first.stats.queue_s is None, self._turns.get(client, 0)
 
-    def _num_of(self, client: str) -> int:
+    def _count_running(self, client: str) -> int:
         """Return how many requests of a client run."""
         return sum(request.cache.client == client for request in self._running.values())
 
@@ -267,7 +267,7 @@ class Scheduler:
             missing -= self._pool.shared_cells(request.token_ids, most=most, namespace=request.cache.namespace)
         return missing <= 0
 
-    def _awaits_another(self, request: Request) -> bool:
+    def _awaits_prefix(self, request: Request) -> bool:
         """Return whether an earlier request reads tokens now that this one can start from once they are read."""
         if not self._shares_prefill or not request.cache.cache_prompt or request.id in self._prefilled:
             return False
@@ -302,7 +302,7 @@ class Scheduler:
             self._take_turn(request.cache.client)
         except BaseException:
             self._running.pop(request.id, None)
-            self._let_go(request)
+            self._release(request)
             if request not in self._waiting:
                 self._waiting.appendleft(request)
             raise
@@ -353,7 +353,7 @@ class Scheduler:
         if self._running.pop(request.id, None) is None:
             self._waiting.remove(request)
         client = request.cache.client
-        if not self._num_of(client) and all(other.cache.client != client for other in self._waiting):
+        if not self._count_running(client) and all(other.cache.client != client for other in self._waiting):
             self._turns.pop(client, None)
 
     def _end_wait(self, request: Request) -> None:
@@ -452,7 +452,7 @@ class Scheduler:
         self._pool.release(request.sequence)
         request.sequence, request.cached = -1, 0
 
-    def _let_go(self, request: Request) -> None:
+    def _release(self, request: Request) -> None:
         """Close what a request holds whose start or round was cut short, as far as it holds anything."""
         self._forget(request)
         # Not by its handle, which an interrupt may have kept from it.
@@ -503,7 +503,7 @@ class Scheduler:
             return
         # A recurrent state that cannot be stepped back, a sequence that was torn or closed, or a drafter that fails:
         # all is read again.
-        self._let_go(request)
+        self._release(request)
         if request not in self._waiting:
             self._waiting.appendleft(request)
         self._running.pop(request.id, None)
