@@ -3,8 +3,8 @@
 A single request is the case of one; a server is the same loop with more. Follow :meth:`DecodingLoop.step`, whose lines
 are the files of this package::
 
-    scheduler  who waits, who runs; rounds are whole or not at all
-    drafting   policy and drafters -> one tree for each request that decodes
+    scheduler      who waits, who runs; rounds are whole or not at all
+    drafting       policy and drafters -> one tree for each request that decodes
     batch_builder  trees and chunks of prompts -> the rows of one pass
     postprocess    the target's rows -> tokens, ends of answers, commits
     round_stats    statistics, and the record that the policy and other observers hear
