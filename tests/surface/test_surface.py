@@ -123,7 +123,7 @@ def members(kind: type) -> Iterator[str]:
         found |= vars(base) if base.__module__.startswith("paceline") else {}
     for name, value in found.items():
         function = getattr(value, "__func__", value)
-        if name.startswith("_"):
+        if name.startswith("_") or isinstance(value, classmethod):
             continue
         if isinstance(value, property):
             yield f"{name}: {inspect.signature(value.fget).return_annotation if value.fget else None}"
@@ -155,7 +155,8 @@ def described(name: str) -> Iterator[str]:
     if is_typeddict(value):
         yield from (f"  {key}: {getattr(hint, '__forward_arg__', hint)}" for key, hint in value.__annotations__.items())
     elif not issubclass(value, Exception):
-        if not getattr(value, "_is_protocol", False):
+        # Streams are made by models alone, of parts that nobody else has.
+        if not getattr(value, "_is_protocol", False) and not name.endswith("Stream"):
             yield f"  {signature('', value)}"
         yield from (f"  {member}" for member in members(value))
 
