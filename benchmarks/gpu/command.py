@@ -36,5 +36,7 @@ def gpu(
     The pack has llama.cpp's sources, every package and paceline. A plain Python runs it.
     """
     check_parent(output)
-    size = make_pack(output, python=python, there=split(there), all_kernels=all_kernels)
-    print(f"{output}: {size / 1e6:.1f} MB; run it there with: python3 {output.name}")
+    pack = make_pack(output, python=python, there=split(there), all_kernels=all_kernels)
+    print(f"{output}: {pack.size / 1e6:.1f} MB, planner {pack.planner}; run it there with: python3 {output.name}")
+    if pack.planner == "interpreted":
+        print(f"to have it compiled, put a python{python} with its headers on the PATH here")

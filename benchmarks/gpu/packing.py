@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import json
+import os
+import platform
 import re
 import shutil
 import subprocess
@@ -15,7 +17,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchmarks.gpu.kernels import cut_kernels
 from paceline.core.errors import EngineError, InputError
@@ -80,8 +82,20 @@ add_subdirectory(llama.cpp/tools/llama-bench)
 """
 
 
-def make_pack(destination: Path, *, python: str, there: Sequence[str] = (), all_kernels: bool = False) -> int:
-    """Write a pack; return its size in bytes.
+class Pack(NamedTuple):
+    """What was packed.
+
+    Attributes:
+        size: of the pack, in bytes.
+        planner: ``"compiled"`` or ``"interpreted"``.
+    """
+
+    size: int
+    planner: str
+
+
+def make_pack(destination: Path, *, python: str, there: Sequence[str] = (), all_kernels: bool = False) -> Pack:
+    """Write a pack, with the planner compiled where that Python is here, too, with its headers.
 
     Args:
         destination: the file to write, which any Python of that version runs.
@@ -99,6 +113,7 @@ def make_pack(destination: Path, *, python: str, there: Sequence[str] = (), all_
         folder = Path(temporary)
         site = folder / "site"
         _install(site, python, there)
+        planner = _add_paceline(site, folder, python)
         archive = _bindings_archive(folder)
         sources = folder / "sources"
         _unpack_bindings(archive, site, sources / "llama.cpp")
@@ -114,7 +129,7 @@ def make_pack(destination: Path, *, python: str, there: Sequence[str] = (), all_
                     f"the pack would have {size / 1e6:.1f} MB, and {LIMIT_BYTES / 1e6:.0f} are the limit: leave out "
                     "what is there already with --there, such as cmake,numpy,transformers"
                 )
-    return size
+    return Pack(size, planner)
 
 
 def _install(site: Path, python: str, there: Sequence[str]) -> None:
@@ -138,8 +153,36 @@ def _install(site: Path, python: str, there: Sequence[str]) -> None:
     for pattern in _LEFT_OUT:
         for path in site.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    _copy(CHECKOUT / "src" / "paceline", site / "paceline", ("*",))
+
+
+def _add_paceline(site: Path, folder: Path, python: str) -> str:
+    """Add this paceline and its benchmarks; return whether its planner is compiled."""
     _copy(CHECKOUT / "benchmarks", site / "benchmarks", ("*.py", "gpu/*.py"))
+    compiler = _find_python(python)
+    if compiler is None:
+        _copy(CHECKOUT / "src" / "paceline", site / "paceline", ("*",))
+        return "interpreted"
+    wheels = folder / "wheels"
+    _pip(f"--python={compiler}", "wheel", "--no-deps", f"--wheel-dir={wheels}", str(CHECKOUT), PACELINE_COMPILE="auto")
+    (wheel,) = wheels.iterdir()
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(site)
+    return "interpreted" if wheel.name.endswith("-any.whl") else "compiled"
+
+
+def _find_python(version: str) -> str | None:
+    """Return an interpreter of that version that is here, of the kind that packs are for."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return None
+    for name in (sys.executable, f"python{version}"):
+        asked = [name, "-c", "import sys; print(sys.executable, '%d.%d' % sys.version_info[:2], sep='\\n')"]
+        try:
+            said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
+        except OSError:
+            continue
+        if said[1:] == [version]:
+            return said[0]
+    return None
 
 
 def _bindings_archive(folder: Path) -> Path:
@@ -202,9 +245,9 @@ def _name(requirement: str) -> str:
     return re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0].lower()
 
 
-def _pip(*arguments: str) -> None:
+def _pip(*arguments: str, **variables: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise EngineError(f"packages cannot be had: {list(_said(ended.stderr))[-1]}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import platform
 import shlex
 import subprocess
 import sys
@@ -282,6 +283,39 @@ def test_a_pack_is_asked_for_in_terms_that_there_are(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--there nonsense: choose from .*cmake.*numpy.*transformers"):
         make_pack(tmp_path / "gpu.pyz", python="3.12", there=["numpy", "nonsense"])
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("wheel", "planner"),
+    [("paceline-1-cp311-cp311-linux_x86_64.whl", "compiled"), ("paceline-1-py3-none-any.whl", "interpreted")],
+)
+def test_the_planner_is_compiled_for_the_python_there_where_it_is_here_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheel: str, planner: str
+) -> None:
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    asked: list[str] = []
+
+    def pip(*arguments: str, **variables: str) -> None:
+        asked.extend(arguments)
+        (folder,) = (Path(each.partition("=")[2]) for each in arguments if each.startswith("--wheel-dir="))
+        folder.mkdir()
+        with zipfile.ZipFile(folder / wheel, "w") as built:
+            built.writestr("paceline/core/tree.so", "machine code")
+
+    monkeypatch.setattr(packing, "_pip", pip)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert packing._add_paceline(tmp_path / "site", tmp_path, python) == planner
+    assert asked[:2] == [f"--python={sys.executable}", "wheel"]
+    assert (tmp_path / "site" / "paceline" / "core" / "tree.so").is_file()
+    assert (tmp_path / "site" / "benchmarks" / "gpu" / "running.py").is_file()
+
+
+def test_a_pack_for_a_python_that_is_not_here_has_the_planner_s_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert packing._add_paceline(tmp_path / "site", tmp_path, "3.99") == "interpreted"
+    assert (tmp_path / "site" / "paceline" / "core" / "tree.py").is_file()
 
 
 def test_a_pack_unpacks_itself_and_goes_on_with_what_it_brings(tmp_path: Path) -> None:
