@@ -1192,6 +1192,8 @@ def test_builds_whose_amx_code_crashes_are_refused(
     library.write_bytes(b"\x7fELF\0" + compiler + b"\0")
     monkeypatch.setattr("llama_cpp.llama_cpp.llama_print_system_info", lambda: features)
     monkeypatch.setattr(native, "_cpu_libraries", lambda: [library])
+    for name in ("CMAKE_ARGS", "CXXFLAGS"):
+        monkeypatch.delenv(name, raising=False)
     # Not the remembered verdict about the libraries that are installed.
     check = native.check_build.__wrapped__
     # These do not crash, whoever compiled them.
@@ -1215,8 +1217,44 @@ def test_builds_whose_amx_code_crashes_are_refused(
     check()
 
 
+@pytest.mark.parametrize(
+    ("given", "variable", "kept"),
+    [
+        ({"CXXFLAGS": "-g -O2"}, "CXXFLAGS", ["-g", "-O2"]),
+        ({"CMAKE_ARGS": "-DGGML_CUDA=on"}, "CXXFLAGS", []),
+        ({"CMAKE_ARGS": "-DCMAKE_CXX_FLAGS_RELEASE=-O2"}, "CXXFLAGS", []),
+        (
+            {"CMAKE_ARGS": "-DCMAKE_CXX_FLAGS=-O2 -DGGML_CUDA=on"},
+            "CMAKE_ARGS",
+            ["-DCMAKE_CXX_FLAGS=-O2", "-DGGML_CUDA=on"],
+        ),
+        ({"CMAKE_ARGS": "-D CMAKE_CXX_FLAGS:STRING='-g -O2'"}, "CMAKE_ARGS", ["-D", "CMAKE_CXX_FLAGS:STRING=-g -O2"]),
+        (
+            {"CMAKE_ARGS": "-DCMAKE_CXX_FLAGS=-g -DCMAKE_CXX_FLAGS=-O2", "CXXFLAGS": "-Wall"},
+            "CMAKE_ARGS",
+            ["-DCMAKE_CXX_FLAGS=-g", "-DCMAKE_CXX_FLAGS=-O2"],
+        ),
+    ],
+)
+def test_the_command_against_crashes_keeps_the_flags_that_were_given(
+    given: dict[str, str], variable: str, kept: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = tmp_path / "it's here" / "header.h"
+    monkeypatch.setattr(native, "_MENDING_HEADER", header)
+    name, _, value = shlex.split(native._install_mended(given))[0].partition("=")
+    assert name == variable
+    if name == "CXXFLAGS":
+        assert shlex.split(value) == [*kept, "-include", str(header)]
+        return
+    include = f" -include {shlex.quote(str(header))}"
+    arguments = shlex.split(value)  # as scikit-build-core reads them
+    assert [argument.removesuffix(include) for argument in arguments] == kept
+    (place,) = (place for place, argument in enumerate(arguments) if argument.endswith(include))
+    assert place == max(place for place, argument in enumerate(kept) if "CMAKE_CXX_FLAGS" in argument)
+
+
 def test_where_there_is_no_pip_the_command_against_crashes_is_one_of_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    _, *words = shlex.split(native._install_mended())
+    _, *words = shlex.split(native._install_mended({}))
     assert words[:5] == ["uv", "pip", "install", "--python", sys.executable]
     assert "--no-cache" in words

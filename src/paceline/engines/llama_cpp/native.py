@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -175,19 +175,38 @@ def check_build() -> None:
     if doubtful and _crashes(_WIDE_PASS):
         raise CapabilityError(
             f"the installed llama.cpp crashes: GCC {doubtful[0]} compiled its AMX code wrongly; compile it with "
-            f"paceline's header, which mends that: {_install_mended()}"
+            "paceline's header, beside flags of your own (-DCMAKE_CXX_FLAGS=... in CMAKE_ARGS replaces CXXFLAGS, so "
+            f"both go there), which mends that: {_install_mended(os.environ)}"
         )
 
 
-def _install_mended() -> str:
-    """Return the command that compiles the same llama-cpp-python rightly, for the environment of this process."""
-    # Quoted for the compiler's command line, and that for the shell.
-    flags = f"CXXFLAGS={shlex.quote(f'-include {shlex.quote(str(_MENDING_HEADER))}')}"
+_SETS_FLAGS: Final = re.compile(r"(-D)?CMAKE_CXX_FLAGS(:[A-Z]+)?=")
+
+
+def _install_mended(environment: Mapping[str, str]) -> str:
+    """Return the command that compiles the same llama-cpp-python rightly, for the environment of this process.
+
+    Flags for the compiler that the environment has are kept.
+    """
+    # Quoted for the compiler's command line, and that for CMAKE_ARGS and for the shell.
+    include = f"-include {shlex.quote(str(_MENDING_HEADER))}"
+    arguments = shlex.split(environment.get("CMAKE_ARGS", ""))
+    if settings := [place for place, argument in enumerate(arguments) if _SETS_FLAGS.match(argument)]:
+        arguments[settings[-1]] += f" {include}"  # the last one counts
+        flags = f"CMAKE_ARGS={_quote(shlex.join(arguments))}"
+    else:
+        own = environment.get("CXXFLAGS", "")
+        flags = f"CXXFLAGS={_quote(f'{own} {include}'.lstrip())}"
     python, package = shlex.quote(sys.executable), f"llama-cpp-python=={llama_cpp.__version__}"
     # Both keep what they compiled, and would install that again.
     if importlib.util.find_spec("pip") is None:  # uv makes environments without it
         return f"{flags} uv pip install --python {python} --reinstall --no-deps --no-cache {package}"
     return f"{flags} {python} -m pip install --force-reinstall --no-deps --no-cache-dir {package}"
+
+
+def _quote(text: str) -> str:
+    """Quote for a shell, readably where there are single quotes inside."""
+    return f'"{text}"' if "'" in text and not re.search(r'["$`\\!]', text) else shlex.quote(text)
 
 
 def _compilers(library: bytes) -> list[str]:
