@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.llama_flags import FOREIGN
 from paceline.planning.auto.asking import HOPED_SHARE
 from paceline.planning.auto.ledger import ALLOWED_SHARE
 from paceline.planning.auto.policy import PAPER_ROUNDS, START_ROUNDS, START_SHARE
-from paceline.serving.llama_flags import FOREIGN
 
 RESULTS = Path(__file__).parent / "results"
 

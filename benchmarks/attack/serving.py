@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from tests.serving.security.certificates import CERTIFICATE, KEY
+from tests.serving.certificates import CERTIFICATE, KEY
 
 from benchmarks.attack import requests
 from benchmarks.attack.requests import Target

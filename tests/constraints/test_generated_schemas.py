@@ -23,7 +23,7 @@ from paceline.constraints import ConstraintCompiler, JsonSchema
 from paceline.constraints.schema_parts import said, subschemas
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError
-from paceline.serving.constraints import read_constraint
+from paceline.serving.generation_request import read_constraint
 from tests.constraints.generated_schemas import generated_schema
 from tests.constraints.helpers import BYTES, END
 from tests.tiers import by_tier

@@ -16,9 +16,9 @@ from paceline.chat.params import ChatParams
 from paceline.chat.reader import ChatReader
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError
-from paceline.serving.bodies import TemplateBody
-from paceline.serving.chats import chat_params_of, followed
-from paceline.serving.preparing import _usual_variables
+from paceline.serving.chat_request import chat_params_of, followed
+from paceline.serving.prompts import _usual_variables
+from paceline.serving.schema import TemplateBody
 from tests.chat.conversing import ControlledBytes
 from tests.conftest import SUMMARY_LINES
 from tests.real.conversations import CONVERSATIONS, HISTORIES, TOOLS, assistant, user

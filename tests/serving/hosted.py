@@ -22,10 +22,10 @@ from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.serving.answering import Answer
 from paceline.serving.app import create_app
-from paceline.serving.hosting import ModelHost, ServedModel
-from paceline.serving.listening import bind, url_of
+from paceline.serving.connections import AcceptingServer
+from paceline.serving.deployment import bind, url_of
+from paceline.serving.model_host import ModelHost, ServedModel
 from paceline.serving.security import socket_options
-from paceline.serving.security.accepting import AcceptingServer
 from paceline.serving.server import Server
 from paceline.serving.settings import ServerOptions
 from tests.chat.conversing import CHATML

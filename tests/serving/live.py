@@ -19,9 +19,8 @@ from paceline.engines.scripted import LogitFunction, ScriptedEngine, random_mode
 from paceline.planning.base import RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.serving.app import create_app
-from paceline.serving.hosting import ModelHost, ServedModel
-from paceline.serving.listening import bind
-from paceline.serving.running import _serve
+from paceline.serving.deployment import _serve, bind
+from paceline.serving.model_host import ModelHost, ServedModel
 from paceline.serving.security import SecuritySettings
 from paceline.serving.server import Server
 from paceline.serving.settings import ServerOptions

@@ -27,7 +27,7 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import LogitFunction, ScriptedEngine
 from paceline.models.embedded import embedded_draft
-from paceline.serving.hosting import ServedModel
+from paceline.serving.model_host import ServedModel
 from tests.chat.conversing import CHATML, ControlledBytes
 from tests.chat.tool_calls.answers import ANSWERS, THINK, TOOLS, Answer
 from tests.chat.tool_calls.test_formats import SOURCES

@@ -19,19 +19,20 @@ import httpx
 import pytest
 import typer.main
 
+from paceline.cli.llama_flags import FOREIGN, remarks_on
 from paceline.cli.main import app, main
 from paceline.cli.serve import _sized
 from paceline.cli.setup import FoundModels
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.embedded import embedded_target
 from paceline.options import ModelChoice
-from paceline.serving.hosting import ModelHost, NotReadyError, ServedModel
-from paceline.serving.llama_flags import FOREIGN, remarks_on
+from paceline.serving.errors import NotReadyError
+from paceline.serving.model_host import ModelHost, ServedModel
 from paceline.serving.settings import ServerOptions
 from tests import tiers
+from tests.serving.certificates import CERTIFICATE, KEY
 from tests.serving.hosted import events_of, hosted, scripted
 from tests.serving.processes import UNMEASURED, served
-from tests.serving.security.certificates import CERTIFICATE, KEY
 from tests.timing import WAIT_S
 
 BODY: dict[str, Any] = {"prompt": "def fibonacci(n):\n", "ignore_eos": True, "seed": 1}

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from benchmarks.server_soak.wire import Answer, ask, post_bytes, request_bytes
 
-from paceline.serving.running import _SWITCH_S
+from paceline.serving.deployment import _SWITCH_S
 from tests.serving.live import Live, live
 from tests.timing import LoopWatch
 

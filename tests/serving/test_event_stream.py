@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message
 
 from paceline.serving.event_stream import EventStream
-from paceline.serving.security.careful_protocol import _CarefulConnection
+from paceline.serving.http_protocol import _CarefulConnection
 from tests.timing import WAIT_S
 
 SCOPE: Final[dict[str, Any]] = {"type": "http", "method": "POST"}

@@ -18,12 +18,12 @@ import pytest
 from benchmarks.server_soak.wire import Connection, ask, post_bytes, request_bytes
 from pydantic import ValidationError
 
-from paceline.serving import running
-from paceline.serving.bodies import MOST_TEXTS, ChatBody, CompletionBody, TemplateBody
+from paceline.serving import deployment as running
 from paceline.serving.event_stream import EventStream
+from paceline.serving.http_protocol import CarefulProtocol
+from paceline.serving.json_bodies import read_json
 from paceline.serving.response_formats import probabilities_of
-from paceline.serving.security import read_json
-from paceline.serving.security.careful_protocol import CarefulProtocol
+from paceline.serving.schema import MOST_TEXTS, ChatBody, CompletionBody, TemplateBody
 from paceline.serving.settings import ServerOptions
 from tests.serving.live import live, repeated
 from tests.timing import WAIT_S
@@ -221,7 +221,7 @@ def test_a_long_body_is_read_in_a_thread(size: int, elsewhere: bool, monkeypatch
         read_by.append(threading.get_ident())
         return read_json(body)
 
-    monkeypatch.setattr("paceline.serving.body_reading.read_json", noted)
+    monkeypatch.setattr("paceline.serving.schema.read_json", noted)
 
     async def test() -> None:
         async with live() as server:

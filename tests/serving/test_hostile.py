@@ -20,7 +20,7 @@ from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.serving.hosting import ServedModel
+from paceline.serving.model_host import ServedModel
 from tests.serving.hosted import Hosted, hosted, json_of, scripted
 from tests.serving.test_tools import TEMPLATE
 from tests.timing import WAIT_S

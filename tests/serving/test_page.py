@@ -10,11 +10,11 @@ from typing import Final
 import pytest
 
 import paceline
-from paceline.serving.page.files import page_files
+from paceline.serving.page import page_files
 from paceline.serving.settings import ServerOptions
 from tests.serving.hosted import Hosted, hosted, scripted
 
-SOURCES: Final = Path(__file__).parents[2] / "src" / "paceline" / "serving" / "page" / "web"
+SOURCES: Final = Path(__file__).parents[2] / "src" / "paceline" / "serving" / "web"
 
 TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".LICENSE": "text/plain"}
 
@@ -90,7 +90,7 @@ def test_libraries_have_their_licences() -> None:
 
 
 def test_what_is_installed_has_all_files_of_the_page() -> None:
-    installed = Path(paceline.__file__).parent / "serving" / "page" / "web"
+    installed = Path(paceline.__file__).parent / "serving" / "web"
     sources = [path for path in SOURCES.rglob("*") if path.is_file()]
     assert len(page_files()) == len(sources)
     for source in sources:

@@ -20,7 +20,7 @@ from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
 from paceline.serving.answering import Ended, Event, Progress, Round, Said
 from paceline.serving.generation_request import Api, GenerationRequest
-from paceline.serving.hosting import ServedModel
+from paceline.serving.model_host import ServedModel
 from paceline.serving.response_formats import as_events
 from paceline.serving.server import _FORMATTERS
 from tests.serving.hosted import scripted

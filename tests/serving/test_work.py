@@ -13,8 +13,8 @@ from benchmarks.server_soak.wire import Answer, Connection, ask, request_bytes
 
 from paceline.constraints import Source, compiling, grammars
 from paceline.engines.base import Vocabulary
-from paceline.serving.security import ApiKeys, SecuritySettings
-from paceline.serving.security.api_keys import keep_namespace
+from paceline.serving.auth import ApiKeys, keep_namespace
+from paceline.serving.security import SecuritySettings
 from paceline.serving.work import Kind, Share, Work, kind_of_reading
 from tests.serving.live import Live, live
 from tests.timing import WAIT_S

@@ -128,7 +128,7 @@ def keys() -> Iterator[Seen]:
 
 def bodies() -> Iterator[Seen]:
     """Yield the names and descriptions of what the server takes in requests, as its OpenAPI document has them."""
-    from paceline.serving import bodies as module
+    from paceline.serving import schema as module
 
     for name, body in vars(module).items():
         if isinstance(body, type) and issubclass(body, BaseModel) and body is not BaseModel:

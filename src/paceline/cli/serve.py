@@ -17,6 +17,7 @@ from paceline.chat.params import ChatParams
 from paceline.cli import exits
 from paceline.cli.commands import Command
 from paceline.cli.display import error_console
+from paceline.cli.llama_flags import remarks_on, shielded, with_llama_variables
 from paceline.cli.memory import print_memory_plan
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, is_given, refuse_given, with_options
 from paceline.cli.setup import (
@@ -35,11 +36,10 @@ from paceline.engines.loading import ModelOptions
 from paceline.models.description import describe
 from paceline.options import ModelChoice, in_flags
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.serving.llama_flags import remarks_on, shielded, with_llama_variables
 from paceline.serving.settings import ServerOptions
 
 if TYPE_CHECKING:
-    from paceline.serving.hosting import ServedModel
+    from paceline.serving.model_host import ServedModel
     from paceline.serving.security import SecuritySettings
 
 DEFAULT_PARALLEL: Final = 4
@@ -64,7 +64,7 @@ taken, and named.[/dim]
 
 
 class ServeCommand(Command):
-    """A command that leaves llama-server's flags to :func:`~paceline.serving.llama_flags.remarks_on`."""
+    """A command that leaves llama-server's flags to :func:`~paceline.cli.llama_flags.remarks_on`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line.
@@ -113,10 +113,9 @@ def serve(
     except ImportError as error:
         raise missing("a server", error.name, "serve") from None
     from paceline.serving.app import create_app
-    from paceline.serving.hosting import ModelHost
-    from paceline.serving.listening import listening, url_of
+    from paceline.serving.deployment import listening, run, url_of
     from paceline.serving.logs import logging_to_stderr
-    from paceline.serving.running import run
+    from paceline.serving.model_host import ModelHost
     from paceline.serving.server import Server
 
     console = error_console()
@@ -189,7 +188,7 @@ def _served(
     defaults: GenerateOptions,
 ) -> ServedModel:
     from paceline.chat.sources import find_template
-    from paceline.serving.hosting import ServedModel
+    from paceline.serving.model_host import ServedModel
 
     path = Path(found.target.path)
     try:
@@ -244,9 +243,10 @@ def _sized(context: typer.Context, found: FoundModels, models: ModelChoice, opti
 
 
 def _security(options: ServerOptions) -> SecuritySettings:
-    from paceline.serving.page.files import page_paths
-    from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles
-    from paceline.serving.security.settings import HEALTH_PATHS, POLLED_PATHS
+    from paceline.serving.auth import ApiKeys
+    from paceline.serving.origins import CorsPolicy
+    from paceline.serving.page import page_paths
+    from paceline.serving.security import HEALTH_PATHS, POLLED_PATHS, SecuritySettings, TlsFiles
 
     key, certificate = (None if name is None else Path(name) for name in (options.ssl_key_file, options.ssl_cert_file))
     file = None if options.api_key_file is None else Path(options.api_key_file)

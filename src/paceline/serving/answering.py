@@ -3,7 +3,7 @@
 ::
 
     prompts ──> one AsyncStream for each choice ──> rounds of all of them, as they come ──> pieces, progress, ends
-                                                                                            (serving/response_formats)
+                                                                                            (response_formats)
 
 A round of the engine may bring several tokens. Each becomes a piece of its own, as clients of llama-server know it:
 they count chunks as tokens. All pieces of a round are handed on together, and cost one write.
@@ -30,9 +30,9 @@ from paceline.core.logprobs import TokenLogprob
 from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
+from paceline.serving.chat_request import OfferedTools
 from paceline.serving.generation_request import GenerationRequest
-from paceline.serving.hosting import ServedModel
-from paceline.serving.tools import OfferedTools
+from paceline.serving.model_host import ServedModel
 
 StopType: TypeAlias = Literal["none", "eos", "word", "limit"]
 """Why an answer ended, in llama-server's words."""

@@ -2,8 +2,8 @@
 
 ::
 
-    security (keys, hosts, limits) -> a route -> generation_request -> preparing -> answering -> response_formats
-    serving/security                  here       what is asked for     prompts      the answer   its JSON
+    security                  app      schema, generation_request  prompts  server, answering  response_formats
+    keys, hosts, limits  ->  a route  ->  what is asked for  ->  its tokens  ->  the answer  ->  its JSON
 """
 
 from __future__ import annotations
@@ -26,18 +26,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from paceline.core.errors import PacelineError
 from paceline.core.numbers import shown
 from paceline.serving.answering import PreparedPrompt
-from paceline.serving.bodies import (
-    ChatBody,
-    CompletionBody,
-    ControlBody,
-    DetokenizeBody,
-    TemplateBody,
-    TokenizeBody,
-)
-from paceline.serving.body_reading import body_of, documented, parameter_error
-from paceline.serving.chats import further_settings
-from paceline.serving.disconnects import cancel_on_disconnect
+from paceline.serving.auth import namespace_of
+from paceline.serving.chat_request import further_settings
 from paceline.serving.errors import (
+    FieldError,
     NotFoundError,
     NotOfferedError,
     RefusedError,
@@ -45,17 +37,40 @@ from paceline.serving.errors import (
     kind_of,
     response_of,
 )
-from paceline.serving.fields import FieldError, check_known, unknown_within
+from paceline.serving.event_stream import cancel_on_disconnect
+from paceline.serving.fields import check_known, unknown_within
 from paceline.serving.generation_request import Api, GenerationRequest, read_generation_request, warnings_of
-from paceline.serving.model_facts import models_of, props_of
-from paceline.serving.openapi import ERROR_RESPONSES, document
-from paceline.serving.page.files import add_page
-from paceline.serving.preparing import prepare_chat, prepare_completions, with_bias, with_constraint
-from paceline.serving.prompts import encode, read_mixed
+from paceline.serving.page import add_page
+from paceline.serving.prompts import (
+    AT_ONCE,
+    check_ids,
+    encode,
+    piece_of,
+    prepare_chat,
+    prepare_completions,
+    read_ids,
+    read_mixed,
+    text_of,
+    with_bias,
+    with_constraint,
+)
+from paceline.serving.props import models_of, props_of
 from paceline.serving.response_formats import to_json
-from paceline.serving.security import SecuritySettings, namespace_of, secured
+from paceline.serving.schema import (
+    ERROR_RESPONSES,
+    ChatBody,
+    CompletionBody,
+    ControlBody,
+    DetokenizeBody,
+    TemplateBody,
+    TokenizeBody,
+    body_of,
+    document,
+    documented,
+    parameter_error,
+)
+from paceline.serving.security import SecuritySettings, secured
 from paceline.serving.server import Server
-from paceline.serving.token_texts import AT_ONCE, check_ids, piece_of, read_ids, text_of
 from paceline.serving.work import Kind, kind_of_reading
 
 

@@ -1,13 +1,23 @@
-"""Errors as HTTP answers: the one place that says which is which. None of them tells a path or a traceback."""
+"""Errors over HTTP: the exceptions, their statuses and bodies, and how a request is refused before a route sees it.
+
+This is the one place that says which error is which status. None of them tells a path or a traceback.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
+import json
 import logging
-from collections.abc import Sequence
-from typing import Any, Final
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
+from paceline.chat.params import ChatParams
 from paceline.core.errors import (
     ClosedError,
     ContextLengthError,
@@ -16,10 +26,103 @@ from paceline.core.errors import (
     PacelineError,
     QueueFullError,
 )
-from paceline.options import in_flags
-from paceline.serving.error_bodies import error_body
-from paceline.serving.fields import FieldError, in_fields
-from paceline.serving.hosting import NotReadyError
+from paceline.core.fields import fields_of
+from paceline.core.params import SpeculationParams
+from paceline.options import REQUEST_PARTS, in_flags
+from paceline.planning.policies.fixed import FixedPolicy
+
+
+def error_body(status: int, message: str, kind: str, param: str | None = None) -> dict[str, Any]:
+    """Return the body of an error.
+
+    Args:
+        status: the HTTP status, which clients of llama-server read from ``code``.
+        message: one line: the value, the limit, the way out.
+        kind: the type that clients tell errors apart by, such as ``invalid_request_error``.
+        param: the field of the request that is at fault; ``None`` where no single one is.
+    """
+    return {"error": {"code": status, "message": message, "type": kind, "param": param}}
+
+
+class FieldError(InputError):
+    """A field of a request cannot be used.
+
+    Attributes:
+        param: the field's name.
+    """
+
+    def __init__(self, param: str, message: str) -> None:
+        self.param = param
+        super().__init__(message)
+
+
+_OTHER_NAMES: Final[Mapping[str, str | None]] = {
+    "order": "samplers",
+    "speculate": "speculative.off",
+    "reasoning": "enable_thinking",
+    "reasoning_budget": "reasoning_budget_tokens",
+    "template_variables": "chat_template_kwargs",
+    "siblings": None,
+    # of the server, not of a request
+    **dict.fromkeys(("template", "template_file", "reasoning_budget_message", "forget")),
+}
+"""Fields of a request by the options of the table that they set, where the names differ."""
+
+_FLAG: Final = re.compile(r"(?<![\w'\"-])--?[a-z][a-z-]*(?![\w-])")
+
+
+def in_fields(message: str, param: str | None) -> str:
+    """Return the message of an error with the fields of a request in the place of the command line's flags.
+
+    Flags of the server itself, such as ``--max-n``, stay: they say the way out to whoever starts it.
+
+    Args:
+        message: of an error, in which options are called what the command line calls them; see
+            :func:`paceline.options.in_flags`.
+        param: the field that is at fault, under the name that the request has for it.
+    """
+
+    def field_of(match: re.Match[str]) -> str:
+        names = _fields_by_flag().get(match.group())
+        if names is None:
+            return match.group()
+        alike = match.group().lstrip("-").replace("-", "_")
+        return next((name for name in (param, alike) if name in names), names[0])
+
+    return _FLAG.sub(field_of, message)
+
+
+@functools.cache
+def _fields_by_flag() -> Mapping[str, tuple[str, ...]]:
+    """Return the names that a request has for what a flag of the command line sets."""
+    found: dict[str, tuple[str, ...]] = {}
+    for part in (*REQUEST_PARTS, ChatParams, FixedPolicy):
+        for field in fields_of(part):
+            names = (_OTHER_NAMES[field.name],) if field.name in _OTHER_NAMES else field.json_names
+            if part in (SpeculationParams, FixedPolicy) and field.name not in _OTHER_NAMES:
+                names = tuple(f"speculative.{name}" for name in names)
+            found |= {flag: tuple(filter(None, names)) for flag in field.option.flags if any(names)}
+    return found
+
+
+HostState: TypeAlias = Literal["loading", "ready", "failed", "closing"]
+"""What has become of the model. ``closing``: the server ends, and takes nothing more."""
+
+
+class NotReadyError(PacelineError):
+    """The model is not loaded yet, or the server ends."""
+
+    def __init__(self, state: HostState, share: float | None = None) -> None:
+        self.state = state
+        measured = "" if share is None else f": {share:.0%} of what it costs here is measured"
+        super().__init__(
+            {
+                "loading": f"Loading model{measured}",
+                "failed": "the model could not be loaded; the server's log says why",
+                "closing": "the server is ending: send the request to another one, or later",
+            }.get(state, state)
+        )
+
 
 _log = logging.getLogger(__name__)
 
@@ -111,3 +214,95 @@ def kind_of(error: BaseException) -> str:
     if isinstance(error, RefusedError):
         return error.kind
     return next((kind for known, _, kind in _KINDS if isinstance(error, known)), "server_error")
+
+
+LONGEST_SHOWN: Final = 200
+"""Characters of a value from a request that a log line or an error repeats."""
+
+
+def header_values(scope: Scope, name: bytes) -> list[bytes]:
+    """Return all values of a header, in the order they were sent.
+
+    Args:
+        scope: of an HTTP request.
+        name: of the header, in lower case.
+    """
+    return [value for key, value in scope["headers"] if key == name]
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return the first value of a header as text; ``None`` where the request does not have the header."""
+    values = header_values(scope, name)
+    return values[0].decode("latin-1") if values else None
+
+
+def declared_length(scope: Scope) -> int | None:
+    """Return the bytes of the body that the request announces; ``None`` where it announces no number."""
+    value = header(scope, b"content-length")
+    return int(value) if value is not None and value.isascii() and value.isdigit() else None
+
+
+def has_body(scope: Scope) -> bool:
+    """Return whether a body follows the headers of a request."""
+    return bool(declared_length(scope)) or bool(header_values(scope, b"transfer-encoding"))
+
+
+def state_of(scope: Scope) -> dict[str, Any]:
+    """Return what is kept of a request for all layers and routes; a route sees the same as ``request.state``."""
+    return cast("dict[str, Any]", scope.setdefault("state", {}))
+
+
+Refused: TypeAlias = Callable[[int, str], None]
+"""Hears of a refusal: its status, and the type of error in its body."""
+
+_REFUSED: Final = "paceline_refused"
+
+LINGER_S: Final = 2.0
+"""Seconds for which the rest of a refused body is read and dropped. A connection that closes on unread bytes is reset,
+and the client may then lose the answer that says why."""
+
+
+def tell_refusals(scope: Scope, refused: Refused) -> None:
+    """Have somebody hear if this request is refused before a route sees it."""
+    state_of(scope)[_REFUSED] = refused
+
+
+async def refuse(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    status: int,
+    message: str,
+    kind: str,
+    *,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    linger_s: float = LINGER_S,
+) -> None:
+    """Answer a request with an error.
+
+    Args:
+        scope: of the request.
+        receive: gives what is left of the body, which is dropped.
+        send: takes the answer.
+        status: the HTTP status.
+        message: one line: the value, the limit, the way out.
+        kind: the type of the error in its body.
+        headers: further headers of the answer.
+        linger_s: seconds for which the rest of the body is read. The connection closes afterwards.
+    """
+    body = json.dumps(error_body(status, message, kind)).encode()
+    refused = state_of(scope).get(_REFUSED)
+    if refused is not None:
+        refused(status, kind)
+    unread = has_body(scope)
+    fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    closing = [(b"connection", b"close")] if unread else []
+    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers, *closing]})
+    await send({"type": "http.response.body", "body": body, "more_body": unread})
+    if not unread:
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(linger_s):
+            while (await receive()).get("more_body", False):
+                pass
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,6 +1,6 @@
-"""Answers that are sent while they are written: what is done at their end is done however they end.
+"""Answers whose client may leave: waited for, or sent while they are written. What is done at their end is always done.
 
-How long a client may leave unread what was sent is the connection's matter (``security/deadlines``). A limit here would
+How long a client may leave unread what was sent is the connection's matter (``http_protocol.py``). A limit here would
 be a timer for each event, which costs a fifth of what sending it does.
 """
 
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any, Final, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from paceline.serving.disconnects import wait_for_disconnect
+from paceline.serving.errors import RefusedError
+from paceline.serving.logs import CLIENT_LEFT
 
 
 class PieceByPiece(StreamingResponse):
@@ -108,3 +110,34 @@ class EventStream(StreamingResponse):
         await send(message)
         self._is_sending = False
         self._sent_s = asyncio.get_running_loop().time()
+
+
+_T = TypeVar("_T")
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Return what work comes to, or give it up once the client has left.
+
+    Args:
+        request: of the client; its body has been read.
+        work: is cancelled where the client leaves. What it does in threads goes on, and nobody hears of it.
+
+    Raises:
+        RefusedError: the client has left.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise RefusedError(CLIENT_LEFT, "client_left", "the client left before its answer was there")
+    finally:
+        for each in (task, gone):
+            each.cancel()
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return once the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

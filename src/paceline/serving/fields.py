@@ -13,31 +13,21 @@ Four kinds, told apart so that no field is parsed and then ignored without a wor
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from paceline.chat.params import ChatParams
-from paceline.core.errors import InputError
-from paceline.core.fields import fields_of
+from paceline.constraints import Source
 from paceline.core.numbers import shown
-from paceline.core.params import SpeculationParams
-from paceline.options import REQUEST_PARTS
-from paceline.planning.policies.fixed import FixedPolicy
+from paceline.serving.errors import FieldError
 
 
-class FieldError(InputError):
-    """A field of a request cannot be used.
+class Named(NamedTuple):
+    """What an answer is to keep to, and the field that says it."""
 
-    Attributes:
-        param: the field's name.
-    """
-
-    def __init__(self, param: str, message: str) -> None:
-        self.param = param
-        super().__init__(message)
+    field: str
+    source: Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,52 +232,3 @@ def check_known(extra: Mapping[str, Any], *, strict: bool) -> list[str]:
         else:
             unknown.append(name)
     return unknown
-
-
-_OTHER_NAMES: Final[Mapping[str, str | None]] = {
-    "order": "samplers",
-    "speculate": "speculative.off",
-    "reasoning": "enable_thinking",
-    "reasoning_budget": "reasoning_budget_tokens",
-    "template_variables": "chat_template_kwargs",
-    "siblings": None,
-    # of the server, not of a request
-    **dict.fromkeys(("template", "template_file", "reasoning_budget_message", "forget")),
-}
-"""Fields of a request by the options of the table that they set, where the names differ."""
-
-_FLAG: Final = re.compile(r"(?<![\w'\"-])--?[a-z][a-z-]*(?![\w-])")
-
-
-def in_fields(message: str, param: str | None) -> str:
-    """Return the message of an error with the fields of a request in the place of the command line's flags.
-
-    Flags of the server itself, such as ``--max-n``, stay: they say the way out to whoever starts it.
-
-    Args:
-        message: of an error, in which options are called what the command line calls them; see
-            :func:`paceline.options.in_flags`.
-        param: the field that is at fault, under the name that the request has for it.
-    """
-
-    def field_of(match: re.Match[str]) -> str:
-        names = _fields_by_flag().get(match.group())
-        if names is None:
-            return match.group()
-        alike = match.group().lstrip("-").replace("-", "_")
-        return next((name for name in (param, alike) if name in names), names[0])
-
-    return _FLAG.sub(field_of, message)
-
-
-@functools.cache
-def _fields_by_flag() -> Mapping[str, tuple[str, ...]]:
-    """Return the names that a request has for what a flag of the command line sets."""
-    found: dict[str, tuple[str, ...]] = {}
-    for part in (*REQUEST_PARTS, ChatParams, FixedPolicy):
-        for field in fields_of(part):
-            names = (_OTHER_NAMES[field.name],) if field.name in _OTHER_NAMES else field.json_names
-            if part in (SpeculationParams, FixedPolicy) and field.name not in _OTHER_NAMES:
-                names = tuple(f"speculative.{name}" for name in names)
-            found |= {flag: tuple(filter(None, names)) for flag in field.option.flags if any(names)}
-    return found

@@ -1,25 +1,31 @@
-"""What a request asks for: its fields, read into the options of a call and into how its answer is sent."""
+"""What a request asks for: its fields, read into the options of a call and into how its answer is sent.
+
+What the answer is to keep to comes in the fields of OpenAI's API, llama-server's and vLLM's, and ``logit_bias`` as an
+object or as a list of pairs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from paceline.api import GenerateOptions
+from paceline.constraints import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source
 from paceline.core.constraint import Constraint
-from paceline.core.errors import InputError
+from paceline.core.errors import ConstraintError, InputError
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
 from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams, read_seed
 from paceline.options import REQUEST_PARTS
-from paceline.serving.biases import read_biases
-from paceline.serving.bodies import ChatBody, CompletionBody, Speculative, whole_of
-from paceline.serving.chats import further_settings
-from paceline.serving.constraints import Named, read_constraint
-from paceline.serving.fields import FieldError, check_known, unknown_within
+from paceline.serving.chat_request import OfferedTools, further_settings, read_tools
+from paceline.serving.errors import FieldError
+from paceline.serving.fields import Named, check_known, unknown_within
+from paceline.serving.schema import MOST_TEXTS, ChatBody, CompletionBody, Speculative, whole_of
 from paceline.serving.settings import ServerOptions
-from paceline.serving.tools import OfferedTools, read_tools
 
 Api: TypeAlias = Literal["native", "completions", "chat"]
 """Whose fields a request has: llama-server's ``/completion``, or OpenAI's completions or chat completions."""
@@ -387,3 +393,167 @@ def _num_logprobs(given: Mapping[str, Any], api: Api) -> int | None:
 def _most_predict_s(given: Mapping[str, Any]) -> float | None:
     value = given.get("t_max_predict_ms")
     return value / 1000.0 if value is not None and value > 0 else None
+
+
+_ID: Final = re.compile("-?[0-9]{1,18}")
+"""A text that is a token's id: longer ones than any id are texts to be biased, as all others."""
+
+
+def read_biases(given: Any) -> tuple[dict[int, float], tuple[tuple[str, float], ...]]:
+    """Return biases of token ids, and those of texts, which the tokenizer has to read.
+
+    Args:
+        given: as it was sent; ``None`` for none.
+
+    Raises:
+        FieldError: it has another form.
+    """
+    ids: dict[int, float] = {}
+    texts: list[tuple[str, float]] = []
+    for token, bias in _pairs(given):
+        if bias is not False and (isinstance(bias, bool) or not isinstance(bias, int | float)):
+            raise FieldError(
+                "logit_bias", f"logit_bias has {shown(bias)} for {shown(token)}: give a number, or false to ban it"
+            )
+        value = -math.inf if bias is False else float(bias)
+        if isinstance(token, str) and not _ID.fullmatch(token):
+            texts.append((token, value))
+            if len(texts) > MOST_TEXTS:
+                raise FieldError(
+                    "logit_bias", f"logit_bias has more than {MOST_TEXTS} texts: give token ids, or fewer texts"
+                )
+        else:
+            ids[int(token)] = value
+    return ids, tuple(texts)
+
+
+def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(given, Mapping):
+        yield from given.items()
+        return
+    if given is not None and not isinstance(given, list):
+        raise _wrong(given)
+    for pair in given or ():
+        if not isinstance(pair, list) or len(pair) != 2 or not _is_token(whole_of(pair[0])):
+            raise _wrong(pair)
+        yield whole_of(pair[0]), pair[1]
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _wrong(found: Any) -> FieldError:
+    return FieldError(
+        "logit_bias",
+        f"logit_bias has {shown(found)}: give an object of biases by token id or text, or a list of such pairs",
+    )
+
+
+def read_constraint(given: Mapping[str, Any]) -> Named | None:
+    """Return what the answer to a request is to keep to, if to anything.
+
+    Args:
+        given: fields of the request that are not ``None``.
+
+    Raises:
+        FieldError: a field cannot be used, or several say it.
+    """
+    found = list(_all_of(given))
+    if len(found) > 1:
+        first, second = found[0].field, found[1].field
+        raise FieldError(second, f"{first} and {second} both say what the answer is to keep to: leave one of them out")
+    return found[0] if found else None
+
+
+def _all_of(given: Mapping[str, Any]) -> Iterator[Named]:
+    if "response_format" in given:
+        source = _response_format(given["response_format"])
+        if source is not None:
+            yield Named("response_format", source)
+    for name, make in _FIELDS.items():
+        if name in given and given[name] != "":
+            yield Named(name, _made(name, make, given[name]))
+    outputs = given.get("structured_outputs", {})
+    for key, make in _OUTPUTS.items():
+        if outputs.get(key) not in (None, False, ""):
+            field = f"structured_outputs.{key}"
+            yield Named(field, _made(field, make, outputs[key]))
+
+
+def _response_format(given: Mapping[str, Any]) -> Source | None:
+    has_schema = any(given.get(name) is not None for name in ("schema", "json_schema"))
+    kind = given.get("type", "text")
+    # A schema that is not read is not what the client thinks.
+    if has_schema and (kind in ("text", None) or (kind == "json_object" and given.get("schema") is None)):
+        has = f"type {shown(kind)}" if "type" in given else "no type"
+        raise FieldError("response_format", f'response_format has {has} and a schema: give it the type "json_schema"')
+    if kind in ("text", None):
+        return None
+    schema, strict = given.get("schema"), True
+    if kind == "json_schema":
+        described = given.get("json_schema")
+        if isinstance(described, dict):
+            schema = described.get("schema", schema)
+            # OpenAI's API promises nothing of a schema that is not strict. Only who says so is taken at that word.
+            strict = described.get("strict") is not False
+        if schema is None:
+            raise FieldError(
+                "response_format",
+                'response_format of type "json_schema" has no schema: put it in response_format.json_schema.schema',
+            )
+    elif kind != "json_object":
+        raise FieldError(
+            "response_format", f'response_format has type {shown(kind)}: give "text", "json_object" or "json_schema"'
+        )
+    return JsonObject() if schema is None else _made("response_format", partial(JsonSchema, strict=strict), schema)
+
+
+def _made(field: str, make: Callable[[Any], Source], value: Any) -> Source:
+    try:
+        return make(value)
+    except ConstraintError as error:
+        raise FieldError(field, str(error)) from None
+
+
+def _schema_of(value: Any) -> Source:
+    if not isinstance(value, dict | bool | str):
+        raise ConstraintError(f"the JSON schema is {shown(value)}: give an object")
+    return JsonSchema(value)
+
+
+def _text_of(make: Callable[[str], Source]) -> Callable[[Any], Source]:
+    def made(value: Any) -> Source:
+        if not isinstance(value, str):
+            raise ConstraintError(f"{shown(value)} is no text: give one")
+        return make(value)
+
+    return made
+
+
+def _choice_of(value: Any) -> Source:
+    if not (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):
+        raise ConstraintError(f"{shown(value)} is no list of texts: give one text or more")
+    return Choice(value)
+
+
+def _grammar_of(value: Any) -> Source:
+    """Read a grammar in either notation, as vLLM does: Lark's rules have a colon, and GBNF's ``::=``."""
+    return _text_of(Gbnf if isinstance(value, str) and "::=" in value else Lark)(value)
+
+
+_FIELDS: Final[Mapping[str, Callable[[Any], Source]]] = {
+    "json_schema": _schema_of,
+    "grammar": _text_of(Gbnf),
+    "guided_json": _schema_of,
+    "guided_regex": _text_of(Regex),
+    "guided_choice": _choice_of,
+    "guided_grammar": _grammar_of,
+}
+_OUTPUTS: Final[Mapping[str, Callable[[Any], Source]]] = {
+    "json": _schema_of,
+    "json_object": lambda value: JsonObject(),
+    "regex": _text_of(Regex),
+    "choice": _choice_of,
+    "grammar": _grammar_of,
+}

@@ -4,12 +4,113 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
+import secrets
 import select
 import sys
 from collections.abc import Iterator
 from typing import Final, TextIO
 
-from paceline.serving.security.access_log import LOGGER as ACCESS
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.core.clock import Clock, WallClock
+from paceline.serving.errors import LONGEST_SHOWN, header, state_of
+from paceline.terminal_text import printable_line
+
+_REQUEST_ID: Final = "request_id"
+_SANE_ID: Final = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")
+_FIXED: Final = (
+    # A text that the model wrote is never taken for a page or a script.
+    (b"x-content-type-options", b"nosniff"),
+    # No page of another origin can load an answer as an image or a script. Pages that CORS allows are not affected.
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class AnswerHeaders:
+    """Names each request by an id: the client's own where that is a short plain word, else a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Put the headers in front of an application."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on, and name its answer."""
+        given = header(scope, b"x-request-id") or ""
+        request_id = given if _SANE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        state_of(scope)[_REQUEST_ID] = request_id
+        added = [(b"x-request-id", request_id.encode()), *_FIXED]
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        await self._app(scope, receive, send_named)
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the id of a request, which its answer has as ``x-request-id``."""
+    request_id: str = state_of(scope)[_REQUEST_ID]
+    return request_id
+
+
+LOGGER: Final = logging.getLogger("paceline.serving.access")
+"""Takes a line for each request: at level INFO, or DEBUG for paths that are asked for all the time."""
+CLIENT_LEFT: Final = 499
+"""Logged and counted, never sent: the client left before there was an answer."""
+
+
+class AccessLog:
+    """Logs method, path, status, seconds until the answer's end, and the request's id.
+
+    The query string is left out: keys and prompts may be in it.
+    """
+
+    def __init__(self, app: ASGIApp, *, quiet_paths: frozenset[str], clock: Clock | None = None) -> None:
+        """Put the log in front of an application.
+
+        Args:
+            app: the application.
+            quiet_paths: are logged at level DEBUG.
+            clock: gives the seconds; by default the machine's.
+        """
+        self._app = app
+        self._quiet_paths = quiet_paths
+        self._clock = clock or WallClock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on, and log it at its end."""
+        started_s = self._clock.now_s()
+        status = CLIENT_LEFT
+        complete = False
+
+        async def send_watched(message: Message) -> None:
+            nonlocal status, complete
+            await send(message)
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif not message.get("more_body", False):
+                complete = True
+
+        try:
+            await self._app(scope, receive, send_watched)
+        except Exception:
+            status = 500 if status == CLIENT_LEFT else status
+            raise
+        finally:
+            level = logging.DEBUG if scope["path"] in self._quiet_paths else logging.INFO
+            LOGGER.log(
+                level,
+                "%s %s %d %.3f s %s%s",
+                printable_line(scope["method"])[:LONGEST_SHOWN],
+                printable_line(scope["path"])[:LONGEST_SHOWN],
+                status,
+                self._clock.now_s() - started_s,
+                request_id_of(scope),
+                "" if complete else " (no end)",
+            )
+
 
 _MOST: Final = 3
 """Lines of one kind in a second. What a client brings about again and again would fill the disk."""
@@ -32,7 +133,7 @@ class AtMostAFew(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is written; it says in ``left_out`` how many were not."""
         record.left_out = ""
-        if record.name == ACCESS.name:
+        if record.name == LOGGER.name:
             return True
         kind = self._kinds.setdefault((record.pathname, record.lineno), _Kind())
         if not 0 <= record.created - kind.began_s < 1:

@@ -1,18 +1,324 @@
-"""What a completion may have as ``prompt``, as token ids.
+"""Prompts of requests, as token ids: read by the tokenizer or by the model's chat template.
 
-One prompt is a text, token ids, both mixed, or an object with a ``prompt_string``; several are a list of these, which
-is told from one by having no number of its own. So it is in llama-server.
+One prompt of a completion is a text, token ids, both mixed, or an object with a ``prompt_string``; several are a list
+of these, which is told from one by having no number of its own. So it is in llama-server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+import codecs
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
 
+from paceline.chat.call_reading import with_marks_kept
+from paceline.chat.params import ChatParams
+from paceline.chat.prompts import ChatPrompt
+from paceline.chat.template import ChatTemplate
+from paceline.chat.tool_calls.response_parser import load_template
+from paceline.constraints import JsonSchema
+from paceline.constraints.unsupported_keywords import named_places
+from paceline.core.constraint import Constraint
+from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.core.numbers import shown
 from paceline.engines.base import Vocabulary
-from paceline.serving.bodies import MOST_TEXTS
-from paceline.serving.fields import FieldError
+from paceline.serving.answering import PreparedPrompt
+from paceline.serving.chat_request import (
+    OfferedTools,
+    call_format_of,
+    calls_to_keep_to,
+    chat_params_of,
+    followed,
+    told_tools,
+)
+from paceline.serving.errors import FieldError
+from paceline.serving.fields import Named
+from paceline.serving.generation_request import GenerationRequest
+from paceline.serving.model_host import ModelHost, ServedModel
+from paceline.serving.schema import MOST_TEXTS, ChatBody, TemplateBody
+from paceline.serving.work import Kind, Share
+from paceline.vocabularies.length import most_tokens
+
+
+async def prepare_completions(
+    host: ModelHost, share: Share, kind: Kind, prompt: Any, *, num_choices: int, most: int
+) -> list[PreparedPrompt]:
+    """Return the prompts of a completion.
+
+    Control tokens that the text of a prompt spells are control tokens, as in llama-server: whoever completes texts
+    writes templates by hand.
+
+    Args:
+        host: has the model.
+        share: does the work.
+        kind: of the work.
+        prompt: the field ``prompt`` of the request.
+        num_choices: answers to each prompt.
+        most: answers that one request may have, to all prompts together.
+
+    Raises:
+        FieldError: it cannot be used.
+        ContextLengthError: it leaves no room for an answer.
+    """
+    served = host.served
+    vocabulary = served.model.target.vocabulary
+
+    def read() -> list[PreparedPrompt]:
+        found = []
+        for parts in read_prompts(prompt, num_choices=num_choices, most=most):
+            _check_least(parts, vocabulary, served.context_length)
+            token_ids = encode(parts, vocabulary, add_special=True, parse_special=True)
+            check_ids(token_ids, vocabulary, "prompt")
+            if not token_ids:
+                raise FieldError("prompt", "the prompt is empty: give at least one token to go on from")
+            check_length(len(token_ids), served.context_length)
+            found.append(PreparedPrompt(token_ids, text_of(token_ids, vocabulary)))
+        return found
+
+    return await share.offload(kind, read)
+
+
+async def prepare_chat(
+    host: ModelHost,
+    share: Share,
+    kind: Kind,
+    body: ChatBody | TemplateBody,
+    *,
+    max_tokens: int | None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    offered: OfferedTools | None = None,
+) -> PreparedPrompt:
+    """Return the prompt of a conversation.
+
+    Args:
+        host: has the model.
+        share: does the work.
+        kind: of the work.
+        body: of the request.
+        max_tokens: most tokens that the answer may have.
+        tools: functions that the template may describe.
+        offered: those of them that may be called, which are read out of the answer.
+
+    Raises:
+        FieldError: the conversation, a tool or an option cannot be used.
+        CapabilityError: the model has no chat template.
+        ContextLengthError: it leaves no room for an answer.
+    """
+    served = host.served
+    params, _ = chat_params_of(body, served.chat)
+    if served.template is None:
+        raise CapabilityError(
+            f"{served.id} has no chat template, as models have none that only continue texts: use /v1/completions, or "
+            "start the server with --chat-template-file"
+        )
+    try:
+        chat, warnings = await share.offload(kind, lambda: _written(served, body, tools, max_tokens))
+    except ContextLengthError as error:
+        if error.num_tokens is None:
+            raise
+        raise too_long(error.num_tokens, served.context_length, is_least=error.is_least) from None
+    except InputError as error:
+        if type(error) is not InputError:
+            raise
+        name = await share.offload(kind, lambda: _at_fault(served, body, tools, max_tokens))
+        raise FieldError(name, str(error)) from None
+    prompt = PreparedPrompt(
+        chat.token_ids,
+        chat.text,
+        options=chat.options,
+        chat=chat,
+        reasoning_format=params.reasoning_format,
+        warnings=warnings,
+    )
+    call_format = call_format_of(offered, served.call_format)
+    if call_format is None or offered is None:
+        return prompt
+    # The library that reads calls takes a second to import.
+    await share.offload(Kind.UPKEEP, lambda: load_template(call_format.template, call_format.name))
+    options = with_marks_kept(chat.options, call_format, served.model.target.vocabulary)
+    return replace(prompt, options=options, call_format=call_format, tools=offered)
+
+
+def _written(
+    served: ServedModel,
+    body: ChatBody | TemplateBody,
+    tools: Sequence[Mapping[str, Any]] | None,
+    max_tokens: int | None,
+) -> tuple[ChatPrompt, tuple[str, ...]]:
+    """Return what a conversation comes to, and what the client ought to know of how it was written."""
+    template = served.template
+    assert template is not None
+    asked, names = chat_params_of(body, served.chat)
+    params, warnings = followed(asked, names, template)
+    told = told_tools(tools)
+    variables = {**_usual_variables(template, params, told), **params.template_variables}
+    params = replace(params, template_variables=variables)
+    chat = served.model.chat_prompt(body.messages, tools=told, chat=params, max_tokens=max_tokens)
+    return chat, warnings
+
+
+def _at_fault(
+    served: ServedModel,
+    body: ChatBody | TemplateBody,
+    tools: Sequence[Mapping[str, Any]] | None,
+    max_tokens: int | None,
+) -> str:
+    """Return the name of the field without which a refused conversation can be used; else that of the messages."""
+    for name in ("continue_final_message", "add_generation_prompt", "chat_template_kwargs", "tools"):
+        if getattr(body, name) is None:
+            continue
+        others = body.model_copy(update={name: None})
+        try:
+            _written(served, others, None if name == "tools" else tools, max_tokens)
+        except InputError:
+            continue
+        return name
+    return "messages"
+
+
+def _usual_variables(
+    template: ChatTemplate, params: ChatParams, tools: Sequence[Mapping[str, Any]] | None
+) -> dict[str, Any]:
+    """Return variables that llama-server gives templates that know them, and transformers does not.
+
+    Args:
+        template: of the model.
+        params: how the conversation is written; who switches reasoning is not overruled.
+        tools: functions that the template may describe.
+    """
+    today = datetime.date.today()
+    usual: dict[str, Any] = {
+        "date_string": today.strftime("%d %b %Y"),
+        "datetime": today.strftime("%b %d %Y"),
+        "functions": json.dumps(list(tools), indent=2) if tools else "",
+    }
+    if params.reasoning == "auto":
+        usual["enable_thinking"] = True
+    return {name: value for name, value in usual.items() if name in template.variables}
+
+
+async def with_bias(host: ModelHost, share: Share, kind: Kind, request: GenerationRequest) -> GenerationRequest:
+    """Return what is asked for, with biases of texts as those of their tokens, and end tokens banned if that is asked.
+
+    Args:
+        host: has the model.
+        share: does the work.
+        kind: of the work.
+        request: what a request asks for.
+    """
+    vocabulary = host.served.model.target.vocabulary
+    given = request.options.get("logit_bias") or {}
+
+    def read() -> dict[int, float]:
+        biases = dict(given)
+        for text, bias in request.bias_texts:
+            biases.update(dict.fromkeys(vocabulary.tokenize(text, add_special=False), bias))
+        if request.options.get("ignore_end"):
+            # The model says something else in their place, as under llama-server, instead of going on behind them.
+            biases.update(dict.fromkeys(sorted(vocabulary.end_ids), float("-inf")))
+        unknown = next((token_id for token_id in biases if not 0 <= token_id < vocabulary.size), None)
+        if unknown is not None:
+            raise FieldError("logit_bias", f"token id {unknown} is not in the vocabulary of {vocabulary.size}")
+        return biases
+
+    biases = await share.offload(kind, read, num_items=None if request.bias_texts else len(given))
+    return replace(request, options={**request.options, "logit_bias": biases}) if biases else request
+
+
+async def with_constraint(host: ModelHost, share: Share, request: GenerationRequest) -> GenerationRequest:
+    """Return what is asked for, with what the answer is to keep to compiled for the model.
+
+    Raises:
+        FieldError: it cannot be used.
+    """
+    served, named = host.served, request.named
+    constraint = None
+    if named is not None:
+        constraint, request = await _compiled(host, share, request, named), await _warned(share, request, named)
+    if request.tools is not None:
+        call_format = call_format_of(request.tools, served.call_format)
+        # Large schemas take a while.
+        tools, vocabulary = request.tools, served.model.target.vocabulary
+        with_calls = await share.offload(
+            Kind.COMPILING, lambda: calls_to_keep_to(tools, named, call_format, vocabulary)
+        )
+        if with_calls is not None and with_calls != named:
+            named, constraint = with_calls, await _compiled(host, share, request, with_calls)
+            request = await _warned_of_tools(share, request, tools)
+    return request if constraint is None else replace(request, named=named, constraint=constraint)
+
+
+async def _compiled(host: ModelHost, share: Share, request: GenerationRequest, named: Named) -> Constraint:
+    try:
+        model, salt = host.served.model, request.cache_salt
+        return await share.offload(Kind.COMPILING, lambda: model.compile(named.source, namespace=share.key, salt=salt))
+    except ConstraintError as error:
+        raise FieldError(named.field, str(error)) from None
+
+
+async def _warned(share: Share, request: GenerationRequest, named: Named) -> GenerationRequest:
+    """Say what of a schema nothing keeps the answer to."""
+    source = named.source
+    if not isinstance(source, JsonSchema):
+        return request
+    places = await share.offload(Kind.COMPILING, lambda: source.unenforced)
+    if not places:
+        return request
+    warning = f"{named.field} is not strict, and nothing keeps the answer to {named_places(places)}: check it"
+    return replace(request, warnings=(*request.warnings, warning))
+
+
+async def _warned_of_tools(share: Share, request: GenerationRequest, tools: OfferedTools) -> GenerationRequest:
+    """Say what of the parameters of functions that are not strict nothing keeps calls to."""
+
+    def read() -> list[str]:
+        found = []
+        for tool in tools.tools:
+            function = tool["function"]
+            if function.get("strict") or tools.only not in ("", function["name"]):
+                continue
+            if places := JsonSchema(function.get("parameters") or {}, strict=False).unenforced:
+                found.append(
+                    f"function {function['name']} is not strict, and nothing keeps its arguments to "
+                    f"{named_places(places)}: check them"
+                )
+        return found
+
+    return replace(request, warnings=(*request.warnings, *await share.offload(Kind.COMPILING, read)))
+
+
+def check_length(num_tokens: int, context_length: int) -> None:
+    """Refuse a prompt that leaves no room for an answer.
+
+    Raises:
+        ContextLengthError: it is too long.
+    """
+    if num_tokens >= context_length:
+        raise too_long(num_tokens, context_length)
+
+
+def _check_least(parts: Sequence[TextOrId], vocabulary: Vocabulary, context_length: int) -> None:
+    """Refuse a prompt that is too long by its bytes, before it is read, which takes seconds.
+
+    Raises:
+        ContextLengthError: it is too long.
+    """
+    if sum(most_tokens(part) if isinstance(part, str) else 1 for part in parts) < context_length:
+        return
+    least = sum(vocabulary.fewest_tokens(part) if isinstance(part, str) else 1 for part in parts)
+    if least >= context_length:
+        raise too_long(least, context_length, is_least=True)
+
+
+def too_long(num_tokens: int, context_length: int, *, is_least: bool = False) -> ContextLengthError:
+    """Return the error of a prompt that is too long, in the words that clients of llama-server look for."""
+    return ContextLengthError(
+        f"request ({'at least ' if is_least else ''}{num_tokens} tokens) exceeds the available context size "
+        f"({context_length} tokens): shorten it, or start the server with a larger context (-c)"
+    ).sized(num_tokens, context_length, is_least=is_least)
+
 
 TextOrId: TypeAlias = str | int
 
@@ -90,3 +396,54 @@ def _one(prompt: Any) -> list[TextOrId]:
 
 def _is_id(item: Any) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
+
+
+_NONE: Final = object()
+
+AT_ONCE: Final = 1 << 12
+"""Tokens that are spelled or written at once: no other thread runs meanwhile, for about a millisecond."""
+
+
+def text_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
+    """Return the text of tokens, control tokens spelled out; bytes that are no character become U+FFFD."""
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    texts = [
+        decode(b"".join(piece_of(token_id, vocabulary) for token_id in token_ids[start : start + AT_ONCE]))
+        for start in range(0, len(token_ids), AT_ONCE)
+    ]
+    return "".join([*texts, decode(b"", True)])
+
+
+def piece_of(token_id: int, vocabulary: Vocabulary) -> bytes:
+    """Return what a token adds to a text, or the name of a control token."""
+    return vocabulary.token_bytes(token_id) or vocabulary.token_spelling(token_id) or b""
+
+
+def read_ids(given: Any, name: str) -> list[int]:
+    """Return token ids as a request has them, where 3.0 is 3: clients written in JavaScript have one kind of number.
+
+    Args:
+        given: a field of the request.
+        name: of the field.
+
+    Raises:
+        FieldError: it is something else.
+    """
+    if not isinstance(given, list):
+        raise FieldError(name, f"{name} is {shown(given)}: give a list of token ids")
+    token_ids = [int(item) if isinstance(item, float) and item.is_integer() else item for item in given]
+    wrong = next((item for item in token_ids if not isinstance(item, int) or isinstance(item, bool)), _NONE)
+    if wrong is not _NONE:
+        raise FieldError(name, f"{name} has {shown(wrong)}: give token ids alone")
+    return token_ids
+
+
+def check_ids(token_ids: Sequence[int], vocabulary: Vocabulary, name: str) -> None:
+    """Refuse ids that the vocabulary does not have.
+
+    Raises:
+        FieldError: one of them is unknown.
+    """
+    for token_id in token_ids:
+        if not 0 <= token_id < vocabulary.size:
+            raise FieldError(name, f"token id {shown(token_id)} is not in the vocabulary of {vocabulary.size}")

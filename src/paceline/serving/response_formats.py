@@ -19,10 +19,10 @@ from paceline.core.logprobs import TokenLogprob
 from paceline.core.stats import RequestStats
 from paceline.engines.base import Vocabulary
 from paceline.serving.answering import Answer, Choice, Ended, Event, Part, Progress, Round, Said
-from paceline.serving.hosting import BUILD
-from paceline.serving.request_settings import settings_of, shown_biases
+from paceline.serving.model_host import BUILD
+from paceline.serving.prompts import piece_of
+from paceline.serving.props import settings_of, shown_biases
 from paceline.serving.timings import metrics_of, round_of, speculation_of, timings_of, usage_of
-from paceline.serving.token_texts import piece_of
 
 
 class ResponseFormatter(Protocol):

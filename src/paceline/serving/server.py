@@ -1,11 +1,15 @@
-"""What answers requests once they are read: the model, the places of answers, what is counted, and how it ends."""
+"""What answers requests once they are read: the model, the places of answers, what is counted, and how it ends.
+
+The engine knows no places, which llama-server's ``/slots`` shows. A choice gets the lowest free one when it starts, and
+leaves what it did there to be seen: the figures alone, as the answer itself may be long.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,13 +17,15 @@ from starlette.responses import Response
 from paceline.core.errors import InputError, QueueFullError
 from paceline.core.params import MAX_TOKENS
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, Said
-from paceline.serving.disconnects import cancel_on_disconnect
-from paceline.serving.errors import RefusedError, error_of
-from paceline.serving.event_stream import EventStream, PieceByPiece
-from paceline.serving.fields import FieldError
+from paceline.serving.auth import namespace_of
+from paceline.serving.errors import FieldError, RefusedError, error_of
+from paceline.serving.event_stream import EventStream, PieceByPiece, cancel_on_disconnect
 from paceline.serving.generation_request import Api, GenerationRequest, at_fault
-from paceline.serving.hosting import ModelHost, ServedModel
-from paceline.serving.metrics import ServerLoad, ServerMetrics
+from paceline.serving.limits import Shares
+from paceline.serving.metric_totals import ServerLoad
+from paceline.serving.metrics import ServerMetrics
+from paceline.serving.model_host import ModelHost, ServedModel
+from paceline.serving.props import short_settings_of
 from paceline.serving.response_formats import (
     ChatFormatter,
     CompletionFormatter,
@@ -29,10 +35,7 @@ from paceline.serving.response_formats import (
     pieces_of,
     to_json,
 )
-from paceline.serving.security import namespace_of
 from paceline.serving.settings import ServerOptions
-from paceline.serving.shares import Shares
-from paceline.serving.slots import SlotBoard
 from paceline.serving.work import MOST_AT_ONCE, Kind, Share, Work
 
 _WHOLE_ROUNDS: Final = 16
@@ -316,3 +319,104 @@ def _check_whole(answer: Answer) -> None:
         choice.finish_reason == "cancelled" and not choice.timed_out for choice in answer.choices
     ):
         raise RefusedError(503, "unavailable_error", "the server is ending, and the answer is not complete: ask again")
+
+
+class SlotBoard:
+    """The places of a server, and all answers under way, those that wait among them.
+
+    Args:
+        served: the model.
+    """
+
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+        self._latest: list[tuple[int, Answer, Choice] | None] = [None] * served.max_running
+        # Of places whose latest answer is over: whose it was, and what is known of it.
+        self._past: list[tuple[str, dict[str, Any]] | None] = [None] * served.max_running
+        self._answers: dict[str, Answer] = {}
+        self._tasks = 0
+
+    @property
+    def answers(self) -> list[Answer]:
+        """All answers under way."""
+        return list(self._answers.values())
+
+    def answer(self, answer_id: str, client: str) -> Answer | None:
+        """Return the answer of a client that is under way and has this id."""
+        answer = self._answers.get(answer_id)
+        return answer if answer is not None and answer.client == client else None
+
+    def add(self, answer: Answer) -> None:
+        """Take note of an answer that was taken."""
+        self._answers[answer.id] = answer
+
+    def started(self, answer: Answer, choice: Choice) -> None:
+        """Give a choice that has started, and has no place yet, one that is free."""
+        free = next((number for number in range(len(self._latest)) if not self._is_busy(number)), None)
+        if free is not None:
+            self._tasks += 1
+            choice.slot = free
+            self._latest[free] = (self._tasks, answer, choice)
+
+    def remove(self, answer: Answer) -> None:
+        """Take note of an answer that is over."""
+        self._answers.pop(answer.id, None)
+        for number, latest in enumerate(self._latest):
+            if latest is not None and latest[1] is answer:
+                self._past[number] = (answer.client, self._facts(number))
+                self._latest[number] = None
+
+    @property
+    def num_busy(self) -> int:
+        """Places in use."""
+        return sum(self._is_busy(number) for number in range(len(self._latest)))
+
+    def facts(self, client: str) -> list[dict[str, Any]]:
+        """Return what a client may know of each place: of answers to others how much they say, not what they ask."""
+        found = []
+        for number, (latest, past) in enumerate(zip(self._latest, self._past, strict=True)):
+            facts = self._facts(number)
+            owner = latest[1].client if latest is not None else past[0] if past is not None else client
+            if owner != client:
+                del facts["params"]
+            found.append(facts)
+        return found
+
+    def _is_busy(self, number: int) -> bool:
+        latest = self._latest[number]
+        return latest is not None and not latest[2].stream.is_over
+
+    def _facts(self, number: int) -> dict[str, Any]:
+        served, busy = self._served, self._is_busy(number)
+        facts: dict[str, Any] = {
+            "id": number,
+            "n_ctx": served.context_length,
+            "speculative": bool(served.drafters),
+            "is_processing": busy,
+        }
+        latest = self._latest[number]
+        if latest is None:
+            past = self._past[number]
+            return facts if past is None else past[1].copy()
+        task, answer, choice = latest
+        request = choice.stream.request
+        # What is not streamed is looked at by several rounds at once, and the engine is ahead.
+        said = choice.num_said if request is None else request.num_output
+        rules = choice.stream.rules
+        left = -1 if not busy else max(rules.max_tokens - said, 0)
+        return {
+            **facts,
+            "id_task": task,
+            "n_prompt_tokens": choice.num_prompt + said,
+            "n_prompt_tokens_processed": 0 if request is None else request.stats.prompt_tokens,
+            "n_prompt_tokens_cache": choice.cached,
+            "params": short_settings_of(choice.stream.params, rules, answer.request, served),
+            "next_token": [
+                {
+                    "has_next_token": busy,
+                    "has_new_line": choice.has_new_line,
+                    "n_remain": left,
+                    "n_decoded": said if busy else 0,
+                }
+            ],
+        }

@@ -9,7 +9,7 @@ from paceline.core.params import SpeculationParams
 from paceline.core.request import Emission
 from paceline.core.stats import OFF_REASONS, RequestStats
 from paceline.engines.base import Vocabulary
-from paceline.serving.token_texts import piece_of
+from paceline.serving.prompts import piece_of
 
 if TYPE_CHECKING:
     from paceline.serving.answering import Choice

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 
 from starlette.types import Scope
 
-from paceline.serving.security import namespace_of
+from paceline.serving.auth import namespace_of
 
 _T = TypeVar("_T")
 

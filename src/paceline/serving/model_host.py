@@ -1,0 +1,175 @@
+"""The model behind a server: loaded while the server answers already, and what is known of the model then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from paceline.api import GenerateOptions, Model
+from paceline.chat.params import ChatParams
+from paceline.chat.template import ChatTemplate
+from paceline.chat.tool_calls.base import ToolCallFormat
+from paceline.chat.tool_calls.own_format import format_of
+from paceline.core.errors import ClosedError, PacelineError
+from paceline.models.description import ModelDescription
+from paceline.options import read_options
+from paceline.planning.registry import check_asked
+from paceline.serving.errors import HostState, NotReadyError
+from paceline.serving.work import in_own_thread
+
+BUILD: Final = "b1-paceline"
+"""``system_fingerprint`` of answers. It begins with ``b`` and a number, which clients of llama-server look for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model and how requests are answered where they do not say it.
+
+    Attributes:
+        model: decodes.
+        about: what its file says of it; ``None`` of a model without a file.
+        names: under which clients know it, in alphabetical order; the first is its id.
+        policy: the name of what decides how much is drafted.
+        template: of conversations; ``None`` of a model that cannot chat.
+        tags: words about it.
+        options: of a request that says nothing else.
+        chat: how conversations are written where a request says nothing else.
+        seed: shown as the default seed; ``None`` where each request draws one.
+    """
+
+    model: Model
+    about: ModelDescription | None
+    names: tuple[str, ...]
+    policy: str = "auto"
+    template: ChatTemplate | None = None
+    tags: tuple[str, ...] = ()
+    options: GenerateOptions = field(default_factory=lambda: GenerateOptions())
+    chat: ChatParams = field(default_factory=lambda: ChatParams(forget=False))
+    seed: int | None = None
+
+    @property
+    def id(self) -> str:
+        """The name that answers have."""
+        return self.names[0]
+
+    @property
+    def call_format(self) -> ToolCallFormat | None:
+        """How the model writes calls of tools; ``None`` where that is not known."""
+        return None if self.template is None else format_of(self.template)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together, of one request."""
+        return self.model.target.capabilities.context_length
+
+    @property
+    def max_running(self) -> int:
+        """Most requests that are answered at once."""
+        return self.model.target.capabilities.max_sequences
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of what drafts."""
+        return tuple(drafter.name for drafter in self.model.drafters)
+
+    def check(self, options: GenerateOptions) -> None:
+        """Refuse options of a call that the model cannot have.
+
+        Raises:
+            InputError: with the value and the way out.
+        """
+        speculation = read_options({**options}, verify=self.model.verify, drafters=self.drafters).speculation
+        check_asked(speculation, self.model.policy, self.drafters)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what llama-server's ``/v1/models`` says of a model's file."""
+        about, vocabulary = self.about, self.model.target.vocabulary
+        return {
+            "vocab_type": {"spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}.get(vocabulary.kind, 0),
+            "n_vocab": vocabulary.size,
+            "n_ctx": self.context_length,
+            "n_ctx_train": (about.context_length if about is not None else None) or self.context_length,
+            "n_embd": (about.width if about is not None else None) or 0,
+            "n_params": (about.num_parameters if about is not None else None) or 0,
+            "size": about.num_bytes if about is not None else 0,
+            "ftype": (about.file_type if about is not None else None) or "",
+        }
+
+
+class ModelHost:
+    """Loads a model in the background, and gives it to whoever asks once it is there.
+
+    All of it belongs to the event loop.
+
+    Args:
+        load: loads the model; called in a thread of its own, told how to report a share of the work, and may raise.
+        on_ready: told of the model once it is there.
+
+    Attributes:
+        state: what has become of the model.
+        started_s: when the server began, in seconds since 1970.
+        share: of the measuring that is done, while that takes place.
+        error: what loading ended by.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Callable[[float], None]], ServedModel],
+        *,
+        on_ready: Callable[[ServedModel], object] | None = None,
+    ) -> None:
+        self._load = load
+        self._on_ready = on_ready
+        self._served: ServedModel | None = None
+        self._given_up = False
+        self.state: HostState = "loading"
+        self.started_s = time.time()
+        self.share: float | None = None
+        self.error: PacelineError | None = None
+
+    @property
+    def served(self) -> ServedModel:
+        """The model, once it is there.
+
+        Raises:
+            NotReadyError: the model is not loaded yet, or not any more.
+        """
+        if self._served is None or self.state != "ready":
+            raise NotReadyError(self.state, self.share)
+        return self._served
+
+    async def load(self) -> None:
+        """Load the model; an error is kept."""
+        try:
+            served = await in_own_thread(lambda: self._load(self._report))
+        except PacelineError as error:
+            if not self._given_up:
+                self.state, self.error = "failed", error
+            return
+        if self._given_up:
+            await in_own_thread(served.model.close)
+            return
+        self._served = served
+        self.state = "ready"
+        if self._on_ready is not None:
+            self._on_ready(served)
+
+    def stop_taking(self) -> None:
+        """Take no more requests; those under way go on."""
+        self._given_up = True
+        if self.state != "failed":
+            self.state = "closing"
+
+    async def close(self) -> None:
+        """End what still runs and free the model."""
+        self.stop_taking()
+        if self._served is not None:
+            await in_own_thread(self._served.model.close)
+
+    def _report(self, share: float) -> None:
+        if self._given_up:
+            # No KeyboardInterrupt, which would end the event loop wherever it is.
+            raise ClosedError("the server ended before its model was loaded")
+        self.share = share

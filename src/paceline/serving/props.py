@@ -1,0 +1,240 @@
+"""What a server says of its model, of itself and of requests: ``/v1/models``, ``/props``, ``generation_settings``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from paceline import __version__
+from paceline.chat.template import ChatTemplate
+from paceline.constraints import Gbnf
+from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules
+from paceline.options import read_options
+from paceline.serving.generation_request import GenerationRequest
+from paceline.serving.model_host import BUILD, ServedModel
+from paceline.serving.prompts import piece_of
+from paceline.serving.settings import ServerOptions
+
+
+def models_of(served: ServedModel, *, created: int) -> dict[str, Any]:
+    """Return the list of models, in OpenAI's form and in Ollama's, as llama-server does.
+
+    Args:
+        served: the model.
+        created: when the server began, in seconds since 1970.
+    """
+    return {
+        "object": "list",
+        "data": [
+            {
+                "id": served.id,
+                "aliases": list(served.names),
+                "tags": list(served.tags),
+                "object": "model",
+                "created": created,
+                "owned_by": "paceline",
+                "meta": served.facts(),
+            }
+        ],
+        "models": [
+            {
+                "name": served.id,
+                "model": served.id,
+                "modified_at": "",
+                "size": "",
+                "digest": "",
+                "type": "model",
+                "description": "",
+                "tags": [""],
+                "capabilities": ["completion"],
+                "parameters": "",
+                "details": {
+                    "parent_model": "",
+                    "format": "gguf",
+                    "family": "",
+                    "families": [""],
+                    "parameter_size": "",
+                    "quantization_level": "",
+                },
+            }
+        ],
+    }
+
+
+def props_of(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
+    """Return what the server is and how it answers where a request says nothing.
+
+    Args:
+        served: the model.
+        options: of the server.
+    """
+    given = {**served.options, **served.model.defaults.left_open(served.options)}
+    request = read_options({name: value for name, value in given.items() if value is not None})
+    params = SamplingParams(**{**_plain(request.params), "seed": served.seed or 0})
+    rules = StopRules(max_tokens=given.get("max_tokens") or MAX_TOKENS)
+    settings = short_settings_of(params, rules, None, served)
+    if served.seed is None:
+        # Each request draws one.
+        settings["seed"] = -1
+    vocabulary = served.model.target.vocabulary
+    ends = sorted(vocabulary.end_ids)
+    opening = vocabulary.tokenize("", add_special=True)
+    target = served.model.target_options
+    return {
+        "default_generation_settings": {"params": settings, "n_ctx": served.context_length},
+        "total_slots": served.max_running,
+        "model_alias": served.id,
+        "model_ftype": served.facts()["ftype"],
+        # The name alone: where files lie on this machine is nobody's business.
+        "model_path": "" if target is None else Path(target.path).name,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "media_marker": "",
+        "endpoint_slots": options.slots,
+        "endpoint_props": False,
+        "endpoint_metrics": options.metrics,
+        "ui": options.ui,
+        "ui_settings": {},
+        "cors_proxy_enabled": False,
+        "chat_template": "" if served.template is None else served.template.source,
+        "chat_template_caps": caps_of(served.template),
+        "bos_token": _spelled(opening[0], served) if opening else "",
+        "eos_token": _spelled(ends[0], served) if ends else "",
+        "build_info": f"{BUILD}-{__version__}",
+        "is_sleeping": False,
+        "speculative": {
+            "drafters": list(served.drafters),
+            "policy": served.policy,
+            "verify": served.model.verify,
+            "reason": None if served.drafters else "no drafters: the server was started without speculation",
+        },
+    }
+
+
+def caps_of(template: ChatTemplate | None) -> dict[str, bool]:
+    """Return what a chat template can write, under llama-server's names."""
+    if template is None:
+        return {}
+    known = template.variables
+    return {
+        "supports_tools": "tools" in known,
+        "supports_tool_calls": "tool_calls" in template.source,
+        "supports_system_role": template.reads_system,
+        "supports_parallel_tool_calls": "tool_calls" in template.source,
+        "supports_string_content": True,
+        "supports_typed_content": template.reads_parts,
+        "supports_object_arguments": False,
+        "supports_preserve_reasoning": "reasoning_content" in template.source,
+        "supports_reasoning_effort": "reasoning_effort" in known,
+    }
+
+
+def _spelled(token_id: int, served: ServedModel) -> str:
+    return piece_of(token_id, served.model.target.vocabulary).decode("utf-8", "replace")
+
+
+def _plain(params: SamplingParams) -> dict[str, Any]:
+    return {name: getattr(params, name) for name in params.__dataclass_fields__}
+
+
+_STEPS: Final = {
+    "penalties": ("penalties", "dry", "top_n_sigma"),
+    "top_k": ("top_k", "typ_p"),
+    "top_p": ("top_p",),
+    "min_p": ("min_p", "xtc"),
+    "temperature": ("temperature",),
+}
+"""Where llama-server's chain has our steps, with those behind them that are switched off."""
+
+_SWITCHED_OFF: Final[dict[str, Any]] = {
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "typical_p": 1.0,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": 64,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+    "n_keep": 0,
+    "n_discard": 0,
+    "min_keep": 0,
+    "backend_sampling": False,
+    "lora": [],
+}
+"""Fields of what is not built, with the values by which it is switched off."""
+
+
+def settings_of(
+    params: SamplingParams, rules: StopRules, request: GenerationRequest, served: ServedModel
+) -> dict[str, Any]:
+    """Return how an answer was sampled, but for the biases, of which there may be many.
+
+    Args:
+        params: how tokens are sampled.
+        rules: when the answer ends.
+        request: the request.
+        served: the model.
+    """
+    return {
+        **short_settings_of(params, rules, request, served),
+        "dry_sequence_breakers": ["\n", ":", '"', "*"],
+        "stop": list(rules.stop),
+        "logit_bias": [],
+        "grammar": request.named.source.text if request.named and isinstance(request.named.source, Gbnf) else "",
+        "grammar_lazy": False,
+        "grammar_triggers": [],
+        "preserved_tokens": list(rules.preserved_ids),
+    }
+
+
+def shown_biases(biases: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+    """Return biases as ``generation_settings`` have them."""
+    # JSON has no infinity.
+    return [{"token": token_id, "bias": None if bias == -math.inf else bias} for token_id, bias in biases]
+
+
+def short_settings_of(
+    params: SamplingParams, rules: StopRules, request: GenerationRequest | None, served: ServedModel
+) -> dict[str, Any]:
+    """Return how an answer is sampled, without what may be long or private; as ``/slots`` and ``/props`` have it."""
+    length = -1 if rules.max_tokens == MAX_TOKENS else rules.max_tokens
+    speculates = request is None or request.options.get("speculate") is not False
+    named = served.drafters if request is None else request.options.get("drafters") or served.drafters
+    speculative = (",".join(named) if speculates else "") or "none"
+    return {
+        "seed": params.seed,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_last_n": params.penalty_last_n,
+        "repeat_penalty": params.repeat_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        **_SWITCHED_OFF,
+        "max_tokens": length,
+        "n_predict": length,
+        "ignore_eos": rules.ignore_end,
+        "stream": request is not None and request.stream,
+        "n_probs": 0 if request is None else request.num_logprobs or 0,
+        "chat_format": "Content-only",
+        "reasoning_format": "none" if request is None else request.reasoning_format,
+        "reasoning_in_content": False,
+        "generation_prompt": "",
+        "samplers": _chain_of(params) if request is None or request.samplers is None else list(request.samplers),
+        "speculative.types": speculative,
+        "timings_per_token": request is not None and request.timings_per_token,
+        "post_sampling_probs": request is not None and request.post_sampling,
+    }
+
+
+def _chain_of(params: SamplingParams) -> list[str]:
+    return [name for step in params.order for name in _STEPS.get(step, ())]

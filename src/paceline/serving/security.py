@@ -1,0 +1,253 @@
+"""Who may use the server, and the layers that a request passes between the socket and the routes.
+
+::
+
+    socket       uvicorn: TLS, size and time of headers, time to read; who yields where there are too many connections
+      Front           no websockets
+      AnswerHeaders   id of the request, nosniff
+      AccessLog       one line for each request, refused ones included
+      Cors            preflights; which pages may read answers and refusals
+      HostCheck       names of this server
+      OriginCheck     no foreign pages
+      KeyCheck        API keys; namespace of the request
+      BodyReader      size and time of the body, which nobody without a key gets read
+      RequestLimit    how many are under way, bodies on their way not counted
+    routes
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from paceline.core.errors import InputError
+from paceline.serving.auth import ApiKeys, KeyCheck
+from paceline.serving.errors import Refused, tell_refusals
+from paceline.serving.http_protocol import protocol_with_limits
+from paceline.serving.limits import BodyReader, RequestLimit
+from paceline.serving.logs import AccessLog, AnswerHeaders
+from paceline.serving.origins import (
+    ANY_HOST,
+    Cors,
+    CorsPolicy,
+    HostCheck,
+    OriginCheck,
+    host_name,
+    is_loopback,
+    is_socket_path,
+    open_warning,
+    plain_name,
+)
+
+HEALTH_PATHS: Final = frozenset({"/health", "/v1/health"})
+"""Paths that may be read without a key: whatever watches over servers asks here."""
+POLLED_PATHS: Final = HEALTH_PATHS | {"/models", "/v1/models", "/props", "/metrics", "/slots"}
+"""Paths that whatever watches over servers asks for again and again."""
+
+_LIMITS: Final = (
+    "max_body_bytes", "body_timeout_s", "max_header_bytes", "header_timeout_s", "read_timeout_s", "max_connections"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SecuritySettings:
+    """Who may use the server, from where, and how much of it one request may take.
+
+    Attributes:
+        hosts: the addresses that the server listens at; those that end in ``.sock`` are Unix sockets.
+        keys: the API keys; none of them leaves the server open to all that reach it.
+        allowed_hosts: names by which the server may be asked for beyond the loopback's; ``*`` for any. Where some are
+            given, the names are checked at any address and with keys too.
+        cors: which web pages may read answers; by default none.
+        public_paths: may be read without a key.
+        quiet_paths: are logged at level DEBUG.
+        tls: the files of TLS; ``None`` for plain HTTP.
+        max_body_bytes: bytes of a request's body.
+        body_timeout_s: seconds from the end of a request's headers until its body is there.
+        max_header_bytes: bytes of a request's first line and headers, however they arrive.
+        header_timeout_s: seconds until all headers of a request are there.
+        read_timeout_s: seconds until a client has to read what waits for it; it counts as one that left afterwards.
+        max_connections: requests under way at a time, of which each has a connection of its own; further ones get
+            status 503. Of further connections, the longest silent one is closed.
+    """
+
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    keys: ApiKeys = field(default_factory=ApiKeys)
+    allowed_hosts: tuple[str, ...] = ()
+    cors: CorsPolicy = field(default_factory=CorsPolicy)
+    public_paths: frozenset[str] = HEALTH_PATHS
+    quiet_paths: frozenset[str] = POLLED_PATHS
+    tls: TlsFiles | None = None
+    max_body_bytes: int = 16 << 20
+    body_timeout_s: float = 60.0
+    max_header_bytes: int = 16 << 10
+    header_timeout_s: float = 10.0
+    read_timeout_s: float = 60.0
+    max_connections: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in _LIMITS:
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is {getattr(self, name)}: it has to be above 0")
+        for host in self.allowed_hosts:
+            if host != ANY_HOST and host_name(host) != plain_name(host):
+                raise InputError(
+                    f"--allowed-hosts cannot use {host!r}: write a name without port, such as box.lan or [fd00::1]"
+                )
+
+    def warnings(self) -> list[str]:
+        """Return the lines that warn of a server that more can use than one may think."""
+        has_keys = bool(self.keys)
+        found = (open_warning(self.hosts, has_keys), self.cors.warning(has_keys))
+        return [warning for warning in found if warning is not None]
+
+    @property
+    def checks_hosts(self) -> bool:
+        """Whether the ``Host`` of each request is checked."""
+        if self.allowed_hosts:
+            return True
+        listening = [host for host in self.hosts if not is_socket_path(host)]
+        return not self.keys and all(is_loopback(host) for host in listening)
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """A private key and its certificate, which were found to belong together.
+
+    Attributes:
+        key: PEM file of the private key, without a passphrase.
+        certificate: PEM file of the certificate, followed by those that vouch for it.
+    """
+
+    key: Path
+    certificate: Path
+
+    def __post_init__(self) -> None:
+        for option, path in (("--ssl-key-file", self.key), ("--ssl-cert-file", self.certificate)):
+            _check_readable(option, path)
+        _check_pair(self.key, self.certificate)
+
+    @classmethod
+    def from_options(cls, key: Path | None, certificate: Path | None) -> TlsFiles | None:
+        """Return the checked files of ``--ssl-key-file`` and ``--ssl-cert-file``; ``None`` where neither is given.
+
+        Raises:
+            InputError: one is missing, cannot be read or is of another kind, or they do not belong together.
+        """
+        if key is None and certificate is None:
+            return None
+        if certificate is None:
+            raise InputError("--ssl-key-file needs the certificate too: give --ssl-cert-file")
+        if key is None:
+            raise InputError("--ssl-cert-file needs the private key too: give --ssl-key-file")
+        return cls(key, certificate)
+
+
+def _check_readable(option: str, path: Path) -> None:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {option} {path}: {error.strerror}") from None
+    if b"-----BEGIN " not in text:
+        raise InputError(f"{option} {path} is not in PEM form: its text has to have a line '-----BEGIN ...-----'")
+
+
+def _check_pair(key: Path, certificate: Path) -> None:
+    encrypted = False
+
+    def no_passphrase() -> str:
+        # Without this, OpenSSL would ask at the terminal, and a server has nobody to answer.
+        nonlocal encrypted
+        encrypted = True
+        return ""
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, password=no_passphrase)
+    except ssl.SSLError as error:
+        if encrypted:
+            raise InputError(f"--ssl-key-file {key} has a passphrase: write the key to a file without one") from None
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise InputError(f"--ssl-key-file {key} is not the key of --ssl-cert-file {certificate}") from None
+        reason = (error.reason or "not understood").lower().replace("_", " ")
+        raise InputError(
+            f"cannot use --ssl-cert-file {certificate} with --ssl-key-file {key} ({reason}): "
+            "give a certificate and its private key, both in PEM form"
+        ) from None
+
+
+def secured(app: ASGIApp, settings: SecuritySettings, refused: Refused | None = None) -> ASGIApp:
+    """Return an application behind everything that a request has to pass.
+
+    Args:
+        app: the routes.
+        settings: who may use them.
+        refused: hears of each request that no route sees.
+    """
+    routes = app
+    keys_differ = bool(settings.keys)
+    app = RequestLimit(app, most=settings.max_connections, keys_differ=keys_differ)
+    app = BodyReader(
+        app,
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        keys_differ=keys_differ,
+    )
+    app = KeyCheck(app, keys=settings.keys, public_paths=settings.public_paths)
+    if not settings.keys:
+        app = OriginCheck(app, cors=settings.cors)
+    if settings.checks_hosts:
+        app = HostCheck(app, allowed_hosts=settings.allowed_hosts)
+    if settings.cors.origins:
+        app = Cors(app, policy=settings.cors)
+    app = AccessLog(app, quiet_paths=settings.quiet_paths)
+    app = AnswerHeaders(app)
+    return Front(app, lifespan=routes, refused=refused)
+
+
+def socket_options(settings: SecuritySettings) -> dict[str, Any]:
+    """Return what :class:`uvicorn.Config` has to be given beside the application and the address."""
+    options: dict[str, Any] = {
+        "http": protocol_with_limits(settings.max_header_bytes, settings.header_timeout_s, settings.read_timeout_s),
+        "ws": "none",
+        # Of headers the protocol tells first; this is for what else may be incomplete, as trailers.
+        "h11_max_incomplete_event_size": settings.max_header_bytes,
+        # uvicorn's own log has query strings, and with them keys.
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+    }
+    if settings.tls is not None:
+        options |= {"ssl_keyfile": str(settings.tls.key), "ssl_certfile": str(settings.tls.certificate)}
+    return options
+
+
+class Front:
+    """Parts what may come: requests, the server's own start and stop, and websockets, which no check below knows."""
+
+    def __init__(self, app: ASGIApp, *, lifespan: ASGIApp, refused: Refused | None) -> None:
+        """Put the front before an application.
+
+        Args:
+            app: takes requests.
+            lifespan: hears of start and stop.
+            refused: hears of refusals.
+        """
+        self._app = app
+        self._lifespan = lifespan
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is not a websocket."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "this server has no websockets"})
+        elif scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
+        else:
+            if self._refused is not None:
+                tell_refusals(scope, self._refused)
+            await self._app(scope, receive, send)
