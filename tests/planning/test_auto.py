@@ -29,8 +29,8 @@ from paceline.engines.scripted import (
 )
 from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.auto.asking import Asking
-from paceline.planning.auto.known import Knowledge
 from paceline.planning.auto.ledger import Ledger
+from paceline.planning.auto.planner_state import PlannerState
 from paceline.planning.auto.policy import (
     CERTAIN_AFTER,
     FIRST_PLAIN_EVERY,
@@ -754,12 +754,12 @@ def test_a_look_is_set_aside_for_what_a_draft_model_has_not_at_hand() -> None:
     for each in (earlier, request):
         drafter.begin(each)
     drafter.grow([DraftJob(earlier, DraftTree(text[-1]), DraftBudget(1))])
-    known = Knowledge(curve)
-    asking = Asking(known, 16)
-    known.begin(request, Ledger(0.0))
-    state = known.requests[request.id]
+    planner = PlannerState(curve)
+    asking = Asking(planner, 16)
+    planner.begin(request, Ledger(0.0))
+    state = planner.requests[request.id]
     plans = {request.id: RequestPlan(request, blind=False, num_output=0)}
-    planned = RoundPlan(known.costs, plans, 1, 1.0, len(request.token_ids), curve.round_s(1), 0.0, 16, 0)
+    planned = RoundPlan(planner.costs, plans, 1, 1.0, len(request.token_ids), curve.round_s(1), 0.0, 16, 0)
     planned.limit(16)
     assert asking.first(planned, drafter, [DraftJob(request, DraftTree(1), DraftBudget(16))]) == [], "nothing is saved"
     assert asking.missing_s(request, state, token_s=1.0) == pytest.approx(curve.draft_s(201))

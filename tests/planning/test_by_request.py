@@ -223,7 +223,7 @@ def test_the_planner_learns_no_costs_and_no_debt_of_rounds_with_drafts_of_others
     report = policy.report()
     assert own.stats.num_drafted > 100
     assert report.drift == pytest.approx(1.0)
-    assert policy._known.costs.draft_s() == CURVE.draft_s(), "no pass of the draft was its own"
+    assert policy._shared.costs.draft_s() == CURVE.draft_s(), "no pass of the draft was its own"
     # The first rounds are those of prompts and of plain decoding; in all others something was drafted.
     assert booked(report) < 3.0
     assert report.reliability["draft"].trials > 0, "of what the planner asked for"

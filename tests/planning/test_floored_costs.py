@@ -105,8 +105,8 @@ def test_a_lock_on_the_way_is_no_wait() -> None:
 def test_costs_that_know_of_no_floor_have_none() -> None:
     measured = OnlineCosts(profile(0.0))
     assert not measured.tells_plain
-    assert isinstance(AutoPolicy(profile())._known.costs, FlooredCosts)
-    assert type(AutoPolicy(profile(0.0))._known.costs) is OnlineCosts
+    assert isinstance(AutoPolicy(profile())._shared.costs, FlooredCosts)
+    assert type(AutoPolicy(profile(0.0))._shared.costs) is OnlineCosts
 
 
 def test_drafts_are_as_deep_as_rows_cost_nothing() -> None:

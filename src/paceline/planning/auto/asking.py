@@ -10,9 +10,9 @@ from paceline.core.request import Request
 from paceline.core.tree import ROOT
 from paceline.drafters.base import Drafter, DraftJob
 from paceline.planning.auto.gains import GAIN_MEMORY
-from paceline.planning.auto.known import Knowledge, RequestState
 from paceline.planning.auto.learned import DrafterState
 from paceline.planning.auto.looks import LOOKING_SHARE
+from paceline.planning.auto.planner_state import PlannerState, RequestState
 from paceline.planning.auto.rest import LONGEST_REST
 from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others
 from paceline.planning.auto.survival import NEGLIGIBLE
@@ -54,12 +54,12 @@ class Asking:
     """Decides which drafters are asked, and for how many levels.
 
     Args:
-        known: what there is to decide by.
+        shared: what there is to decide by.
         draft_max: deepest draft.
     """
 
-    def __init__(self, known: Knowledge, draft_max: int) -> None:
-        self._known = known
+    def __init__(self, shared: PlannerState, draft_max: int) -> None:
+        self._shared = shared
         self._draft_max = draft_max
 
     def is_worthwhile(
@@ -69,7 +69,7 @@ class Asking:
         if self._speaks_for_any(request, state, pace, token_s, blocked=blocked):
             return True
         # A round that is planned for the sake of a look: then planning it is part of what the look costs.
-        deciding_s = self._known.deciding_s
+        deciding_s = self._shared.deciding_s
         return any(
             state.looks.pay(name, deciding_s, leaving_s=self._look_s(request, state, name, token_s))
             for name in state.gains
@@ -77,20 +77,20 @@ class Asking:
 
     def _look_s(self, request: Request, state: RequestState, name: str, token_s: float) -> float:
         """Return what has to be set aside for a look at a drafter: of a model, for what it has missed too."""
-        drafter = self._known.drafters[name]
+        drafter = self._shared.drafters[name]
         if not drafter.is_model:
             return drafter.ask_s + self._dear_reading_s(request, state, name, token_s)
         length = len(request.token_ids)
         catch_up_s = self._catch_up_s(length - state.asked.get(name, state.held.get(name, 0)), length)
         if self._reads_for_the_prompt(request, state, name, catch_up_s, token_s):
             catch_up_s = 0.0
-        return self._known.costs.draft_s(1, length) + catch_up_s
+        return self._shared.costs.draft_s(1, length) + catch_up_s
 
     def _dear_reading_s(self, request: Request, state: RequestState, name: str, token_s: float) -> float:
         """Return what reading the prompt takes a drafter without a model, where that is more than the answer allows."""
         if name in state.asked:
             return 0.0
-        reading_s = self._known.drafters[name].read_token_s * len(request.token_ids)
+        reading_s = self._shared.drafters[name].read_token_s * len(request.token_ids)
         return reading_s if reading_s > FREE_READING_SHARE * request.num_left * token_s else 0.0
 
     def _reads_for_the_prompt(
@@ -99,7 +99,7 @@ class Asking:
         """Return whether what a prompt cost pays for a model to read it, as nothing is known of a draft before that."""
         if name in state.asked:
             return False
-        of_all = self._known.drafters[name].gains.alone
+        of_all = self._shared.drafters[name].gains.alone
         share = LOOKING_SHARE if of_all.rounds == GAIN_MEMORY and of_all.hoped <= 0 else INVESTED_SHARE
         return catch_up_s <= min(share * self._reading_s(request), TRIED_SHARE * request.num_left * token_s)
 
@@ -109,7 +109,7 @@ class Asking:
         if cached == 0:
             return reading_s
         # Such rows have contexts from nothing up to their number: on the mean half of that.
-        context, round_s = cached // 2, self._known.costs.round_s
+        context, round_s = cached // 2, self._shared.costs.round_s
         return reading_s + max(round_s(cached, context) - round_s(1, context), 0.0)
 
     def _catch_up_s(self, unread: int, length: int) -> float:
@@ -118,7 +118,7 @@ class Asking:
             return 0.0
         # Its context grows as it reads: on the mean it is as long as after half of that.
         context = length - unread // 2
-        draft_s = self._known.costs.draft_s
+        draft_s = self._shared.costs.draft_s
         return max(draft_s(unread, context) - draft_s(1, context), 0.0)
 
     def _speaks_for_any(
@@ -130,7 +130,7 @@ class Asking:
         if blocked:
             # Asking costs time too, and there is none to lose.
             return False
-        drafters, deciding_s, length = self._known.drafters, self._known.deciding_s, len(request.token_ids)
+        drafters, deciding_s, length = self._shared.drafters, self._shared.deciding_s, len(request.token_ids)
         is_early = state.rounds <= _FIRST_ROUNDS
         if not drafters or (is_early and state.rounds * deciding_s <= HEARING_SHARE * request.num_left * token_s):
             return True
@@ -145,7 +145,7 @@ class Asking:
 
     def missing_s(self, request: Request, state: RequestState, token_s: float) -> float:
         """Return the seconds that have to be set aside until some drafter can be looked at."""
-        deciding_s, saved_s = self._known.deciding_s, state.looks.saved_s
+        deciding_s, saved_s = self._shared.deciding_s, state.looks.saved_s
         return min(
             (deciding_s + self._look_s(request, state, name, token_s) - saved_s[name] for name in state.gains),
             default=math.inf,
@@ -153,11 +153,11 @@ class Asking:
 
     def blind_depths(self, requests: Sequence[Request], planned: RoundPlan) -> list[int]:
         """Return the lengths of chains that are worth most together, by what was accepted on average."""
-        if not self._known.drafters:
+        if not self._shared.drafters:
             # Nobody was met yet, for which one request is enough.
             return [1] + [0] * (len(requests) - 1)
         token_s = planned.plain_s / planned.requests
-        states = [self._known.requests[request.id] for request in requests]
+        states = [self._shared.requests[request.id] for request in requests]
         names = [self._blind_names(request, state, token_s) for request, state in zip(requests, states, strict=True)]
         proposals = []
         for index, (request, state) in enumerate(zip(requests, states, strict=True)):
@@ -169,7 +169,7 @@ class Asking:
                     break
                 proposals.append((-survival, depth, index))
         proposals.sort()
-        drafters = self._known.drafters
+        drafters = self._shared.drafters
         best, best_rows, gained, draft_s = planned.least_value, 0, 0.0, 0.0
         level_rows = [0] * self._draft_max
         for rows, (negative, depth, index) in enumerate(proposals, start=1):
@@ -196,7 +196,7 @@ class Asking:
 
     def _blind_names(self, request: Request, state: RequestState, token_s: float) -> list[str]:
         """Return the drafters that a blind chain is to be expected of: models that have read the prompt, or may."""
-        drafters, length = self._known.drafters, len(request.token_ids)
+        drafters, length = self._shared.drafters, len(request.token_ids)
         models = [name for name, drafter in drafters.items() if drafter.is_model]
         is_early = state.rounds <= _FIRST_ROUNDS
         left_s = request.num_left * token_s
@@ -210,21 +210,21 @@ class Asking:
 
     def _hoped_share(self, name: str) -> float:
         """Return the share of an answer that a model's reading may take where its drafts would be worth it."""
-        return HOPED_SHARE if self._known.drafters[name].paid else DOUBTED_SHARE
+        return HOPED_SHARE if self._shared.drafters[name].paid else DOUBTED_SHARE
 
     def _level_s(self, planned: RoundPlan, rows: int) -> float:
         """Return what one more row than ``rows`` adds to a model's pass; wider may be cheaper, but not for that."""
-        level_s = self._known.costs.draft_s
+        level_s = self._shared.costs.draft_s
         more_s = level_s(rows + 1, planned.context) - (level_s(rows, planned.context) if rows else 0.0)
         return max(more_s, 0.0)
 
     def first(self, planned: RoundPlan, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Choose the trees that a drafter is asked for at all."""
-        name, met = drafter.name, self._known.meet(drafter, jobs[0].request)
+        name, met = drafter.name, self._shared.meet(drafter, jobs[0].request)
         for job in jobs:
             plan = planned.plans[job.request.id]
             plan.draft = job.tree
-            plan.beside[name] = max(self._known.grown(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
+            plan.beside[name] = max(self._shared.grown(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
         standing = self._standing(planned)
         planned.value_before[name] = standing.value
         growing = [job for job in jobs if self._has_room(planned, job)]
@@ -233,7 +233,7 @@ class Asking:
         else:
             chosen = [job for job in growing if self._asks_free(planned, planned.plans[job.request.id], name, met)]
         for job in chosen:
-            asked = self._known.requests[job.request.id].asked
+            asked = self._shared.requests[job.request.id].asked
             if name not in asked:
                 planned.reading[name] = planned.reading.get(name, 0) + len(job.request.token_ids)
             asked[name] = len(job.request.token_ids)
@@ -243,7 +243,7 @@ class Asking:
         """Return the best cut of all that is drafted, of trees too that the next drafter or level is not offered."""
         for plan in planned.plans.values():
             if plan.draft is not None and not plan.blind:
-                self._known.grown(plan, plan.draft)
+                self._shared.grown(plan, plan.draft)
         return planned.standing()
 
     @staticmethod
@@ -256,8 +256,8 @@ class Asking:
 
     def further(self, planned: RoundPlan, name: str, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Choose the trees to which a model should add a level beyond the first."""
-        known = self._known
-        level_s = known.costs.draft_s(1, planned.context)
+        shared = self._shared
+        level_s = shared.costs.draft_s(1, planned.context)
         fronts: list[tuple[float, DraftJob, int]] = []
         blind: list[DraftJob] = []
         for job in jobs:
@@ -270,10 +270,10 @@ class Asking:
                 # The budget may be deeper for the sake of a copy.
                 continue
             if name in plan.looked_at:
-                looks = known.requests[job.request.id].looks
+                looks = shared.requests[job.request.id].looks
                 if not looks.overdraw(name, level_s, planned.plain_s / 4):
                     continue
-            tree = known.grown(plan, job.tree)
+            tree = shared.grown(plan, job.tree)
             fronts.append((tree.survivals[node], job, node))
         standing = self._standing(planned)
         rows, gained = len(standing.kept), standing.gained
@@ -283,8 +283,8 @@ class Asking:
         outlook = []
         for survival, job, node in fronts:
             plan = planned.plans[job.request.id]
-            tree = known.grown(plan, job.tree)
-            ahead = known.requests[job.request.id].outlooks[name].ahead(tree.chance(node), self._draft_max)
+            tree = shared.grown(plan, job.tree)
+            ahead = shared.requests[job.request.id].outlooks[name].ahead(tree.chance(node), self._draft_max)
             outlook.append(Front(job, survival, ahead, others(plan, node)))
             while node != ROOT:
                 own_rows += 1
@@ -297,7 +297,7 @@ class Asking:
         best_count = planned.most_worth(outlook, standing.value, (gained, rows), (own_gained, own_rows), len(blind))
         chosen = [front.job for front in outlook[:best_count] if front.job is not None] + blind
         if chosen:
-            planned.predicted_draft_s[name] += known.costs.draft_s(len(chosen), planned.context)
+            planned.predicted_draft_s[name] += shared.costs.draft_s(len(chosen), planned.context)
             wanted = {job.request.id for job in chosen}
             chosen = [job for job in jobs if job.request.id in wanted]
         return chosen
@@ -306,7 +306,7 @@ class Asking:
         self, planned: RoundPlan, drafter: Drafter, jobs: Sequence[DraftJob], standing: Cut
     ) -> list[DraftJob]:
         """Choose the trees that share the first pass of a model."""
-        name, costs, met = drafter.name, self._known.costs, self._known.drafters[drafter.name]
+        name, costs, met = drafter.name, self._shared.costs, self._shared.drafters[drafter.name]
         # A draft is tried on a few requests, and then on twice as many, before all of them have it read their prompts.
         most = max(1, len(jobs) // 16, 2 * met.last_asked)
         chosen: list[DraftJob] = []
@@ -315,7 +315,7 @@ class Asking:
         for job in jobs:
             request, plan = job.request, planned.plans[job.request.id]
             unread, length = drafter.unread(request) or 0, len(request.token_ids)
-            self._known.requests[request.id].held[name] = length - unread
+            self._shared.requests[request.id].held[name] = length - unread
             catch_up_s = self._catch_up_s(unread, length)
             is_ready = plan.blind and (catch_up_s == 0 or request.id in planned.paid)
             if is_ready or (len(chosen) < most and self._asks_model(planned, plan, name, catch_up_s, standing)):
@@ -338,11 +338,11 @@ class Asking:
         They share its passes, what a change of width costs and the next step of the staircase, so that what each of a
         few brought says little of what all would bring.
         """
-        if planned.blocked or self._known.costs.draft_s(len(jobs), planned.context) > planned.headroom_s:
+        if planned.blocked or self._shared.costs.draft_s(len(jobs), planned.context) > planned.headroom_s:
             return []
         fronts = []
         for job in jobs:
-            ahead = self._known.requests[job.request.id].outlooks[name].ahead(None, self._draft_max)
+            ahead = self._shared.requests[job.request.id].outlooks[name].ahead(None, self._draft_max)
             fronts.append(Front(job, 1.0, ahead, others(planned.plans[job.request.id], ROOT)))
         fronts.sort(key=lambda front: -front.ahead[0])
         # What is worth it only for all has to make up for uneven progress besides.
@@ -355,7 +355,7 @@ class Asking:
 
     def _asks_free(self, planned: RoundPlan, plan: RequestPlan, name: str, drafter: DrafterState) -> bool:
         """Return whether a drafter without a model is worth asking for one request, or a look that is paid for."""
-        state = self._known.requests[plan.request.id]
+        state = self._shared.requests[plan.request.id]
         gain = state.gains[name].where(plan.beside[name])
         reading_s = self._dear_reading_s(plan.request, state, name, planned.plain_s / planned.requests)
         is_hoped_for = plan.blind or (
@@ -367,12 +367,12 @@ class Asking:
 
     def _asks_model(self, planned: RoundPlan, plan: RequestPlan, name: str, catch_up_s: float, standing: Cut) -> bool:
         """Return whether a model is worth asking for one request, or a look; what it takes is granted or paid for."""
-        known, request = self._known, plan.request
-        state = known.requests[request.id]
-        level_s = known.costs.draft_s(1, planned.context)
+        shared, request = self._shared, plan.request
+        state = shared.requests[request.id]
+        level_s = shared.costs.draft_s(1, planned.context)
         gain = state.gains[name].where(plan.beside[name])
         if gain.rounds < _TRIALS:
-            gain = known.drafters[name].gains.where(plan.beside[name])
+            gain = shared.drafters[name].gains.where(plan.beside[name])
         # What asking brought counts for more than what was expected of it; a few tries are worth a level each.
         expected = gain.hoped if gain.rounds >= _TRIALS else level_s * planned.pace
         is_affordable = not planned.blocked and level_s <= planned.headroom_s
@@ -391,12 +391,12 @@ class Asking:
             # An investment: it has to come back over what is left of the answer, and may cost so much at most.
             limit_s = self._hoped_share(name) * left * token_s
             # Beside what passes wait for rows are free, and reading is all that a draft can lose.
-            if not known.costs.tells_plain:
+            if not shared.costs.tells_plain:
                 limit_s = min(limit_s, INVESTED_SHARE * self._reading_s(request) + max(planned.headroom_s, 0.0))
             if catch_up_s <= limit_s and _RETURN_BELIEVED * expected * left > planned.pace * catch_up_s:
                 state.invested[name] = catch_up_s / (left * token_s)
                 state.ledger.grant(catch_up_s)
-                known.ledger.grant(catch_up_s)
+                shared.ledger.grant(catch_up_s)
                 return True
             # Too little to catch up for, and looks may show more: or what is known of it would stay as it is for good.
         plan.looked_at.add(name)

@@ -33,10 +33,10 @@ from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.loading import DEFAULT_BRANCHES
 from paceline.planning.auto.asking import Asking
 from paceline.planning.auto.calibration import Reliability
-from paceline.planning.auto.known import Knowledge, RequestState
 from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.ledger import Ledger, LedgerEntry
 from paceline.planning.auto.paper import PaperRound
+from paceline.planning.auto.planner_state import PlannerState, RequestState
 from paceline.planning.auto.rest import Rest
 from paceline.planning.auto.round_plan import Proposal, RequestPlan, RoundPlan
 from paceline.planning.base import RoundCosts, RoundRecord
@@ -128,8 +128,8 @@ class AutoPolicy:
         self.copy_max = draft_max if copy_max is None else copy_max
         self.siblings = siblings if branches else 1
         self.branches = branches
-        self._known = Knowledge(costs, learned)
-        self._asking = Asking(self._known, draft_max)
+        self._shared = PlannerState(costs, learned)
+        self._asking = Asking(self._shared, draft_max)
         # Plain and actual seconds of late, of all requests.
         self._late_plain_s = self._late_actual_s = 0.0
         self._round: RoundPlan | None = None
@@ -156,13 +156,13 @@ class AutoPolicy:
         """Start with what is known of all requests."""
         self._wake()
         start_rounds = min(START_ROUNDS, START_SHARE * request.rules.max_tokens)
-        start_s = start_rounds * self._known.costs.round_s(1, len(request.token_ids))
-        self._known.begin(request, Ledger(start_s))
+        start_s = start_rounds * self._shared.costs.round_s(1, len(request.token_ids))
+        self._shared.begin(request, Ledger(start_s))
 
     def end(self, request: Request) -> None:
         """Forget the request; what it taught about all requests stays."""
         self._wake()
-        self._known.end(request)
+        self._shared.end(request)
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
         """Open the round: every request may draft, unless it is a round of plain decoding for all."""
@@ -173,20 +173,20 @@ class AutoPolicy:
         if not any(request.speculation.follows_policy for request in requests):
             self._round = None
             return [None] * len(requests)
-        count, known = len(requests), self._known
-        states = [known.requests[request.id] for request in requests]
+        count, shared = len(requests), self._shared
+        states = [shared.requests[request.id] for request in requests]
         self._rounds += 1
         context = sum(len(request.token_ids) - 1 for request in requests)
-        plain_s = known.costs.round_s(count, context, count)
+        plain_s = shared.costs.round_s(count, context, count)
         if not self._is_open:
             self._is_open = True
-            known.ledger.grant(START_ROUNDS * plain_s)
+            shared.ledger.grant(START_ROUNDS * plain_s)
         self._round = None
         self._since_plain += 1
-        is_certain = self._plain_rounds >= CERTAIN_AFTER or known.costs.as_measured
+        is_certain = self._plain_rounds >= CERTAIN_AFTER or shared.costs.as_measured
         longest = PLAIN_EVERY if is_certain else FIRST_PLAIN_EVERY
         is_due = self._rounds <= FIRST_PLAIN_ROUNDS or self._since_plain > longest
-        if (is_due and not known.costs.tells_plain) or known.costs.is_doubtful:
+        if (is_due and not shared.costs.tells_plain) or shared.costs.is_doubtful:
             self._off = "measuring"
             return [None] * count
         # What all have won by now is no reason to let those of this round lose it.
@@ -195,7 +195,7 @@ class AutoPolicy:
             # Whoever wants plain decoding lets nobody gamble for it.
             if request.speculation.follows_policy:
                 own_s += state.ledger.headroom_s
-        headroom_s = min(known.ledger.headroom_s, own_s)
+        headroom_s = min(shared.ledger.headroom_s, own_s)
         # All of it at once would be one gamble where several smaller ones tell more.
         headroom_s *= RISKED_SHARE
         # At the end of an answer, what a second could bring in the long run is no longer to be had.
@@ -217,8 +217,8 @@ class AutoPolicy:
             if count == 1:
                 self._lie_down(requests[0], states[0], plain_s)
             return [None] * count
-        planned = RoundPlan(known.costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
-        widest = min(self.draft_max * count, max(_WIDEST, self.draft_max) if known.costs.tells_plain else _WIDEST)
+        planned = RoundPlan(shared.costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
+        widest = min(self.draft_max * count, max(_WIDEST, self.draft_max) if shared.costs.tells_plain else _WIDEST)
         self._cheapest_s = min(planned.staircase(widest)[1 : widest + 1]) - plain_s
         if not planned.is_hopeful(widest):
             self._off = "no_gain"
@@ -253,7 +253,7 @@ class AutoPolicy:
             chosen = self._asking.first(planned, drafter, jobs)
             planned.asked[name] = [job.request.id for job in chosen]
             return chosen
-        if not self._known.drafters[name].is_model:
+        if not self._shared.drafters[name].is_model:
             # Whether it has more to propose is for it to say: that takes no pass.
             return list(jobs)
         return self._asking.further(planned, name, jobs)
@@ -266,11 +266,11 @@ class AutoPolicy:
         for request, tree in zip(requests, trees, strict=True):
             plan = planned.plans.get(request.id)
             if plan is not None and tree.num_drafted:
-                self._known.grown(plan, tree)
+                self._shared.grown(plan, tree)
                 owners[request.id] = tree
         # What drafts are worth does not depend on whether they can be afforded now.
         wanted, affordable = planned.standing(), planned.affordable()
-        self._known.credit(planned, wanted.value)
+        self._shared.credit(planned, wanted.value)
         if wanted.kept and not affordable.kept and planned.requests == 1:
             self._trade_on_paper(planned, wanted.kept)
         if affordable is not wanted:
@@ -287,53 +287,53 @@ class AutoPolicy:
     def observe(self, record: RoundRecord) -> None:
         """Learn what was accepted and what it cost, and enter it in the ledgers."""
         planned, self._round = self._round, None
-        count, known = len(record.requests), self._known
+        count, shared = len(record.requests), self._shared
         self._plain = None
         if self._decided_s is not None:
-            known.decided(self._decided_s + record.learning_s)
+            shared.decided(self._decided_s + record.learning_s)
             self._decided_s = None
         verify_s = record.round_s - record.draft_s
         if not count:
-            known.costs.observe_prompt(record.prefill_rows, record.prefill_context, verify_s, record.waited_s)
+            shared.costs.observe_prompt(record.prefill_rows, record.prefill_context, verify_s, record.waited_s)
             return
         if self._rest is not None:
             self._plain = PlainTimes(verify_s, verify_s, verify_s)
             self._rest.add(record)
             if self._rest.over:
                 # One of them says what passes take now as well as all would; a mean would take in what disturbed any.
-                known.costs.observe_round(1, len(record.requests[0].token_ids) - 1, 1, verify_s, record.waited_s)
+                shared.costs.observe_round(1, len(record.requests[0].token_ids) - 1, 1, verify_s, record.waited_s)
                 self._wake()
             return
         rows = sum(len(tree) for tree in record.trees)
         context = sum(len(request.token_ids) - 1 for request in record.requests)
         if planned is not None:
-            known.learn(planned, record)
+            shared.learn(planned, record)
             self._decided_s = record.draft_s - record.learning_s - sum(record.draft_seconds.values())
         is_plain, is_shared = rows == count, record.prefill_rows > 0
         # A plain round is what plain decoding takes, whatever was measured before, unless rounds before it made it
         # longer; deciding came on top.
-        if is_plain and not is_shared and known.costs.is_settled(count, count):
+        if is_plain and not is_shared and shared.costs.is_settled(count, count):
             plain_s = verify_s
             self._plain = PlainTimes(plain_s, plain_s, plain_s)
         else:
-            plain_s = known.costs.round_s(count, context, count)
-            low, high = known.costs.plain_bounds
+            plain_s = shared.costs.round_s(count, context, count)
+            low, high = shared.costs.plain_bounds
             self._plain = PlainTimes(plain_s, low * plain_s, high * plain_s)
         if not any(request.speculation.follows_policy for request in record.requests):
             # Whoever asked for plain decoding wins nothing and owes nothing; what its rounds take is worth knowing.
             if is_shared:
-                known.costs.interrupt()
+                shared.costs.interrupt()
             else:
-                known.costs.observe_round(rows, context, count, verify_s, record.waited_s)
+                shared.costs.observe_round(rows, context, count, verify_s, record.waited_s)
             return
         if is_plain:
             self._since_plain = 0
         if is_shared:
             # Where prompts share a pass its time says nothing about drafts.
-            known.costs.interrupt()
+            shared.costs.interrupt()
         else:
             self._plain_rounds += is_plain
-            known.costs.observe_round(rows, context, count, verify_s, record.waited_s)
+            shared.costs.observe_round(rows, context, count, verify_s, record.waited_s)
             tokens = sum(record.emitted)
             self._book(tokens, record.round_s, tokens / count * plain_s)
             # A request pays for the rows it had: one without drafts would owe what those of others took.
@@ -341,7 +341,7 @@ class AutoPolicy:
             for request, tree, own in zip(record.requests, record.trees, record.emitted, strict=True):
                 share = tree.num_drafted / drafted if drafted else 1.0 / count
                 own_s = plain_s / count + share * longer_s
-                known.requests[request.id].ledger.book(own, own_s, own / count * plain_s)
+                shared.requests[request.id].ledger.book(own, own_s, own / count * plain_s)
         for request, own in zip(record.requests, record.emitted, strict=True):
             self._follow_on_paper(request, own, plain_s)
 
@@ -376,18 +376,18 @@ class AutoPolicy:
 
     def learned(self) -> Learned | None:
         """Return what was learned of drafters, for another policy to start with; ``None`` if none was asked."""
-        return self._known.learned() if self._known.drafters else None
+        return self._shared.learned() if self._shared.drafters else None
 
     def report(self) -> PlannerReport:
         """Return what was learned so far."""
-        known = self._known
+        shared = self._shared
         return PlannerReport(
-            {name: calibration.reliability for name, calibration in known.survival.calibrations.items()},
-            list(known.ledger.history),
-            known.ledger.debt_s,
-            known.ledger.plain_s,
-            known.costs.drift,
-            list(known.remembered),
+            {name: calibration.reliability for name, calibration in shared.survival.calibrations.items()},
+            list(shared.ledger.history),
+            shared.ledger.debt_s,
+            shared.ledger.plain_s,
+            shared.costs.drift,
+            list(shared.remembered),
         )
 
     @property
@@ -400,8 +400,8 @@ class AutoPolicy:
     def _why_risky(self, requests: Sequence[Request], cost_s: float) -> OffReason:
         """Return why drafts that may lose ``cost_s`` against a plain round are not risked."""
         speculating = [request for request in requests if request.speculation.follows_policy]
-        own_s = sum(self._known.requests[request.id].ledger.allowance_s for request in speculating)
-        if RISKED_SHARE * min(self._known.ledger.allowance_s, own_s) >= cost_s:
+        own_s = sum(self._shared.requests[request.id].ledger.allowance_s for request in speculating)
+        if RISKED_SHARE * min(self._shared.ledger.allowance_s, own_s) >= cost_s:
             # Without debts they would be.
             return "losing"
         is_short = any(START_SHARE * request.rules.max_tokens < START_ROUNDS for request in speculating)
@@ -409,7 +409,7 @@ class AutoPolicy:
 
     def _lie_down(self, request: Request, state: RequestState, plain_s: float) -> None:
         """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a look."""
-        if not state.paper.idle or not self._known.costs.is_settled(1, 1):
+        if not state.paper.idle or not self._shared.costs.is_settled(1, 1):
             # What the rounds of a rest take is taken for plain decoding's.
             return
         rest = Rest.until(self._asking.missing_s(request, state, plain_s), state.looks.set_aside_s(plain_s))
@@ -421,7 +421,7 @@ class AutoPolicy:
         rest, request, self._rest, self._resting = self._rest, self._resting, None, None
         if rest is None or request is None or not rest.rounds:
             return
-        state = self._known.requests[request.id]
+        state = self._shared.requests[request.id]
         self._since_plain = 0
         self._book(rest.tokens, rest.actual_s, rest.plain_s, rest.rounds)
         state.ledger.book(rest.tokens, rest.actual_s, rest.plain_s)
@@ -437,12 +437,12 @@ class AutoPolicy:
         self._late_plain_s = self._late_plain_s * keep + plain_s
         self._late_actual_s = self._late_actual_s * keep + actual_s
         if self._is_open:
-            self._known.ledger.book(tokens, actual_s, plain_s)
+            self._shared.ledger.book(tokens, actual_s, plain_s)
 
     def _trade_on_paper(self, planned: RoundPlan, ranked: Sequence[Proposal]) -> None:
         """Follow what would have been verified if it could have been afforded."""
         (plan,) = planned.plans.values()
-        paper = self._known.requests[plan.request.id].paper
+        paper = self._shared.requests[plan.request.id].paper
         # A blind request's tree is verified, whatever it is worth.
         if plan.tree is not None and not plan.blind and paper.idle:
             extra_s = planned.seconds(len(ranked)) - planned.plain_s + planned.draft_s
@@ -450,14 +450,14 @@ class AutoPolicy:
 
     def _follow_on_paper(self, request: Request, emitted: int, plain_s: float) -> None:
         """Compare what was not verified with the tokens emitted; where it would have won enough, allow more."""
-        state = self._known.requests[request.id]
+        state = self._shared.requests[request.id]
         if state.paper.idle:
             return
         state.paper.follow(request.token_ids[len(request.token_ids) - emitted :], plain_s)
         scale = 2.0**state.paper.grants
         if state.paper.grant(PAPER_ROUNDS * scale * plain_s):
             state.ledger.grant(START_ROUNDS / scale * plain_s)
-            self._known.ledger.grant(START_ROUNDS / scale * plain_s)
+            self._shared.ledger.grant(START_ROUNDS / scale * plain_s)
 
 
 def _is_blind(request: Request) -> bool:

@@ -69,7 +69,7 @@ class RequestState:
             self.comebacks[name] = Comeback()
 
 
-class Knowledge:
+class PlannerState:
     """What the planner knows.
 
     Args:

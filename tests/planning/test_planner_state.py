@@ -10,10 +10,10 @@ import pytest
 from paceline.core.request import Request
 from paceline.core.tree import ROOT, DraftTree
 from paceline.planning.auto.gains import COPIED_ROUNDS, Gains
-from paceline.planning.auto.known import Knowledge
 from paceline.planning.auto.learned import DrafterState
 from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.looks import LOOKS_IN_A_ROW, Comeback
+from paceline.planning.auto.planner_state import PlannerState
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.auto.survival import GrownTree
 from paceline.planning.base import RoundRecord
@@ -32,16 +32,16 @@ def test_what_one_text_showed_of_a_drafter_counts_for_few_rounds_of_the_next() -
 
 
 def test_what_a_short_prompt_took_to_read_says_nothing_of_long_ones() -> None:
-    known = Knowledge(smooth(0.01, 0.001))
-    draft = known.drafters["draft"] = DrafterState.new("draft", is_model=True)
+    planner = PlannerState(smooth(0.01, 0.001))
+    draft = planner.drafters["draft"] = DrafterState.new("draft", is_model=True)
 
     def answer(share: float, debt_s: float) -> bool:
         request = cast(Request, SimpleNamespace(id=1))
         ledger = Ledger(0.1)
-        known.begin(request, ledger)
-        known.requests[1].invested["draft"] = share
+        planner.begin(request, ledger)
+        planner.requests[1].invested["draft"] = share
         ledger.book(10, 1.0 + debt_s, 1.0)
-        known.end(request)
+        planner.end(request)
         return draft.paid
 
     assert answer(0.05, debt_s=-0.1)
@@ -52,16 +52,16 @@ def test_what_a_short_prompt_took_to_read_says_nothing_of_long_ones() -> None:
 
 
 def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:
-    known = Knowledge(smooth(0.01, 0.001))
-    suffix = known.drafters["suffix"] = DrafterState.new("suffix", is_model=False)
+    planner = PlannerState(smooth(0.01, 0.001))
+    suffix = planner.drafters["suffix"] = DrafterState.new("suffix", is_model=False)
 
     def learn(spent_s: float, *, reads: bool) -> float:
-        planned = RoundPlan(known.costs, {}, 1, 100.0, 50, 0.011, 0.05, draft_max=4, branches=0)
+        planned = RoundPlan(planner.costs, {}, 1, 100.0, 50, 0.011, 0.05, draft_max=4, branches=0)
         planned.asked["suffix"] = [1]
         if reads:
             planned.reading["suffix"] = 1000
         record = RoundRecord([], [], [], [], 0, 0, spent_s, 0.0, {"suffix": spent_s}, 0.011, 0.011 + spent_s)
-        known.learn(planned, record)
+        planner.learn(planned, record)
         return suffix.ask_s
 
     before_s = suffix.read_token_s
@@ -72,24 +72,24 @@ def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:
 
 
 def test_what_deciding_takes_is_known_from_the_first_round_on() -> None:
-    known = Knowledge(smooth(0.01, 0.001))
-    known.decided(0.0004)
-    assert known.deciding_s == 0.0004
-    known.decided(0.0002)
-    assert known.deciding_s == pytest.approx(0.0003)
+    planner = PlannerState(smooth(0.01, 0.001))
+    planner.decided(0.0004)
+    assert planner.deciding_s == 0.0004
+    planner.decided(0.0002)
+    assert planner.deciding_s == pytest.approx(0.0003)
 
 
 @pytest.mark.parametrize(("source", "looks"), [("suffix", 0), ("draft", LOOKS_IN_A_ROW)])
 def test_looks_are_confirmed_by_what_was_verified_of_that_drafter_alone(source: str, looks: int) -> None:
-    known = Knowledge(smooth(0.01, 0.001))
+    planner = PlannerState(smooth(0.01, 0.001))
     request = cast(Request, SimpleNamespace(id=1, num_prompt=1, token_ids=[1, 2, 3]))
-    known.begin(request, Ledger(0.1))
-    comeback = known.requests[1].comebacks["draft"] = Comeback()
+    planner.begin(request, Ledger(0.1))
+    comeback = planner.requests[1].comebacks["draft"] = Comeback()
     comeback.add(0.9, right=True)
     assert comeback.looks_left == 0
-    planned = RoundPlan(known.costs, {}, 1, 100.0, 50, 0.011, 0.05, draft_max=4, branches=0)
+    planned = RoundPlan(planner.costs, {}, 1, 100.0, 50, 0.011, 0.05, draft_max=4, branches=0)
     planned.plans[1] = RequestPlan(request, False, 0, tree=GrownTree((-1,), (1,), (0,), [], [1.0]))
     tree = DraftTree(1)
     tree.add(ROOT, 2, source=source)
-    known.learn(planned, RoundRecord([request], [tree], [], [], 0, 0, 0.0, 0.0, {}, 0.011, 0.011))
+    planner.learn(planned, RoundRecord([request], [tree], [], [], 0, 0, 0.0, 0.0, {}, 0.011, 0.011))
     assert comeback.looks_left == looks
