@@ -28,7 +28,7 @@ from paceline.engines.scripted import (
     table_model,
 )
 from paceline.engines.sequence_pool import SequencePool
-from paceline.planning.auto.asking import Asking
+from paceline.planning.auto.drafter_selector import DrafterSelector
 from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.planner_state import PlannerState
 from paceline.planning.auto.policy import (
@@ -755,11 +755,13 @@ def test_a_look_is_set_aside_for_what_a_draft_model_has_not_at_hand() -> None:
         drafter.begin(each)
     drafter.grow([DraftJob(earlier, DraftTree(text[-1]), DraftBudget(1))])
     planner = PlannerState(curve)
-    asking = Asking(planner, 16)
+    selector = DrafterSelector(planner, 16)
     planner.begin(request, Ledger(0.0))
     state = planner.requests[request.id]
     plans = {request.id: RequestPlan(request, blind=False, num_output=0)}
     planned = RoundPlan(planner.costs, plans, 1, 1.0, len(request.token_ids), curve.round_s(1), 0.0, 16, 0)
     planned.limit(16)
-    assert asking.first(planned, drafter, [DraftJob(request, DraftTree(1), DraftBudget(16))]) == [], "nothing is saved"
-    assert asking.missing_s(request, state, token_s=1.0) == pytest.approx(curve.draft_s(201))
+    assert selector.select_first(planned, drafter, [DraftJob(request, DraftTree(1), DraftBudget(16))]) == [], (
+        "nothing is saved"
+    )
+    assert selector.missing_s(request, state, token_s=1.0) == pytest.approx(curve.draft_s(201))

@@ -31,8 +31,8 @@ from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.loading import DEFAULT_BRANCHES
-from paceline.planning.auto.asking import Asking
 from paceline.planning.auto.calibration import Reliability
+from paceline.planning.auto.drafter_selector import DrafterSelector
 from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.ledger import Ledger, LedgerEntry
 from paceline.planning.auto.paper import PaperRound
@@ -129,7 +129,7 @@ class AutoPolicy:
         self.siblings = siblings if branches else 1
         self.branches = branches
         self._shared = PlannerState(costs, learned)
-        self._asking = Asking(self._shared, draft_max)
+        self._selector = DrafterSelector(self._shared, draft_max)
         # Plain and actual seconds of late, of all requests.
         self._late_plain_s = self._late_actual_s = 0.0
         self._round: RoundPlan | None = None
@@ -209,7 +209,8 @@ class AutoPolicy:
         wanted = [
             request.speculation.follows_policy
             and (
-                _is_blind(request) or self._asking.is_worthwhile(request, state, pace, plain_s / count, blocked=blocked)
+                _is_blind(request)
+                or self._selector.is_worthwhile(request, state, pace, plain_s / count, blocked=blocked)
             )
             for request, state in zip(requests, states, strict=True)
         ]
@@ -226,7 +227,7 @@ class AutoPolicy:
         planned.limit(widest)
         self._off = self._why_risky(requests, self._cheapest_s) if planned.blocked else "no_gain"
         blind_requests = [request for request in requests if _is_blind(request)]
-        blind_depths = iter(self._asking.blind_depths(blind_requests, planned) if blind_requests else ())
+        blind_depths = iter(self._selector.blind_depths(blind_requests, planned) if blind_requests else ())
         budgets: list[DraftBudget | None] = []
         # Among more the usual drafts fill the widest pass, and all would wait for one's copy.
         are_few = count * LEAST_COPY <= _WIDEST
@@ -250,13 +251,13 @@ class AutoPolicy:
         assert planned is not None
         name = drafter.name
         if name not in planned.asked:
-            chosen = self._asking.first(planned, drafter, jobs)
+            chosen = self._selector.select_first(planned, drafter, jobs)
             planned.asked[name] = [job.request.id for job in chosen]
             return chosen
         if not self._shared.drafters[name].is_model:
             # Whether it has more to propose is for it to say: that takes no pass.
             return list(jobs)
-        return self._asking.further(planned, name, jobs)
+        return self._selector.select_further(planned, name, jobs)
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         """Keep the proposals that are worth their rows."""
@@ -412,7 +413,7 @@ class AutoPolicy:
         if not state.paper.idle or not self._shared.costs.is_settled(1, 1):
             # What the rounds of a rest take is taken for plain decoding's.
             return
-        rest = Rest.until(self._asking.missing_s(request, state, plain_s), state.looks.set_aside_s(plain_s))
+        rest = Rest.until(self._selector.missing_s(request, state, plain_s), state.looks.set_aside_s(plain_s))
         if rest is not None:
             self._rest, self._resting = rest, request
 

@@ -50,7 +50,7 @@ _STALE: Final = LONGEST_REST
 """Tokens of a text after which what a drafter brought to it is no longer what it would bring."""
 
 
-class Asking:
+class DrafterSelector:
     """Decides which drafters are asked, and for how many levels.
 
     Args:
@@ -128,7 +128,7 @@ class Asking:
         if any(comeback.looks_left for comeback in state.comebacks.values()):
             return True
         if blocked:
-            # Asking costs time too, and there is none to lose.
+            # DrafterSelector costs time too, and there is none to lose.
             return False
         drafters, deciding_s, length = self._shared.drafters, self._shared.deciding_s, len(request.token_ids)
         is_early = state.rounds <= _FIRST_ROUNDS
@@ -218,7 +218,7 @@ class Asking:
         more_s = level_s(rows + 1, planned.context) - (level_s(rows, planned.context) if rows else 0.0)
         return max(more_s, 0.0)
 
-    def first(self, planned: RoundPlan, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+    def select_first(self, planned: RoundPlan, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Choose the trees that a drafter is asked for at all."""
         name, met = drafter.name, self._shared.meet(drafter, jobs[0].request)
         for job in jobs:
@@ -254,7 +254,7 @@ class Asking:
         planned.blind_branches += 1
         return planned.blind_branches <= planned.branches
 
-    def further(self, planned: RoundPlan, name: str, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+    def select_further(self, planned: RoundPlan, name: str, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Choose the trees to which a model should add a level beyond the first."""
         shared = self._shared
         level_s = shared.costs.draft_s(1, planned.context)
