@@ -211,7 +211,7 @@ def test_a_draft_that_changes_is_followed_within_50_tokens(name: str, before: fl
 
 
 def test_no_draft_is_given_up_for_good() -> None:
-    """What little a draft still promises must not keep it from being looked at."""
+    """What little a draft still promises must not keep it from being probed."""
     curve = CURVES["line"]
     for recording in texts(lambda position: 0.02 if position < 300 else 0.95, num_tokens=600, count=12):
         (request,) = replay([recording], AutoPolicy(curve), curve).requests
@@ -284,7 +284,7 @@ def test_a_copy_that_lasts_is_drafted_deeper_and_a_model_never() -> None:
 
 
 def test_nobody_is_asked_where_no_draft_could_pay() -> None:
-    """With so many requests that every row costs what it can bring, a right look leads nowhere."""
+    """With so many requests that every row costs what it can bring, a right probe leads nowhere."""
     recordings, curve = texts(0.8, num_tokens=128, count=64), CURVES["F16"]
     asked = []
 
@@ -314,7 +314,7 @@ def test_a_lookup_that_finds_nothing_at_first_is_asked_again_though_deciding_tak
 
 
 def test_a_draft_that_turns_good_is_noticed_though_catching_up_and_deciding_take_time() -> None:
-    """Two drafters share what is set aside for looks, so that between two of them the draft falls behind."""
+    """Two drafters share what is set aside for probes, so that between two of them the draft falls behind."""
     curve = line(0.015, 0.001)
 
     def seconds_of_the_end(right: float | Callable[[int], float]) -> float:

@@ -1,4 +1,4 @@
-"""Whom to ask for drafts, and how far: a drafter is asked while that is worth its time, or for a look."""
+"""Whom to ask for drafts, and how far: a drafter is asked while that is worth its time, or for a probe."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from paceline.core.tree import ROOT
 from paceline.drafters.base import Drafter, DraftJob
 from paceline.planning.auto.gains import GAIN_MEMORY
 from paceline.planning.auto.learned import DrafterState
-from paceline.planning.auto.looks import LOOKING_SHARE
 from paceline.planning.auto.planner_state import PlannerState, RequestState
+from paceline.planning.auto.probes import PROBE_SHARE
 from paceline.planning.auto.rest import LONGEST_REST
 from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others
 from paceline.planning.auto.survival import NEGLIGIBLE
@@ -65,18 +65,18 @@ class DrafterSelector:
     def is_worthwhile(
         self, request: Request, state: RequestState, pace: float, token_s: float, *, blocked: bool
     ) -> bool:
-        """Return whether some drafter is worth asking, or a look that is paid for: the quick way to plain decoding."""
+        """Return whether some drafter is worth asking, or a probe that is paid for: the quick way to plain decoding."""
         if self._speaks_for_any(request, state, pace, token_s, blocked=blocked):
             return True
-        # A round that is planned for the sake of a look: then planning it is part of what the look costs.
+        # A round that is planned for the sake of a probe: then planning it is part of what the probe costs.
         deciding_s = self._shared.deciding_s
         return any(
-            state.looks.pay(name, deciding_s, leaving_s=self._look_s(request, state, name, token_s))
+            state.probes.pay(name, deciding_s, leaving_s=self._probe_s(request, state, name, token_s))
             for name in state.gains
         )
 
-    def _look_s(self, request: Request, state: RequestState, name: str, token_s: float) -> float:
-        """Return what has to be set aside for a look at a drafter: of a model, for what it has missed too."""
+    def _probe_s(self, request: Request, state: RequestState, name: str, token_s: float) -> float:
+        """Return what has to be set aside for a probe of a drafter: of a model, for what it has missed too."""
         drafter = self._shared.drafters[name]
         if not drafter.is_model:
             return drafter.ask_s + self._dear_reading_s(request, state, name, token_s)
@@ -100,7 +100,7 @@ class DrafterSelector:
         if name in state.asked:
             return False
         of_all = self._shared.drafters[name].gains.alone
-        share = LOOKING_SHARE if of_all.rounds == GAIN_MEMORY and of_all.hoped <= 0 else INVESTED_SHARE
+        share = PROBE_SHARE if of_all.rounds == GAIN_MEMORY and of_all.hoped <= 0 else INVESTED_SHARE
         return catch_up_s <= min(share * self._reading_s(request), TRIED_SHARE * request.num_left * token_s)
 
     def _reading_s(self, request: Request) -> float:
@@ -125,7 +125,7 @@ class DrafterSelector:
         self, request: Request, state: RequestState, pace: float, token_s: float, *, blocked: bool
     ) -> bool:
         """Return whether by what is known some drafter is worth asking."""
-        if any(comeback.looks_left for comeback in state.comebacks.values()):
+        if any(comeback.probes_left for comeback in state.comebacks.values()):
             return True
         if blocked:
             # DrafterSelector costs time too, and there is none to lose.
@@ -144,10 +144,10 @@ class DrafterSelector:
         return False
 
     def missing_s(self, request: Request, state: RequestState, token_s: float) -> float:
-        """Return the seconds that have to be set aside until some drafter can be looked at."""
-        deciding_s, saved_s = self._shared.deciding_s, state.looks.saved_s
+        """Return the seconds that have to be set aside until some drafter can be probed."""
+        deciding_s, saved_s = self._shared.deciding_s, state.probes.saved_s
         return min(
-            (deciding_s + self._look_s(request, state, name, token_s) - saved_s[name] for name in state.gains),
+            (deciding_s + self._probe_s(request, state, name, token_s) - saved_s[name] for name in state.gains),
             default=math.inf,
         )
 
@@ -188,7 +188,7 @@ class DrafterSelector:
             if depths[index] == 0 and request.num_left > 1:
                 name = names[index][0]
                 row_s = max(planned.seconds(rows + 1) - planned.seconds(rows), 0.0)
-                if state.looks.pay(name, row_s + self._look_s(request, state, name, token_s)):
+                if state.probes.pay(name, row_s + self._probe_s(request, state, name, token_s)):
                     planned.paid.add(request.id)
                     depths[index] = 1
                     rows += 1
@@ -269,9 +269,9 @@ class DrafterSelector:
             if job.tree.depths[node] >= self._draft_max:
                 # The budget may be deeper for the sake of a copy.
                 continue
-            if name in plan.looked_at:
-                looks = shared.requests[job.request.id].looks
-                if not looks.overdraw(name, level_s, planned.plain_s / 4):
+            if name in plan.probed:
+                probes = shared.requests[job.request.id].probes
+                if not probes.overdraw(name, level_s, planned.plain_s / 4):
                     continue
             tree = shared.grown(plan, job.tree)
             fronts.append((tree.survivals[node], job, node))
@@ -350,11 +350,11 @@ class DrafterSelector:
         count = planned.most_worth(fronts, value, (standing.gained, len(standing.kept)), (0.0, 0), others_asked)
         together = [front.job for front in fronts[:count] if front.job is not None]
         for job in together:
-            planned.plans[job.request.id].looked_at.discard(name)
+            planned.plans[job.request.id].probed.discard(name)
         return together
 
     def _asks_free(self, planned: RoundPlan, plan: RequestPlan, name: str, drafter: DrafterState) -> bool:
-        """Return whether a drafter without a model is worth asking for one request, or a look that is paid for."""
+        """Return whether a drafter without a model is worth asking for one request, or a probe that is paid for."""
         state = self._shared.requests[plan.request.id]
         gain = state.gains[name].where(plan.beside[name])
         reading_s = self._dear_reading_s(plan.request, state, name, planned.plain_s / planned.requests)
@@ -363,10 +363,10 @@ class DrafterSelector:
         )
         if is_hoped_for and not reading_s:
             return True
-        return state.looks.pay(name, drafter.ask_s + reading_s)
+        return state.probes.pay(name, drafter.ask_s + reading_s)
 
     def _asks_model(self, planned: RoundPlan, plan: RequestPlan, name: str, catch_up_s: float, standing: Cut) -> bool:
-        """Return whether a model is worth asking for one request, or a look; what it takes is granted or paid for."""
+        """Return whether a model is worth asking for one request, or a probe; what it takes is granted or paid for."""
         shared, request = self._shared, plan.request
         state = shared.requests[request.id]
         level_s = shared.costs.draft_s(1, planned.context)
@@ -398,16 +398,16 @@ class DrafterSelector:
                 state.ledger.grant(catch_up_s)
                 shared.ledger.grant(catch_up_s)
                 return True
-            # Too little to catch up for, and looks may show more: or what is known of it would stay as it is for good.
-        plan.looked_at.add(name)
+            # Too little to catch up for, and probes may show more: or what is known of it would stay as it is for good.
+        plan.probed.add(name)
         comeback = state.comebacks[name]
-        if comeback.looks_left:
+        if comeback.probes_left:
             if level_s + catch_up_s <= planned.plain_s / 8:
-                comeback.looks_left -= 1
+                comeback.probes_left -= 1
                 return True
-            # Too dear to follow at once: or every round would be planned for looks that are never made.
-            comeback.looks_left = 0
+            # Too dear to follow at once: or every round would be planned for probes that are never made.
+            comeback.probes_left = 0
         if self._reads_for_the_prompt(request, state, name, catch_up_s, token_s):
             return True
-        # What was set aside for before it was decided to look is enough.
-        return state.looks.pay(name, min(level_s + catch_up_s, self._look_s(request, state, name, token_s)))
+        # What was set aside for before it was decided to probe is enough.
+        return state.probes.pay(name, min(level_s + catch_up_s, self._probe_s(request, state, name, token_s)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 ALLOWED_SHARE: Final = 0.007
-"""Of plain time that may be lost in the long run. It is more than looks take, or what was lost could never be made up
+"""Of plain time that may be lost in the long run. It is more than probes take, or what was lost could never be made up
 for, and nothing that they find be tried."""
 
 

@@ -13,9 +13,9 @@ from paceline.planning.auto.floored_costs import FlooredCosts
 from paceline.planning.auto.gains import Gains
 from paceline.planning.auto.learned import DrafterState, Learned
 from paceline.planning.auto.ledger import Ledger
-from paceline.planning.auto.looks import Comeback, Looks
 from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.paper import PaperTrading
+from paceline.planning.auto.probes import Comeback, ProbeBudget
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.auto.survival import GrownTree, Outlook, SurvivalModel
 from paceline.planning.base import RoundCosts, RoundRecord, with_floor
@@ -38,7 +38,7 @@ class RequestState:
         outlooks: by drafter; they start from the drafter's over all requests.
         gains: by drafter; likewise.
         ledger: its own.
-        looks: what it has set aside for them.
+        probes: what it has set aside for them.
         rounds: begun.
         asked: by drafter, tokens of the text when it was asked last; the first time it reads the prompt.
         held: by model, tokens of the text that it had at hand when its asking was last weighed.
@@ -51,7 +51,7 @@ class RequestState:
     ledger: Ledger
     outlooks: dict[str, Outlook] = field(default_factory=dict)
     gains: dict[str, Gains] = field(default_factory=dict)
-    looks: Looks = field(default_factory=Looks)
+    probes: ProbeBudget = field(default_factory=ProbeBudget)
     comebacks: dict[str, Comeback] = field(default_factory=dict)
     rounds: int = 0
     asked: dict[str, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class RequestState:
     def start_with(self, name: str, drafter: DrafterState) -> None:
         """Start with what is known of a drafter over all requests."""
         self.outlooks[name] = Outlook(memory=40.0, shared=drafter.outlook)
-        self.looks.saved_s[name] = 0.0
+        self.probes.saved_s[name] = 0.0
         self.gains[name] = drafter.gains.copy()
         if drafter.is_model:
             self.comebacks[name] = Comeback()

@@ -12,7 +12,7 @@ together::
                              all, not the first that gets worse
 
 Where that says no, nothing is drafted, and what is drafted now and then all the same is compared with what the target
-says next without being verified: looking costs a pass of the draft, not a wide pass of the target. What may be lost on
+says next without being verified: a probe costs a pass of the draft, not a wide pass of the target. What may be lost on
 the way to knowing is bounded by a ledger.
 
 Under rejection sampling what is verified must not depend on what was drawn, so there the length of a draft is decided
@@ -203,7 +203,7 @@ class AutoPolicy:
         pace = count / plain_s * (1.0 if is_ending else self._speedup)
         for state in states:
             state.rounds += 1
-            state.looks.save(plain_s / count, most_s=plain_s)
+            state.probes.save(plain_s / count, most_s=plain_s)
         blocked = headroom_s < self._cheapest_s
         self._off = self._why_risky(requests, self._cheapest_s) if blocked else "no_gain"
         wanted = [
@@ -409,16 +409,16 @@ class AutoPolicy:
         return "short" if is_short else "no_gain"
 
     def _lie_down(self, request: Request, state: RequestState, plain_s: float) -> None:
-        """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a look."""
+        """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a probe."""
         if not state.paper.idle or not self._shared.costs.is_settled(1, 1):
             # What the rounds of a rest take is taken for plain decoding's.
             return
-        rest = Rest.until(self._selector.missing_s(request, state, plain_s), state.looks.set_aside_s(plain_s))
+        rest = Rest.until(self._selector.missing_s(request, state, plain_s), state.probes.set_aside_s(plain_s))
         if rest is not None:
             self._rest, self._resting = rest, request
 
     def _wake(self) -> None:
-        """End the rest, if there is one: book its rounds, and what they saved for looks."""
+        """End the rest, if there is one: book its rounds, and what they saved for probes."""
         rest, request, self._rest, self._resting = self._rest, self._resting, None, None
         if rest is None or request is None or not rest.rounds:
             return
@@ -430,7 +430,7 @@ class AutoPolicy:
         further = rest.rounds - 1
         self._rounds += further
         state.rounds += further
-        state.looks.save(rest.plain_s * further / rest.rounds)
+        state.probes.save(rest.plain_s * further / rest.rounds)
 
     def _book(self, tokens: int, actual_s: float, plain_s: float, rounds: int = 1) -> None:
         """Enter rounds in the ledger of all requests, and in the pace of late."""

@@ -1,7 +1,7 @@
 """Rests: plain rounds of a single request that one decision stands for.
 
-Where nothing is worth drafting, nothing has to be decided until the next look at a draft is due. With passes of a
-millisecond, deciding and booking every round anew would cost more than such looks do.
+Where nothing is worth drafting, nothing has to be decided until the next probe of a draft is due. With passes of a
+millisecond, deciding and booking every round anew would cost more than such probes do.
 """
 
 from __future__ import annotations

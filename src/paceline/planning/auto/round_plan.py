@@ -43,7 +43,7 @@ class RequestPlan:
         num_proposals: in the tree when ``tree`` was made.
         num_prunings: of the tree before ``tree`` was made.
         beside: by drafter asked, whether something of note had been drafted before.
-        looked_at: drafters that are asked only to see what they say.
+        probed: drafters that are asked only to see what they say.
     """
 
     request: Request
@@ -54,7 +54,7 @@ class RequestPlan:
     num_proposals: int = 0
     num_prunings: int = 0
     beside: dict[str, bool] = field(default_factory=dict)
-    looked_at: set[str] = field(default_factory=set)
+    probed: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class RoundPlan:
         most_rows: drafted rows that can be verified within the headroom.
         blocked: whether there are none.
         blind_branches: trees of blind requests that may branch.
-        paid: blind requests whose drafts are a look, paid for with all that it takes.
+        paid: blind requests whose drafts are a probe, paid for with all that it takes.
         predicted_draft_s: by drafter, what its passes should take.
         asked: by drafter, the requests it was asked for.
         reading: by drafter that is asked for the first time for some of the requests, tokens of theirs that it reads.
@@ -167,7 +167,7 @@ class RoundPlan:
         within = (rows for rows in range(widest, 0, -1) if self.seconds(rows) - plain_s <= headroom_s)
         most_rows = next(within, 0)
         self.blocked = not most_rows
-        # Where nothing is within reach, what is looked at is followed as far as it goes, on paper.
+        # Where nothing is within reach, what is probed is followed as far as it goes, on paper.
         self.most_rows = most_rows or math.inf
 
     @property
