@@ -13,7 +13,7 @@ from paceline.planning.auto.gains import COPIED_ROUNDS, Gains
 from paceline.planning.auto.learned import DrafterState
 from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.planner_state import PlannerState
-from paceline.planning.auto.probes import PROBES_IN_A_ROW, Comeback
+from paceline.planning.auto.probes import PROBES_IN_A_ROW, ReentryTest
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.auto.survival import GrownTree
 from paceline.planning.base import RoundRecord
@@ -84,12 +84,12 @@ def test_looks_are_confirmed_by_what_was_verified_of_that_drafter_alone(source: 
     planner = PlannerState(smooth(0.01, 0.001))
     request = cast(Request, SimpleNamespace(id=1, num_prompt=1, token_ids=[1, 2, 3]))
     planner.begin(request, Ledger(0.1))
-    comeback = planner.requests[1].comebacks["draft"] = Comeback()
-    comeback.add(0.9, right=True)
-    assert comeback.probes_left == 0
+    reentry_test = planner.requests[1].reentry_tests["draft"] = ReentryTest()
+    reentry_test.add(0.9, right=True)
+    assert reentry_test.probes_left == 0
     planned = RoundPlan(planner.costs, {}, 1, 100.0, 50, 0.011, 0.05, draft_max=4, branches=0)
     planned.plans[1] = RequestPlan(request, False, 0, tree=GrownTree((-1,), (1,), (0,), [], [1.0]))
     tree = DraftTree(1)
     tree.add(ROOT, 2, source=source)
     planner.learn(planned, RoundRecord([request], [tree], [], [], 0, 0, 0.0, 0.0, {}, 0.011, 0.011))
-    assert comeback.probes_left == probes
+    assert reentry_test.probes_left == probes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planning.auto.probes import PROBE_SHARE, PROBES_IN_A_ROW, Comeback, ProbeBudget
+from paceline.planning.auto.probes import PROBE_SHARE, PROBES_IN_A_ROW, ProbeBudget, ReentryTest
 
 
 def test_every_drafter_has_its_part_of_what_is_set_aside() -> None:
@@ -24,59 +24,59 @@ def test_a_look_is_paid_for_or_not_taken() -> None:
 
 
 def test_a_look_that_was_right_against_expectation_is_followed_by_more() -> None:
-    comeback = Comeback()
-    comeback.add(chance=0.2, right=True)
-    assert comeback.probes_left == PROBES_IN_A_ROW
-    comeback.probes_left -= 1
-    comeback.add(chance=0.3, right=False)
-    assert comeback.probes_left == PROBES_IN_A_ROW - 1
-    comeback.add(chance=0.3, right=False)
-    assert comeback.probes_left == 0
+    reentry_test = ReentryTest()
+    reentry_test.add(chance=0.2, right=True)
+    assert reentry_test.probes_left == PROBES_IN_A_ROW
+    reentry_test.probes_left -= 1
+    reentry_test.add(chance=0.3, right=False)
+    assert reentry_test.probes_left == PROBES_IN_A_ROW - 1
+    reentry_test.add(chance=0.3, right=False)
+    assert reentry_test.probes_left == 0
 
 
 def test_one_that_was_wrong_after_the_last_of_the_looks_is_followed_by_one_more() -> None:
-    comeback = Comeback()
-    comeback.add(chance=0.2, right=True)
-    comeback.probes_left = 0
-    comeback.add(chance=0.3, right=False)
-    assert comeback.probes_left == 1
+    reentry_test = ReentryTest()
+    reentry_test.add(chance=0.2, right=True)
+    reentry_test.probes_left = 0
+    reentry_test.add(chance=0.3, right=False)
+    assert reentry_test.probes_left == 1
 
 
 def test_a_streak_is_followed_however_likely_it_was_and_has_to_be_longer_after_one_that_came_to_nothing() -> None:
-    comeback = Comeback()
+    reentry_test = ReentryTest()
 
     def probes_after(*verdicts: bool) -> int:
         for right in verdicts:
-            comeback.add(chance=0.8, right=right)
-        return comeback.probes_left
+            reentry_test.add(chance=0.8, right=right)
+        return reentry_test.probes_left
 
     assert probes_after(True) == 0
     assert probes_after(True) == PROBES_IN_A_ROW
     assert probes_after(False, True, True) == 0
     assert probes_after(True) == PROBES_IN_A_ROW
-    comeback.confirm()
+    reentry_test.confirm()
     assert probes_after(False, True, True) == PROBES_IN_A_ROW
 
 
 def test_what_was_worth_verifying_and_right_is_reason_to_look_again() -> None:
-    comeback = Comeback()
-    comeback.add(chance=0.8, right=True)
-    assert comeback.probes_left == 0
-    comeback.confirm()
-    assert comeback.probes_left == PROBES_IN_A_ROW
-    comeback.add(chance=0.8, right=False)
-    comeback.confirm()
-    assert comeback.probes_left == 0
+    reentry_test = ReentryTest()
+    reentry_test.add(chance=0.8, right=True)
+    assert reentry_test.probes_left == 0
+    reentry_test.confirm()
+    assert reentry_test.probes_left == PROBES_IN_A_ROW
+    reentry_test.add(chance=0.8, right=False)
+    reentry_test.confirm()
+    assert reentry_test.probes_left == 0
 
 
 def test_a_long_streak_is_not_ended_by_one_that_was_wrong() -> None:
-    comeback = Comeback()
+    reentry_test = ReentryTest()
     for _ in range(6):
-        comeback.add(chance=0.8, right=True)
-    comeback.add(chance=0.8, right=False)
-    assert comeback.probes_left == 1
-    comeback.add(chance=0.8, right=True)
-    assert comeback.probes_left == PROBES_IN_A_ROW
+        reentry_test.add(chance=0.8, right=True)
+    reentry_test.add(chance=0.8, right=False)
+    assert reentry_test.probes_left == 1
+    reentry_test.add(chance=0.8, right=True)
+    assert reentry_test.probes_left == PROBES_IN_A_ROW
     for _ in range(2):
-        comeback.add(chance=0.8, right=False)
-    assert comeback.probes_left == 0
+        reentry_test.add(chance=0.8, right=False)
+    assert reentry_test.probes_left == 0

@@ -125,7 +125,7 @@ class DrafterSelector:
         self, request: Request, state: RequestState, pace: float, token_s: float, *, blocked: bool
     ) -> bool:
         """Return whether by what is known some drafter is worth asking."""
-        if any(comeback.probes_left for comeback in state.comebacks.values()):
+        if any(reentry_test.probes_left for reentry_test in state.reentry_tests.values()):
             return True
         if blocked:
             # DrafterSelector costs time too, and there is none to lose.
@@ -400,13 +400,13 @@ class DrafterSelector:
                 return True
             # Too little to catch up for, and probes may show more: or what is known of it would stay as it is for good.
         plan.probed.add(name)
-        comeback = state.comebacks[name]
-        if comeback.probes_left:
+        reentry_test = state.reentry_tests[name]
+        if reentry_test.probes_left:
             if level_s + catch_up_s <= planned.plain_s / 8:
-                comeback.probes_left -= 1
+                reentry_test.probes_left -= 1
                 return True
             # Too dear to follow at once: or every round would be planned for probes that are never made.
-            comeback.probes_left = 0
+            reentry_test.probes_left = 0
         if self._reads_for_the_prompt(request, state, name, catch_up_s, token_s):
             return True
         # What was set aside for before it was decided to probe is enough.

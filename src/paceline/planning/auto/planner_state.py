@@ -15,7 +15,7 @@ from paceline.planning.auto.learned import DrafterState, Learned
 from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.paper import PaperTrading
-from paceline.planning.auto.probes import Comeback, ProbeBudget
+from paceline.planning.auto.probes import ProbeBudget, ReentryTest
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.auto.survival import GrownTree, Outlook, SurvivalModel
 from paceline.planning.base import RoundCosts, RoundRecord, with_floor
@@ -45,14 +45,14 @@ class RequestState:
         invested: of models that read what they had missed because that was to pay, the share of the answer it took.
         runs: by text lookup, tokens that it has been right in a row.
         paper: drafts that could not be afforded.
-        comebacks: by model, whether it may be asked all the same, because it was right of late.
+        reentry_tests: by model, whether it may be asked all the same, because it was right of late.
     """
 
     ledger: Ledger
     outlooks: dict[str, Outlook] = field(default_factory=dict)
     gains: dict[str, Gains] = field(default_factory=dict)
     probes: ProbeBudget = field(default_factory=ProbeBudget)
-    comebacks: dict[str, Comeback] = field(default_factory=dict)
+    reentry_tests: dict[str, ReentryTest] = field(default_factory=dict)
     rounds: int = 0
     asked: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class RequestState:
         self.probes.saved_s[name] = 0.0
         self.gains[name] = drafter.gains.copy()
         if drafter.is_model:
-            self.comebacks[name] = Comeback()
+            self.reentry_tests[name] = ReentryTest()
 
 
 class PlannerState:
@@ -175,12 +175,12 @@ class PlannerState:
                 if not self.drafters[verdict.source].is_model and verdict.source != GRAMMAR:
                     run = state.runs.get(verdict.source, 0)
                     state.runs[verdict.source] = run + 1 if verdict.right else 0
-                if verdict.depth == 1 and verdict.source in state.comebacks:
-                    state.comebacks[verdict.source].add(verdict.chance, verdict.right)
-            if state.comebacks:
+                if verdict.depth == 1 and verdict.source in state.reentry_tests:
+                    state.reentry_tests[verdict.source].add(verdict.chance, verdict.right)
+            if state.reentry_tests:
                 verified = {candidate.source for node in range(len(tree)) for candidate in tree.candidates(node)}
-                for name in verified & state.comebacks.keys():
-                    state.comebacks[name].confirm()
+                for name in verified & state.reentry_tests.keys():
+                    state.reentry_tests[name].confirm()
         for name, spent_s in record.draft_seconds.items():
             asked = len(planned.asked.get(name, ()))
             if not asked:

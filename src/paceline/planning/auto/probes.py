@@ -52,7 +52,7 @@ class ProbeBudget:
 
 
 @dataclass(slots=True)
-class Comeback:
+class ReentryTest:
     """Probes of the drafts of a model that was given up, and whether they are reason to probe again at once.
 
     Probes have to be rare, and so few tell little. One that was right against expectation is followed by others, of
