@@ -9,12 +9,12 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import Drafter
 from paceline.drafters.grammar import NAME as GRAMMAR
+from paceline.planning.auto.counterfactual import CounterfactualCredit
 from paceline.planning.auto.floored_costs import FlooredCosts
 from paceline.planning.auto.gains import Gains
 from paceline.planning.auto.learned import DrafterState, Learned
 from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.online_costs import OnlineCosts
-from paceline.planning.auto.paper import PaperTrading
 from paceline.planning.auto.probes import ProbeBudget, ReentryTest
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.auto.survival import GrownTree, Outlook, SurvivalModel
@@ -44,7 +44,7 @@ class RequestState:
         held: by model, tokens of the text that it had at hand when its asking was last weighed.
         invested: of models that read what they had missed because that was to pay, the share of the answer it took.
         runs: by text lookup, tokens that it has been right in a row.
-        paper: drafts that could not be afforded.
+        counterfactual: drafts that could not be afforded.
         reentry_tests: by model, whether it may be asked all the same, because it was right of late.
     """
 
@@ -58,7 +58,7 @@ class RequestState:
     held: dict[str, int] = field(default_factory=dict)
     invested: dict[str, float] = field(default_factory=dict)
     runs: dict[str, int] = field(default_factory=dict)
-    paper: PaperTrading = field(default_factory=PaperTrading)
+    counterfactual: CounterfactualCredit = field(default_factory=CounterfactualCredit)
 
     def start_with(self, name: str, drafter: DrafterState) -> None:
         """Start with what is known of a drafter over all requests."""

@@ -32,10 +32,10 @@ from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.loading import DEFAULT_BRANCHES
 from paceline.planning.auto.calibration import Reliability
+from paceline.planning.auto.counterfactual import CounterfactualRound
 from paceline.planning.auto.drafter_selector import DrafterSelector
 from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.ledger import Ledger, LedgerEntry
-from paceline.planning.auto.paper import PaperRound
 from paceline.planning.auto.planner_state import PlannerState, RequestState
 from paceline.planning.auto.rest import Rest
 from paceline.planning.auto.round_plan import Proposal, RequestPlan, RoundPlan
@@ -56,8 +56,8 @@ START_SHARE: Final = 0.03
 RISKED_SHARE: Final = 0.7
 """Of what may be lost, in one round."""
 
-PAPER_ROUNDS: Final = 2.0
-"""Plain rounds that drafts have to win on paper before a request may lose more than was allowed: as many again as at
+COUNTERFACTUAL_ROUNDS: Final = 2.0
+"""Plain rounds that drafts held back have to win before a request may lose more than was allowed: as many again as at
 the start for the first time, and each time half as much for twice as many."""
 
 FIRST_PLAIN_ROUNDS: Final = 1
@@ -273,7 +273,7 @@ class AutoPolicy:
         wanted, affordable = planned.standing(), planned.affordable()
         self._shared.credit(planned, wanted.value)
         if wanted.kept and not affordable.kept and planned.requests == 1:
-            self._trade_on_paper(planned, wanted.kept)
+            self._open_counterfactual(planned, wanted.kept)
         if affordable is not wanted:
             cost_s = planned.seconds(len(wanted.kept)) - planned.plain_s + planned.draft_s
             why = self._why_risky(requests, cost_s)
@@ -344,7 +344,7 @@ class AutoPolicy:
                 own_s = plain_s / count + share * longer_s
                 shared.requests[request.id].ledger.book(own, own_s, own / count * plain_s)
         for request, own in zip(record.requests, record.emitted, strict=True):
-            self._follow_on_paper(request, own, plain_s)
+            self._follow_counterfactual(request, own, plain_s)
 
     def plain_round(self, record: RoundRecord) -> PlainTimes | None:
         """Return what the ledgers were booked with, and its bounds."""
@@ -410,7 +410,7 @@ class AutoPolicy:
 
     def _lie_down(self, request: Request, state: RequestState, plain_s: float) -> None:
         """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a probe."""
-        if not state.paper.idle or not self._shared.costs.is_settled(1, 1):
+        if not state.counterfactual.idle or not self._shared.costs.is_settled(1, 1):
             # What the rounds of a rest take is taken for plain decoding's.
             return
         rest = Rest.until(self._selector.missing_s(request, state, plain_s), state.probes.set_aside_s(plain_s))
@@ -440,23 +440,23 @@ class AutoPolicy:
         if self._is_open:
             self._shared.ledger.book(tokens, actual_s, plain_s)
 
-    def _trade_on_paper(self, planned: RoundPlan, ranked: Sequence[Proposal]) -> None:
+    def _open_counterfactual(self, planned: RoundPlan, ranked: Sequence[Proposal]) -> None:
         """Follow what would have been verified if it could have been afforded."""
         (plan,) = planned.plans.values()
-        paper = self._shared.requests[plan.request.id].paper
+        credit = self._shared.requests[plan.request.id].counterfactual
         # A blind request's tree is verified, whatever it is worth.
-        if plan.tree is not None and not plan.blind and paper.idle:
+        if plan.tree is not None and not plan.blind and credit.idle:
             extra_s = planned.seconds(len(ranked)) - planned.plain_s + planned.draft_s
-            paper.open(PaperRound(plan.tree, [node for _, _, node in ranked], extra_s))
+            credit.open(CounterfactualRound(plan.tree, [node for _, _, node in ranked], extra_s))
 
-    def _follow_on_paper(self, request: Request, emitted: int, plain_s: float) -> None:
+    def _follow_counterfactual(self, request: Request, emitted: int, plain_s: float) -> None:
         """Compare what was not verified with the tokens emitted; where it would have won enough, allow more."""
         state = self._shared.requests[request.id]
-        if state.paper.idle:
+        if state.counterfactual.idle:
             return
-        state.paper.follow(request.token_ids[len(request.token_ids) - emitted :], plain_s)
-        scale = 2.0**state.paper.grants
-        if state.paper.grant(PAPER_ROUNDS * scale * plain_s):
+        state.counterfactual.follow(request.token_ids[len(request.token_ids) - emitted :], plain_s)
+        scale = 2.0**state.counterfactual.grants
+        if state.counterfactual.grant(COUNTERFACTUAL_ROUNDS * scale * plain_s):
             state.ledger.grant(START_ROUNDS / scale * plain_s)
             self._shared.ledger.grant(START_ROUNDS / scale * plain_s)
 

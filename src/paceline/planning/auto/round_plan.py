@@ -167,7 +167,7 @@ class RoundPlan:
         within = (rows for rows in range(widest, 0, -1) if self.seconds(rows) - plain_s <= headroom_s)
         most_rows = next(within, 0)
         self.blocked = not most_rows
-        # Where nothing is within reach, what is probed is followed as far as it goes, on paper.
+        # Where nothing is within reach, what is probed is followed as far as it goes, for counterfactual credit.
         self.most_rows = most_rows or math.inf
 
     @property

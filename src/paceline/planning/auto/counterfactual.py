@@ -1,4 +1,4 @@
-"""Rounds on paper: what a draft that could not be afforded would have brought.
+"""Counterfactual credit: what a draft that could not be afforded would have brought.
 
 A ledger that is used up stops speculation, also where a few unlucky rounds came before a stretch that pays. What was
 drafted anyway is compared with what the target says in the plain rounds that follow, and entered as if it had been
@@ -15,7 +15,7 @@ from paceline.planning.auto.survival import GrownTree
 
 
 @dataclass(slots=True)
-class PaperRound:
+class CounterfactualRound:
     """A draft that was not verified, followed by what was said.
 
     Attributes:
@@ -47,8 +47,8 @@ class PaperRound:
 
 
 @dataclass(slots=True)
-class PaperTrading:
-    """One request's rounds on paper, one at a time.
+class CounterfactualCredit:
+    """One request's drafts that were held back, one at a time.
 
     Attributes:
         gained_s: seconds they would have won by now, losses set against gains.
@@ -57,22 +57,22 @@ class PaperTrading:
 
     gained_s: float = 0.0
     grants: int = 0
-    _open: PaperRound | None = None
+    _open: CounterfactualRound | None = None
 
     @property
     def idle(self) -> bool:
         """Whether a round can be opened."""
         return self._open is None
 
-    def open(self, paper_round: PaperRound) -> None:
+    def open(self, held_back: CounterfactualRound) -> None:
         """Start following a draft."""
-        self._open = paper_round
+        self._open = held_back
 
     def follow(self, emitted: Sequence[int], token_s: float) -> None:
         """Take note of tokens said, each of which takes plain decoding ``token_s`` seconds."""
-        paper_round = self._open
-        if paper_round is not None and paper_round.follow(emitted):
-            self.gained_s += paper_round.accepted * token_s - paper_round.extra_s
+        held_back = self._open
+        if held_back is not None and held_back.follow(emitted):
+            self.gained_s += held_back.accepted * token_s - held_back.extra_s
             self._open = None
 
     def grant(self, least_s: float) -> bool:
