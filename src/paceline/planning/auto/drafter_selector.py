@@ -9,11 +9,11 @@ from typing import Final
 from paceline.core.request import Request
 from paceline.core.tree import ROOT
 from paceline.drafters.base import Drafter, DraftJob
+from paceline.planning.auto.backoff import MAX_BACKOFF_ROUNDS
 from paceline.planning.auto.gains import GAIN_MEMORY
 from paceline.planning.auto.learned import DrafterState
 from paceline.planning.auto.planner_state import PlannerState, RequestState
 from paceline.planning.auto.probes import PROBE_SHARE
-from paceline.planning.auto.rest import LONGEST_REST
 from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others
 from paceline.planning.auto.survival import NEGLIGIBLE
 
@@ -46,7 +46,7 @@ _OF_NOTE: Final = 0.3
 _CAUGHT_UP: Final = 8
 """Unread tokens that a model reads along with a level: a pass so narrow takes hardly longer than one of one row."""
 
-_STALE: Final = LONGEST_REST
+_STALE: Final = MAX_BACKOFF_ROUNDS
 """Tokens of a text after which what a drafter brought to it is no longer what it would bring."""
 
 

@@ -31,13 +31,13 @@ from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.loading import DEFAULT_BRANCHES
+from paceline.planning.auto.backoff import Backoff
 from paceline.planning.auto.calibration import Reliability
 from paceline.planning.auto.counterfactual import CounterfactualRound
 from paceline.planning.auto.drafter_selector import DrafterSelector
 from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.ledger import Ledger, LedgerEntry
 from paceline.planning.auto.planner_state import PlannerState, RequestState
-from paceline.planning.auto.rest import Rest
 from paceline.planning.auto.round_plan import Proposal, RequestPlan, RoundPlan
 from paceline.planning.base import RoundCosts, RoundRecord
 from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS
@@ -133,8 +133,8 @@ class AutoPolicy:
         # Plain and actual seconds of late, of all requests.
         self._late_plain_s = self._late_actual_s = 0.0
         self._round: RoundPlan | None = None
-        self._rest: Rest | None = None
-        self._resting: Request | None = None
+        self._backoff: Backoff | None = None
+        self._backoff_request: Request | None = None
         # Whether there are drafters, so that there is something to keep a ledger of.
         self._is_open = False
         self._rounds = 0
@@ -154,22 +154,22 @@ class AutoPolicy:
 
     def begin(self, request: Request) -> None:
         """Start with what is known of all requests."""
-        self._wake()
+        self._leave_backoff()
         start_rounds = min(START_ROUNDS, START_SHARE * request.rules.max_tokens)
         start_s = start_rounds * self._shared.costs.round_s(1, len(request.token_ids))
         self._shared.begin(request, Ledger(start_s))
 
     def end(self, request: Request) -> None:
         """Forget the request; what it taught about all requests stays."""
-        self._wake()
+        self._leave_backoff()
         self._shared.end(request)
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
         """Open the round: every request may draft, unless it is a round of plain decoding for all."""
-        if self._rest is not None:
-            if len(requests) == 1 and requests[0] is self._resting:
+        if self._backoff is not None:
+            if len(requests) == 1 and requests[0] is self._backoff_request:
                 return [None]
-            self._wake()
+            self._leave_backoff()
         if not any(request.speculation.follows_policy for request in requests):
             self._round = None
             return [None] * len(requests)
@@ -216,7 +216,7 @@ class AutoPolicy:
         ]
         if not any(wanted):
             if count == 1:
-                self._lie_down(requests[0], states[0], plain_s)
+                self._enter_backoff(requests[0], states[0], plain_s)
             return [None] * count
         planned = RoundPlan(shared.costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
         widest = min(self.draft_max * count, max(_WIDEST, self.draft_max) if shared.costs.tells_plain else _WIDEST)
@@ -297,13 +297,13 @@ class AutoPolicy:
         if not count:
             shared.costs.observe_prompt(record.prefill_rows, record.prefill_context, verify_s, record.waited_s)
             return
-        if self._rest is not None:
+        if self._backoff is not None:
             self._plain = PlainTimes(verify_s, verify_s, verify_s)
-            self._rest.add(record)
-            if self._rest.over:
+            self._backoff.add(record)
+            if self._backoff.over:
                 # One of them says what passes take now as well as all would; a mean would take in what disturbed any.
                 shared.costs.observe_round(1, len(record.requests[0].token_ids) - 1, 1, verify_s, record.waited_s)
-                self._wake()
+                self._leave_backoff()
             return
         rows = sum(len(tree) for tree in record.trees)
         context = sum(len(request.token_ids) - 1 for request in record.requests)
@@ -408,29 +408,29 @@ class AutoPolicy:
         is_short = any(START_SHARE * request.rules.max_tokens < START_ROUNDS for request in speculating)
         return "short" if is_short else "no_gain"
 
-    def _lie_down(self, request: Request, state: RequestState, plain_s: float) -> None:
+    def _enter_backoff(self, request: Request, state: RequestState, plain_s: float) -> None:
         """Decide for as many rounds as nothing will be worth a decision: until enough was saved for a probe."""
         if not state.counterfactual.idle or not self._shared.costs.is_settled(1, 1):
-            # What the rounds of a rest take is taken for plain decoding's.
+            # What the rounds of a back-off take is taken for plain decoding's.
             return
-        rest = Rest.until(self._selector.missing_s(request, state, plain_s), state.probes.set_aside_s(plain_s))
-        if rest is not None:
-            self._rest, self._resting = rest, request
+        backoff = Backoff.until(self._selector.missing_s(request, state, plain_s), state.probes.set_aside_s(plain_s))
+        if backoff is not None:
+            self._backoff, self._backoff_request = backoff, request
 
-    def _wake(self) -> None:
-        """End the rest, if there is one: book its rounds, and what they saved for probes."""
-        rest, request, self._rest, self._resting = self._rest, self._resting, None, None
-        if rest is None or request is None or not rest.rounds:
+    def _leave_backoff(self) -> None:
+        """End the back-off, if there is one: book its rounds, and what they saved for probes."""
+        backoff, request, self._backoff, self._backoff_request = self._backoff, self._backoff_request, None, None
+        if backoff is None or request is None or not backoff.rounds:
             return
         state = self._shared.requests[request.id]
         self._since_plain = 0
-        self._book(rest.tokens, rest.actual_s, rest.plain_s, rest.rounds)
-        state.ledger.book(rest.tokens, rest.actual_s, rest.plain_s)
+        self._book(backoff.tokens, backoff.actual_s, backoff.plain_s, backoff.rounds)
+        state.ledger.book(backoff.tokens, backoff.actual_s, backoff.plain_s)
         # The first was counted when it was decided about.
-        further = rest.rounds - 1
+        further = backoff.rounds - 1
         self._rounds += further
         state.rounds += further
-        state.probes.save(rest.plain_s * further / rest.rounds)
+        state.probes.save(backoff.plain_s * further / backoff.rounds)
 
     def _book(self, tokens: int, actual_s: float, plain_s: float, rounds: int = 1) -> None:
         """Enter rounds in the ledger of all requests, and in the pace of late."""

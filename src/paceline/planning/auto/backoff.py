@@ -1,4 +1,4 @@
-"""Rests: plain rounds of a single request that one decision stands for.
+"""Back-off: one decision not to draft that stands for up to 32 plain rounds of a single request.
 
 Where nothing is worth drafting, nothing has to be decided until the next probe of a draft is due. With passes of a
 millisecond, deciding and booking every round anew would cost more than such probes do.
@@ -11,13 +11,13 @@ from typing import Final
 
 from paceline.planning.base import RoundRecord
 
-LONGEST_REST: Final = 32
+MAX_BACKOFF_ROUNDS: Final = 32
 """Rounds after which a decision is made again in any case: what a request saw longer ago says less than what others
 did, and it may be worth asking again."""
 
 
 @dataclass(slots=True)
-class Rest:
+class Backoff:
     """Rounds that are booked together.
 
     Attributes:
@@ -35,14 +35,14 @@ class Rest:
     plain_s: float = 0.0
 
     @classmethod
-    def until(cls, missing_s: float, saved_s: float) -> Rest | None:
-        """Return a rest of as many rounds as it takes to save what is missing; ``None`` if it is not worth one.
+    def until(cls, missing_s: float, saved_s: float) -> Backoff | None:
+        """Return a back-off of as many rounds as it takes to save what is missing; ``None`` if it is not worth one.
 
         Args:
             missing_s: seconds until there is something to decide.
             saved_s: that every round saves.
         """
-        longest = int(min(missing_s / saved_s, LONGEST_REST))
+        longest = int(min(missing_s / saved_s, MAX_BACKOFF_ROUNDS))
         return cls(longest) if longest > 1 else None
 
     @property
