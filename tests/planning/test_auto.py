@@ -758,7 +758,7 @@ def test_a_look_is_set_aside_for_what_a_draft_model_has_not_at_hand() -> None:
     selector = DrafterSelector(planner, 16)
     planner.begin(request, Ledger(0.0))
     state = planner.requests[request.id]
-    plans = {request.id: RequestPlan(request, blind=False, num_output=0)}
+    plans = {request.id: RequestPlan(request, draw_independent=False, num_output=0)}
     planned = RoundPlan(planner.costs, plans, 1, 1.0, len(request.token_ids), curve.round_s(1), 0.0, 16, 0)
     planned.limit(16)
     assert selector.select_first(planned, drafter, [DraftJob(request, DraftTree(1), DraftBudget(16))]) == [], (

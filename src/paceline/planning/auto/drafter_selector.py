@@ -151,14 +151,17 @@ class DrafterSelector:
             default=math.inf,
         )
 
-    def blind_depths(self, requests: Sequence[Request], planned: RoundPlan) -> list[int]:
+    def draw_independent_depths(self, requests: Sequence[Request], planned: RoundPlan) -> list[int]:
         """Return the lengths of chains that are worth most together, by what was accepted on average."""
         if not self._shared.drafters:
             # Nobody was met yet, for which one request is enough.
             return [1] + [0] * (len(requests) - 1)
         token_s = planned.plain_s / planned.requests
         states = [self._shared.requests[request.id] for request in requests]
-        names = [self._blind_names(request, state, token_s) for request, state in zip(requests, states, strict=True)]
+        names = [
+            self._draw_independent_names(request, state, token_s)
+            for request, state in zip(requests, states, strict=True)
+        ]
         proposals = []
         for index, (request, state) in enumerate(zip(requests, states, strict=True)):
             outlooks = [state.outlooks[name].ahead(None, self._draft_max) for name in names[index]]
@@ -194,8 +197,8 @@ class DrafterSelector:
                     rows += 1
         return depths
 
-    def _blind_names(self, request: Request, state: RequestState, token_s: float) -> list[str]:
-        """Return the drafters that a blind chain is to be expected of: models that have read the prompt, or may."""
+    def _draw_independent_names(self, request: Request, state: RequestState, token_s: float) -> list[str]:
+        """Return the drafters of a draw-independent chain: models that have read the prompt, or may."""
         drafters, length = self._shared.drafters, len(request.token_ids)
         models = [name for name, drafter in drafters.items() if drafter.is_model]
         is_early = state.rounds <= _FIRST_ROUNDS
@@ -242,28 +245,28 @@ class DrafterSelector:
     def _standing(self, planned: RoundPlan) -> Cut:
         """Return the best cut of all that is drafted, of trees too that the next drafter or level is not offered."""
         for plan in planned.plans.values():
-            if plan.draft is not None and not plan.blind:
+            if plan.draft is not None and not plan.draw_independent:
                 self._shared.grown(plan, plan.draft)
         return planned.standing()
 
     @staticmethod
     def _has_room(planned: RoundPlan, job: DraftJob) -> bool:
-        """Return whether a blind tree may get a branch, if it may need one: nothing of it is cut afterwards."""
-        if not planned.plans[job.request.id].blind or not job.tree.num_drafted:
+        """Return whether a draw-independent tree may get the branch it may need: nothing of it is cut afterwards."""
+        if not planned.plans[job.request.id].draw_independent or not job.tree.num_drafted:
             return True
-        planned.blind_branches += 1
-        return planned.blind_branches <= planned.branches
+        planned.draw_independent_branches += 1
+        return planned.draw_independent_branches <= planned.branches
 
     def select_further(self, planned: RoundPlan, name: str, jobs: Sequence[DraftJob]) -> list[DraftJob]:
         """Choose the trees to which a model should add a level beyond the first."""
         shared = self._shared
         level_s = shared.costs.draft_s(1, planned.context)
         fronts: list[tuple[float, DraftJob, int]] = []
-        blind: list[DraftJob] = []
+        draw_independent: list[DraftJob] = []
         for job in jobs:
             plan = planned.plans[job.request.id]
-            if plan.blind:
-                blind.append(job)
+            if plan.draw_independent:
+                draw_independent.append(job)
                 continue
             node = front_of(job.tree, name)
             if job.tree.depths[node] >= self._draft_max:
@@ -294,8 +297,10 @@ class DrafterSelector:
                     gained += tree.survivals[node]
                 node = tree.parents[node]
         outlook.sort(key=lambda front: -front.survival)
-        best_count = planned.most_worth(outlook, standing.value, (gained, rows), (own_gained, own_rows), len(blind))
-        chosen = [front.job for front in outlook[:best_count] if front.job is not None] + blind
+        best_count = planned.most_worth(
+            outlook, standing.value, (gained, rows), (own_gained, own_rows), len(draw_independent)
+        )
+        chosen = [front.job for front in outlook[:best_count] if front.job is not None] + draw_independent
         if chosen:
             planned.predicted_draft_s[name] += shared.costs.draft_s(len(chosen), planned.context)
             wanted = {job.request.id for job in chosen}
@@ -317,7 +322,7 @@ class DrafterSelector:
             unread, length = drafter.unread(request) or 0, len(request.token_ids)
             self._shared.requests[request.id].held[name] = length - unread
             catch_up_s = self._catch_up_s(unread, length)
-            is_ready = plan.blind and (catch_up_s == 0 or request.id in planned.paid)
+            is_ready = plan.draw_independent and (catch_up_s == 0 or request.id in planned.paid)
             if is_ready or (len(chosen) < most and self._asks_model(planned, plan, name, catch_up_s, standing)):
                 chosen.append(job)
                 reading_s += catch_up_s
@@ -358,7 +363,7 @@ class DrafterSelector:
         state = self._shared.requests[plan.request.id]
         gain = state.gains[name].where(plan.beside[name])
         reading_s = self._dear_reading_s(plan.request, state, name, planned.plain_s / planned.requests)
-        is_hoped_for = plan.blind or (
+        is_hoped_for = plan.draw_independent or (
             not planned.blocked and (gain.rounds == 0 or gain.hoped > planned.pace * drafter.ask_s)
         )
         if is_hoped_for and not reading_s:

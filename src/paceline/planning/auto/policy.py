@@ -209,7 +209,7 @@ class AutoPolicy:
         wanted = [
             request.speculation.follows_policy
             and (
-                _is_blind(request)
+                _is_draw_independent(request)
                 or self._selector.is_worthwhile(request, state, pace, plain_s / count, blocked=blocked)
             )
             for request, state in zip(requests, states, strict=True)
@@ -226,21 +226,30 @@ class AutoPolicy:
             return [None] * count
         planned.limit(widest)
         self._off = self._why_risky(requests, self._cheapest_s) if planned.blocked else "no_gain"
-        blind_requests = [request for request in requests if _is_blind(request)]
-        blind_depths = iter(self._selector.blind_depths(blind_requests, planned) if blind_requests else ())
+        independent_requests = [request for request in requests if _is_draw_independent(request)]
+        draw_independent_depths = iter(
+            self._selector.draw_independent_depths(independent_requests, planned) if independent_requests else ()
+        )
         budgets: list[DraftBudget | None] = []
         # Among more the usual drafts fill the widest pass, and all would wait for one's copy.
         are_few = count * LEAST_COPY <= _WIDEST
         for request, state, is_wanted in zip(requests, states, wanted, strict=True):
-            blind = _is_blind(request)
+            draw_independent = _is_draw_independent(request)
             copies = are_few and max(state.runs.values(), default=0) >= LEAST_COPY
             deepest = self.copy_max if copies else self.draft_max
-            depth = next(blind_depths) if blind else deepest
+            depth = next(draw_independent_depths) if draw_independent else deepest
             if depth == 0 or not is_wanted:
                 budgets.append(None)
                 continue
-            planned.plans[request.id] = RequestPlan(request, blind, request.num_output)
-            budgets.append(DraftBudget(depth, 1 if blind else self.siblings, probability=not blind, margin=not blind))
+            planned.plans[request.id] = RequestPlan(request, draw_independent, request.num_output)
+            budgets.append(
+                DraftBudget(
+                    depth,
+                    1 if draw_independent else self.siblings,
+                    probability=not draw_independent,
+                    margin=not draw_independent,
+                )
+            )
         if planned.plans:
             self._round = planned
         return budgets
@@ -282,7 +291,7 @@ class AutoPolicy:
         for _, request_id, node in affordable.kept:
             kept[request_id].append(node)
         for request_id, tree in owners.items():
-            if not planned.plans[request_id].blind and len(kept[request_id]) < tree.num_drafted:
+            if not planned.plans[request_id].draw_independent and len(kept[request_id]) < tree.num_drafted:
                 tree.keep(kept[request_id])
 
     def observe(self, record: RoundRecord) -> None:
@@ -444,8 +453,8 @@ class AutoPolicy:
         """Follow what would have been verified if it could have been afforded."""
         (plan,) = planned.plans.values()
         credit = self._shared.requests[plan.request.id].counterfactual
-        # A blind request's tree is verified, whatever it is worth.
-        if plan.tree is not None and not plan.blind and credit.idle:
+        # A draw-independent request's tree is verified, whatever it is worth.
+        if plan.tree is not None and not plan.draw_independent and credit.idle:
             extra_s = planned.seconds(len(ranked)) - planned.plain_s + planned.draft_s
             credit.open(CounterfactualRound(plan.tree, [node for _, _, node in ranked], extra_s))
 
@@ -461,6 +470,6 @@ class AutoPolicy:
             self._shared.ledger.grant(START_ROUNDS / scale * plain_s)
 
 
-def _is_blind(request: Request) -> bool:
+def _is_draw_independent(request: Request) -> bool:
     """Return whether nothing may depend on what is drawn for a request."""
     return request.verifier.name == "rejection" and not request.params.greedy

@@ -36,7 +36,7 @@ class RequestPlan:
 
     Attributes:
         request: whose.
-        blind: whether nothing may depend on what is drawn; its tree is verified as it is.
+        draw_independent: whether nothing may depend on what is drawn; its tree is verified as it is.
         num_output: tokens of the answer before the round.
         draft: what was drafted; ``None`` before any drafter was asked.
         tree: its survivals, as the tree was grown; ``None`` before anything was drafted.
@@ -47,7 +47,7 @@ class RequestPlan:
     """
 
     request: Request
-    blind: bool
+    draw_independent: bool
     num_output: int
     draft: DraftTree | None = None
     tree: GrownTree | None = None
@@ -109,8 +109,8 @@ class RoundPlan:
         branches: most branches of all trees together.
         most_rows: drafted rows that can be verified within the headroom.
         blocked: whether there are none.
-        blind_branches: trees of blind requests that may branch.
-        paid: blind requests whose drafts are a probe, paid for with all that it takes.
+        draw_independent_branches: trees of draw-independent requests that may branch.
+        paid: draw-independent requests whose drafts are a probe, paid for with all that it takes.
         predicted_draft_s: by drafter, what its passes should take.
         asked: by drafter, the requests it was asked for.
         reading: by drafter that is asked for the first time for some of the requests, tokens of theirs that it reads.
@@ -129,7 +129,7 @@ class RoundPlan:
     branches: int
     most_rows: float = math.inf
     blocked: bool = False
-    blind_branches: int = 0
+    draw_independent_branches: int = 0
     paid: set[int] = field(default_factory=set)
     predicted_draft_s: dict[str, float] = field(default_factory=dict)
     asked: dict[str, list[int]] = field(default_factory=dict)
