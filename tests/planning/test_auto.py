@@ -605,9 +605,9 @@ def test_what_one_drafter_brings_several_requests_is_not_credited_to_the_next() 
     learned = policy.learned()
     assert learned is not None
     drafters = learned.drafters
-    assert drafters["perfect"].gains.alone.mean > 1.0
-    assert drafters["draft"].gains.alone.rounds >= 8
-    assert drafters["draft"].gains.alone.mean <= 0.0
+    assert drafters["perfect"].gains.solo.mean > 1.0
+    assert drafters["draft"].gains.solo.rounds >= 8
+    assert drafters["draft"].gains.solo.mean <= 0.0
 
 
 def test_trees_have_no_more_branches_than_the_engine_can_hold() -> None:

@@ -23,12 +23,12 @@ from tests.planning.helpers import smooth
 def test_what_one_text_showed_of_a_drafter_counts_for_few_rounds_of_the_next() -> None:
     of_all = Gains()
     for _ in range(100):
-        of_all.alone.add(1.0)
+        of_all.solo.add(1.0)
     own = of_all.copy()
     for _ in range(COPIED_ROUNDS):
-        own.alone.add(0.0)
-    assert own.alone.mean == pytest.approx(0.5)
-    assert of_all.alone.mean == 1.0
+        own.solo.add(0.0)
+    assert own.solo.mean == pytest.approx(0.5)
+    assert of_all.solo.mean == 1.0
 
 
 def test_what_a_short_prompt_took_to_read_says_nothing_of_long_ones() -> None:

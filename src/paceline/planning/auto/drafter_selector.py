@@ -99,7 +99,7 @@ class DrafterSelector:
         """Return whether what a prompt cost pays for a model to read it, as nothing is known of a draft before that."""
         if name in state.asked:
             return False
-        of_all = self._shared.drafters[name].gains.alone
+        of_all = self._shared.drafters[name].gains.solo
         share = PROBE_SHARE if of_all.rounds == GAIN_MEMORY and of_all.hoped <= 0 else INVESTED_SHARE
         return catch_up_s <= min(share * self._reading_s(request), TRIED_SHARE * request.num_left * token_s)
 
@@ -139,7 +139,7 @@ class DrafterSelector:
             is_stale = length - state.asked.get(name, 0) > _STALE
             gains = drafter.gains if is_stale else state.gains[name]
             asking_s = deciding_s + (0.0 if drafter.is_model else drafter.ask_s)
-            if max(gains.alone.hoped, gains.beside.hoped) > pace * asking_s:
+            if max(gains.solo.hoped, gains.co_proposal.hoped) > pace * asking_s:
                 return True
         return False
 
@@ -227,7 +227,7 @@ class DrafterSelector:
         for job in jobs:
             plan = planned.plans[job.request.id]
             plan.draft = job.tree
-            plan.beside[name] = max(self._shared.grown(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
+            plan.has_co_proposal[name] = max(self._shared.grown(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
         standing = self._standing(planned)
         planned.value_before[name] = standing.value
         growing = [job for job in jobs if self._has_room(planned, job)]
@@ -361,7 +361,7 @@ class DrafterSelector:
     def _asks_free(self, planned: RoundPlan, plan: RequestPlan, name: str, drafter: DrafterState) -> bool:
         """Return whether a drafter without a model is worth asking for one request, or a probe that is paid for."""
         state = self._shared.requests[plan.request.id]
-        gain = state.gains[name].where(plan.beside[name])
+        gain = state.gains[name].where(plan.has_co_proposal[name])
         reading_s = self._dear_reading_s(plan.request, state, name, planned.plain_s / planned.requests)
         is_hoped_for = plan.draw_independent or (
             not planned.blocked and (gain.rounds == 0 or gain.hoped > planned.pace * drafter.ask_s)
@@ -375,9 +375,9 @@ class DrafterSelector:
         shared, request = self._shared, plan.request
         state = shared.requests[request.id]
         level_s = shared.costs.draft_s(1, planned.context)
-        gain = state.gains[name].where(plan.beside[name])
+        gain = state.gains[name].where(plan.has_co_proposal[name])
         if gain.rounds < _TRIALS:
-            gain = shared.drafters[name].gains.where(plan.beside[name])
+            gain = shared.drafters[name].gains.where(plan.has_co_proposal[name])
         # What asking brought counts for more than what was expected of it; a few tries are worth a level each.
         expected = gain.hoped if gain.rounds >= _TRIALS else level_s * planned.pace
         is_affordable = not planned.blocked and level_s <= planned.headroom_s

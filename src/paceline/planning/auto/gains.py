@@ -13,6 +13,9 @@ GAIN_MEMORY: Final = 25
 COPIED_ROUNDS: Final = 8
 """What is known of other requests counts as so many rounds of a new one's own."""
 
+_KEPT_AS: Final = {"alone": "solo", "beside": "co_proposal"}
+"""Fields by their keys on disk."""
+
 
 @dataclass(slots=True)
 class Gain:
@@ -44,22 +47,26 @@ class Gain:
 
 @dataclass(slots=True)
 class Gains:
-    """Of one drafter: where nothing of note was drafted before it was asked, and beside something."""
+    """Of one drafter: where nothing of note was drafted before it was asked, and beside a co-proposal."""
 
-    alone: Gain = field(default_factory=Gain)
-    beside: Gain = field(default_factory=Gain)
+    solo: Gain = field(default_factory=Gain)
+    co_proposal: Gain = field(default_factory=Gain)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for :func:`json.dumps`."""
+        return {key: dataclasses.asdict(getattr(self, name)) for key, name in _KEPT_AS.items()}
 
     @classmethod
     def from_json(cls, learned: Any) -> Gains:
-        """Return the gains whose :func:`dataclasses.asdict` this is.
+        """Return the gains that :meth:`to_json` gave.
 
         Raises:
             ValueError: they are none.
             TypeError: likewise.
             OverflowError: likewise.
         """
-        gains = cls(**{name: Gain(**gain) for name, gain in learned.items()})
-        for gain in (gains.alone, gains.beside):
+        gains = cls(**{_KEPT_AS[key]: Gain(**gain) for key, gain in learned.items()})
+        for gain in (gains.solo, gains.co_proposal):
             gain.mean, gain.variance = float(gain.mean), float(gain.variance)
             is_whole = isinstance(gain.rounds, int) and 0 <= gain.rounds <= GAIN_MEMORY
             if not is_whole or not abs(gain.mean) < math.inf or not 0 <= gain.variance < math.inf:
@@ -68,8 +75,10 @@ class Gains:
 
     def copy(self) -> Gains:
         """Return gains that go on from here by themselves."""
-        return Gains(*(dataclasses.replace(g, rounds=min(g.rounds, COPIED_ROUNDS)) for g in (self.alone, self.beside)))
+        return Gains(
+            *(dataclasses.replace(g, rounds=min(g.rounds, COPIED_ROUNDS)) for g in (self.solo, self.co_proposal))
+        )
 
-    def where(self, is_beside: bool) -> Gain:
+    def where(self, has_co_proposal: bool) -> Gain:
         """Return the one of the two that counts here."""
-        return self.beside if is_beside else self.alone
+        return self.co_proposal if has_co_proposal else self.solo

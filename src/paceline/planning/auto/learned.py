@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,7 +60,7 @@ class DrafterState:
             "first": self.chances.first.to_json(),
             "siblings": None if siblings is None else siblings.to_json(),
             "outlook": self.outlook.to_json(),
-            "gains": dataclasses.asdict(self.gains),
+            "gains": self.gains.to_json(),
             "ask_s": self.ask_s,
             "read_token_s": self.read_token_s,
             "paid": self.paid,

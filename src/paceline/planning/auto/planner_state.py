@@ -157,9 +157,9 @@ class PlannerState:
                 spent_s = planned.predicted_draft_s.get(name, 0.0)
                 gain = (value - planned.value_before[name]) / len(asked) - planned.pace * spent_s / len(asked)
                 for request_id in asked:
-                    is_beside = planned.plans[request_id].beside[name]
-                    self.requests[request_id].gains[name].where(is_beside).add(gain)
-                    self.drafters[name].gains.where(is_beside).add(gain)
+                    has_co_proposal = planned.plans[request_id].has_co_proposal[name]
+                    self.requests[request_id].gains[name].where(has_co_proposal).add(gain)
+                    self.drafters[name].gains.where(has_co_proposal).add(gain)
             value = planned.value_before[name]
 
     def learn(self, planned: RoundPlan, record: RoundRecord) -> None:

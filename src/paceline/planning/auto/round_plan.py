@@ -42,7 +42,7 @@ class RequestPlan:
         tree: its survivals, as the tree was grown; ``None`` before anything was drafted.
         num_proposals: in the tree when ``tree`` was made.
         num_prunings: of the tree before ``tree`` was made.
-        beside: by drafter asked, whether something of note had been drafted before.
+        has_co_proposal: by drafter asked, whether something of note had been drafted before.
         probed: drafters that are asked only to see what they say.
     """
 
@@ -53,7 +53,7 @@ class RequestPlan:
     tree: GrownTree | None = None
     num_proposals: int = 0
     num_prunings: int = 0
-    beside: dict[str, bool] = field(default_factory=dict)
+    has_co_proposal: dict[str, bool] = field(default_factory=dict)
     probed: set[str] = field(default_factory=set)
 
 
