@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planning.auto.probes import PROBE_SHARE, PROBES_IN_A_ROW, ProbeBudget, ReentryTest
+from paceline.planning.auto.exploration import PROBE_SHARE
+from paceline.planning.auto.probes import PROBES_IN_A_ROW, ProbeBudget, ReentryTest
 
 
 def test_every_drafter_has_its_part_of_what_is_set_aside() -> None:

@@ -29,4 +29,4 @@ def test_drafts_have_to_make_up_for_requests_that_end_apart(requests: int, draft
 @pytest.mark.parametrize(("requests", "fewest"), [(1, 1), (64, 6)])
 def test_nothing_is_hoped_for_where_even_right_drafts_could_not(requests: int, fewest: int) -> None:
     planned = round_of(requests)
-    assert [planned.is_hopeful(widest) for widest in range(1, 9)] == [widest >= fewest for widest in range(1, 9)]
+    assert [planned.may_pay(widest) for widest in range(1, 9)] == [widest >= fewest for widest in range(1, 9)]

@@ -10,24 +10,20 @@ from paceline.core.request import Request
 from paceline.core.tree import ROOT
 from paceline.drafters.base import Drafter, DraftJob
 from paceline.planning.auto.backoff import MAX_BACKOFF_ROUNDS
+from paceline.planning.auto.exploration import (
+    DOUBTED_CATCH_UP_SHARE,
+    FREE_PREFILL_SHARE,
+    PROBE_SHARE,
+    PROMISING_CATCH_UP_SHARE,
+    PROMPT_CATCH_UP_SHARE,
+    UNPROMISING_CATCH_UP_SHARE,
+    WARM_UP_SHARE,
+)
 from paceline.planning.auto.gains import GAIN_MEMORY
 from paceline.planning.auto.learned import DrafterState
 from paceline.planning.auto.planner_state import PlannerState, RequestState
-from paceline.planning.auto.probes import PROBE_SHARE
 from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others
 from paceline.planning.auto.survival import NEGLIGIBLE
-
-INVESTED_SHARE: Final = 0.03
-"""Of the time a prompt took the target that a draft model may take to catch up with it."""
-
-HOPED_SHARE: Final = 0.08
-DOUBTED_SHARE: Final = 0.04
-TRIED_SHARE: Final = 0.01
-"""Of what is left of an answer, that it may take: if drafts as they were elsewhere, or mostly are, would be worth it
-here; the same where that was wrong the last time; and if they would not be."""
-
-FREE_READING_SHARE: Final = 0.03
-"""Of what is left of an answer, that a drafter without a model may take to read the prompt."""
 
 _RETURN_BELIEVED: Final = 0.4
 """Of what drafts are expected to bring over what is left of an answer: before that there is an early end, or worse."""
@@ -35,10 +31,8 @@ _RETURN_BELIEVED: Final = 0.4
 _TRIALS: Final = 3
 """Rounds in which a drafter was asked, before what that brought counts for more than what is expected of it."""
 
-_FIRST_ROUNDS: Final = 8
-"""Rounds of a request in which every drafter deserves to be heard ..."""
-HEARING_SHARE: Final = 0.01
-"""... as long as planning them takes no more than this share of what is left of the answer."""
+_WARM_UP_ROUNDS: Final = 8
+"""Rounds of a request in which every drafter is asked, as far as :data:`WARM_UP_SHARE` allows."""
 
 _OF_NOTE: Final = 0.3
 """Chance of the likeliest token drafted so far from which on another drafter is asked beside something, not alone."""
@@ -91,7 +85,7 @@ class DrafterSelector:
         if name in state.asked:
             return 0.0
         reading_s = self._shared.drafters[name].read_token_s * len(request.token_ids)
-        return reading_s if reading_s > FREE_READING_SHARE * request.num_left * token_s else 0.0
+        return reading_s if reading_s > FREE_PREFILL_SHARE * request.num_left * token_s else 0.0
 
     def _reads_for_the_prompt(
         self, request: Request, state: RequestState, name: str, catch_up_s: float, token_s: float
@@ -100,8 +94,10 @@ class DrafterSelector:
         if name in state.asked:
             return False
         of_all = self._shared.drafters[name].gains.solo
-        share = PROBE_SHARE if of_all.rounds == GAIN_MEMORY and of_all.hoped <= 0 else INVESTED_SHARE
-        return catch_up_s <= min(share * self._reading_s(request), TRIED_SHARE * request.num_left * token_s)
+        share = PROBE_SHARE if of_all.rounds == GAIN_MEMORY and of_all.upper_confidence <= 0 else PROMPT_CATCH_UP_SHARE
+        return catch_up_s <= min(
+            share * self._reading_s(request), UNPROMISING_CATCH_UP_SHARE * request.num_left * token_s
+        )
 
     def _reading_s(self, request: Request) -> float:
         """Return what reading the whole prompt takes the target: what its cache held is priced by the profile."""
@@ -131,15 +127,15 @@ class DrafterSelector:
             # DrafterSelector costs time too, and there is none to lose.
             return False
         drafters, deciding_s, length = self._shared.drafters, self._shared.deciding_s, len(request.token_ids)
-        is_early = state.rounds <= _FIRST_ROUNDS
-        if not drafters or (is_early and state.rounds * deciding_s <= HEARING_SHARE * request.num_left * token_s):
+        is_early = state.rounds <= _WARM_UP_ROUNDS
+        if not drafters or (is_early and state.rounds * deciding_s <= WARM_UP_SHARE * request.num_left * token_s):
             return True
         for name, drafter in drafters.items():
             # What a request saw long ago says less than what others that share its rounds have seen since.
             is_stale = length - state.asked.get(name, 0) > _STALE
             gains = drafter.gains if is_stale else state.gains[name]
             asking_s = deciding_s + (0.0 if drafter.is_model else drafter.ask_s)
-            if max(gains.solo.hoped, gains.co_proposal.hoped) > pace * asking_s:
+            if max(gains.solo.upper_confidence, gains.co_proposal.upper_confidence) > pace * asking_s:
                 return True
         return False
 
@@ -201,19 +197,19 @@ class DrafterSelector:
         """Return the drafters of a draw-independent chain: models that have read the prompt, or may."""
         drafters, length = self._shared.drafters, len(request.token_ids)
         models = [name for name, drafter in drafters.items() if drafter.is_model]
-        is_early = state.rounds <= _FIRST_ROUNDS
+        is_early = state.rounds <= _WARM_UP_ROUNDS
         left_s = request.num_left * token_s
 
         def may_read(name: str) -> bool:
             unread = length - state.held.get(name, 0)
-            return is_early and self._catch_up_s(unread, length) <= self._hoped_share(name) * left_s
+            return is_early and self._catch_up_s(unread, length) <= self._catch_up_share(name) * left_s
 
         ready = [name for name in models if name in state.asked or may_read(name)]
         return ready or [name for name in drafters if name not in models] or models
 
-    def _hoped_share(self, name: str) -> float:
+    def _catch_up_share(self, name: str) -> float:
         """Return the share of an answer that a model's reading may take where its drafts would be worth it."""
-        return HOPED_SHARE if self._shared.drafters[name].paid else DOUBTED_SHARE
+        return PROMISING_CATCH_UP_SHARE if self._shared.drafters[name].paid else DOUBTED_CATCH_UP_SHARE
 
     def _level_s(self, planned: RoundPlan, rows: int) -> float:
         """Return what one more row than ``rows`` adds to a model's pass; wider may be cheaper, but not for that."""
@@ -363,10 +359,10 @@ class DrafterSelector:
         state = self._shared.requests[plan.request.id]
         gain = state.gains[name].where(plan.has_co_proposal[name])
         reading_s = self._dear_reading_s(plan.request, state, name, planned.plain_s / planned.requests)
-        is_hoped_for = plan.draw_independent or (
-            not planned.blocked and (gain.rounds == 0 or gain.hoped > planned.pace * drafter.ask_s)
+        is_promising = plan.draw_independent or (
+            not planned.blocked and (gain.rounds == 0 or gain.upper_confidence > planned.pace * drafter.ask_s)
         )
-        if is_hoped_for and not reading_s:
+        if is_promising and not reading_s:
             return True
         return state.probes.pay(name, drafter.ask_s + reading_s)
 
@@ -379,7 +375,7 @@ class DrafterSelector:
         if gain.rounds < _TRIALS:
             gain = shared.drafters[name].gains.where(plan.has_co_proposal[name])
         # What asking brought counts for more than what was expected of it; a few tries are worth a level each.
-        expected = gain.hoped if gain.rounds >= _TRIALS else level_s * planned.pace
+        expected = gain.upper_confidence if gain.rounds >= _TRIALS else level_s * planned.pace
         is_affordable = not planned.blocked and level_s <= planned.headroom_s
         if is_affordable and catch_up_s == 0 and expected > 0:
             return True
@@ -394,10 +390,10 @@ class DrafterSelector:
             if catch_up_s == 0:
                 return True
             # An investment: it has to come back over what is left of the answer, and may cost so much at most.
-            limit_s = self._hoped_share(name) * left * token_s
+            limit_s = self._catch_up_share(name) * left * token_s
             # Beside what passes wait for rows are free, and reading is all that a draft can lose.
             if not shared.costs.tells_plain:
-                limit_s = min(limit_s, INVESTED_SHARE * self._reading_s(request) + max(planned.headroom_s, 0.0))
+                limit_s = min(limit_s, PROMPT_CATCH_UP_SHARE * self._reading_s(request) + max(planned.headroom_s, 0.0))
             if catch_up_s <= limit_s and _RETURN_BELIEVED * expected * left > planned.pace * catch_up_s:
                 state.invested[name] = catch_up_s / (left * token_s)
                 state.ledger.grant(catch_up_s)

@@ -40,7 +40,7 @@ class Gain:
         self.variance += share * ((1.0 - share) * surprise * surprise - self.variance)
 
     @property
-    def hoped(self) -> float:
+    def upper_confidence(self) -> float:
         """The mean, and one standard error more: rare large gains look like none for a long time."""
         return self.mean + math.sqrt(self.variance / self.rounds) if self.rounds else 0.0
 

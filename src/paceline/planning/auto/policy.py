@@ -221,7 +221,7 @@ class AutoPolicy:
         planned = RoundPlan(shared.costs, {}, count, pace, context, plain_s, headroom_s, self.draft_max, self.branches)
         widest = min(self.draft_max * count, max(_WIDEST, self.draft_max) if shared.costs.tells_plain else _WIDEST)
         self._cheapest_s = min(planned.staircase(widest)[1 : widest + 1]) - plain_s
-        if not planned.is_hopeful(widest):
+        if not planned.may_pay(widest):
             self._off = "no_gain"
             return [None] * count
         planned.limit(widest)

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-PROBE_SHARE: Final = 0.005
-"""Of plain time that is spent on probes."""
+from paceline.planning.auto.exploration import PROBE_SHARE
 
 PROBES_IN_A_ROW: Final = 3
 """Probes that may follow one that was promising."""

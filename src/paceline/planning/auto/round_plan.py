@@ -152,7 +152,7 @@ class RoundPlan:
             seconds += self.costs.next_rounds_s(widths, self.context, self.requests)
         return seconds
 
-    def is_hopeful(self, widest: int) -> bool:
+    def may_pay(self, widest: int) -> bool:
         """Return whether up to ``widest`` drafted rows would be worth their time if hardly any of them were wrong."""
         seconds, least = self.staircase(widest), self.least_value
         return any(_CERTAIN * rows > self.pace * (seconds[rows] - seconds[0]) + least for rows in range(widest, 0, -1))
