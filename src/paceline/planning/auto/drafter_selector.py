@@ -160,10 +160,10 @@ class DrafterSelector:
         ]
         proposals = []
         for index, (request, state) in enumerate(zip(requests, states, strict=True)):
-            outlooks = [state.outlooks[name].ahead(None, self._draft_max) for name in names[index]]
+            forecasts = [state.forecasts[name].ahead(None, self._draft_max) for name in names[index]]
             survival = 1.0
             for depth in range(min(self._draft_max, request.num_left - 1)):
-                survival *= max(chances[depth] for chances in outlooks)
+                survival *= max(chances[depth] for chances in forecasts)
                 if survival < NEGLIGIBLE:
                     break
                 proposals.append((-survival, depth, index))
@@ -279,12 +279,12 @@ class DrafterSelector:
         # A front can only be extended if what leads to it is verified: beside what is worth it by itself, or instead.
         kept = {(request_id, node) for _, request_id, node in standing.kept}
         own_rows, own_gained = 0, 0.0
-        outlook = []
+        forecast = []
         for survival, job, node in fronts:
             plan = planned.plans[job.request.id]
             tree = shared.grown(plan, job.tree)
-            ahead = shared.requests[job.request.id].outlooks[name].ahead(tree.chance(node), self._draft_max)
-            outlook.append(Front(job, survival, ahead, others(plan, node)))
+            ahead = shared.requests[job.request.id].forecasts[name].ahead(tree.chance(node), self._draft_max)
+            forecast.append(Front(job, survival, ahead, others(plan, node)))
             while node != ROOT:
                 own_rows += 1
                 own_gained += tree.survivals[node]
@@ -292,11 +292,11 @@ class DrafterSelector:
                     rows += 1
                     gained += tree.survivals[node]
                 node = tree.parents[node]
-        outlook.sort(key=lambda front: -front.survival)
+        forecast.sort(key=lambda front: -front.survival)
         best_count = planned.most_worth(
-            outlook, standing.value, (gained, rows), (own_gained, own_rows), len(draw_independent)
+            forecast, standing.value, (gained, rows), (own_gained, own_rows), len(draw_independent)
         )
-        chosen = [front.job for front in outlook[:best_count] if front.job is not None] + draw_independent
+        chosen = [front.job for front in forecast[:best_count] if front.job is not None] + draw_independent
         if chosen:
             planned.predicted_draft_s[name] += shared.costs.draft_s(len(chosen), planned.context)
             wanted = {job.request.id for job in chosen}
@@ -343,7 +343,7 @@ class DrafterSelector:
             return []
         fronts = []
         for job in jobs:
-            ahead = self._shared.requests[job.request.id].outlooks[name].ahead(None, self._draft_max)
+            ahead = self._shared.requests[job.request.id].forecasts[name].ahead(None, self._draft_max)
             fronts.append(Front(job, 1.0, ahead, others(planned.plans[job.request.id], ROOT)))
         fronts.sort(key=lambda front: -front.ahead[0])
         # What is worth it only for all has to make up for uneven progress besides.
@@ -379,7 +379,7 @@ class DrafterSelector:
         is_affordable = not planned.blocked and level_s <= planned.headroom_s
         if is_affordable and catch_up_s == 0 and expected > 0:
             return True
-        front = Front(None, 1.0, state.outlooks[name].ahead(None, self._draft_max), others(plan, ROOT))
+        front = Front(None, 1.0, state.forecasts[name].ahead(None, self._draft_max), others(plan, ROOT))
         ahead = max(
             planned.value_ahead([front], standing.gained, len(standing.kept), 1),
             planned.value_ahead([front.alone()], 0.0, 0, 1),

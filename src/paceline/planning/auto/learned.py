@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from paceline.core.errors import InputError
 from paceline.planning.auto.gains import Gains
-from paceline.planning.auto.survival import Chances, Outlook
+from paceline.planning.auto.survival import AcceptanceForecast, Chances
 from paceline.planning.keeping import PairKey, load_entry, store_entry
 
 LEARNED_VERSION: Final = 3
@@ -17,7 +17,7 @@ LEARNED_VERSION: Final = 3
 
 _FORMAT: Final = "paceline-learned"
 
-_OUTLOOK_MEMORY: Final = 400.0
+_FORECAST_MEMORY: Final = 400.0
 
 _READ_TOKEN_S: Final = 2e-6
 """Seconds that a token of a prompt takes a drafter without a model, before one was read."""
@@ -30,7 +30,7 @@ class DrafterState:
     Attributes:
         is_model: whether asking costs passes.
         chances: how likely its proposals are to be right.
-        outlook: how likely its next proposals are to be right, before they are made.
+        forecast: how likely its next proposals are to be right, before they are made.
         ask_s: seconds that asking it for one request takes, its prompt read; 0 for a model, whose passes are known.
         read_token_s: seconds that reading a token of a prompt takes it; of no account for a model.
         last_asked: requests it was asked for when it was last considered.
@@ -40,7 +40,7 @@ class DrafterState:
 
     is_model: bool
     chances: Chances
-    outlook: Outlook = field(default_factory=lambda: Outlook(_OUTLOOK_MEMORY))
+    forecast: AcceptanceForecast = field(default_factory=lambda: AcceptanceForecast(_FORECAST_MEMORY))
     ask_s: float = 0.0
     read_token_s: float = _READ_TOKEN_S
     last_asked: int = 0
@@ -59,7 +59,7 @@ class DrafterState:
             "is_model": self.is_model,
             "first": self.chances.first.to_json(),
             "siblings": None if siblings is None else siblings.to_json(),
-            "outlook": self.outlook.to_json(),
+            "outlook": self.forecast.to_json(),
             "gains": self.gains.to_json(),
             "ask_s": self.ask_s,
             "read_token_s": self.read_token_s,
@@ -83,7 +83,7 @@ class DrafterState:
         state.chances.first.resume(data["first"])
         if state.chances.siblings is not None:
             state.chances.siblings.resume(data["siblings"])
-        state.outlook.resume(data["outlook"])
+        state.forecast.resume(data["outlook"])
         state.gains = Gains.from_json(data["gains"])
         for seconds in (data["ask_s"], data["read_token_s"]):
             if not 0 <= seconds < math.inf:

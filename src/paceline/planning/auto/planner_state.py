@@ -17,7 +17,7 @@ from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.probes import ProbeBudget, ReentryTest
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
-from paceline.planning.auto.survival import GrownTree, Outlook, SurvivalModel
+from paceline.planning.auto.survival import AcceptanceForecast, GrownTree, SurvivalModel
 from paceline.planning.base import RoundCosts, RoundRecord, with_floor
 
 _HISTORY: Final = 4096
@@ -35,7 +35,7 @@ class RequestState:
     """One request's own.
 
     Attributes:
-        outlooks: by drafter; they start from the drafter's over all requests.
+        forecasts: by drafter; they start from the drafter's over all requests.
         gains: by drafter; likewise.
         ledger: its own.
         probes: what it has set aside for them.
@@ -49,7 +49,7 @@ class RequestState:
     """
 
     ledger: Ledger
-    outlooks: dict[str, Outlook] = field(default_factory=dict)
+    forecasts: dict[str, AcceptanceForecast] = field(default_factory=dict)
     gains: dict[str, Gains] = field(default_factory=dict)
     probes: ProbeBudget = field(default_factory=ProbeBudget)
     reentry_tests: dict[str, ReentryTest] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class RequestState:
 
     def start_with(self, name: str, drafter: DrafterState) -> None:
         """Start with what is known of a drafter over all requests."""
-        self.outlooks[name] = Outlook(memory=40.0, shared=drafter.outlook)
+        self.forecasts[name] = AcceptanceForecast(memory=40.0, shared=drafter.forecast)
         self.probes.saved_s[name] = 0.0
         self.gains[name] = drafter.gains.copy()
         if drafter.is_model:
@@ -171,7 +171,7 @@ class PlannerState:
             emitted = request.token_ids[request.num_prompt + plan.num_output :]
             state = self.requests[request.id]
             for verdict in self.survival.learn(request.id, plan.tree, emitted):
-                state.outlooks[verdict.source].add(verdict.before, verdict.right)
+                state.forecasts[verdict.source].add(verdict.before, verdict.right)
                 if not self.drafters[verdict.source].is_model and verdict.source != GRAMMAR:
                     run = state.runs.get(verdict.source, 0)
                     state.runs[verdict.source] = run + 1 if verdict.right else 0

@@ -132,13 +132,13 @@ class AcceptanceRate:
 _CHANCES: Final[Sequence[float]] = (0.5, 0.7, 0.85, 0.95)
 """Upper ends of the bins of a drafted token's chance."""
 
-_OUTLOOK_PRIOR: Final[Sequence[float]] = (0.6, 0.7, 0.5, 0.65, 0.72, 0.77, 0.9)
+_FORECAST_PRIOR: Final[Sequence[float]] = (0.6, 0.7, 0.5, 0.65, 0.72, 0.77, 0.9)
 _AFTER_WRONG: Final = 0
 _AFTER_RIGHT: Final = 1
 _FIRST_BIN: Final = 2
 
 
-class Outlook:
+class AcceptanceForecast:
     """How likely a draft model's next token is to be right before it is drafted, by how it was doing up to there.
 
     Text has stretches that are easy and stretches that are not, so a chain that was certain goes on being nearly
@@ -150,9 +150,9 @@ class Outlook:
         shared: what is known of all requests, which a new one starts with.
     """
 
-    def __init__(self, memory: float, shared: Outlook | None = None) -> None:
+    def __init__(self, memory: float, shared: AcceptanceForecast | None = None) -> None:
         self._shared = shared
-        self._bins = [AcceptanceRate(memory, 8.0, prior) for prior in _OUTLOOK_PRIOR]
+        self._bins = [AcceptanceRate(memory, 8.0, prior) for prior in _FORECAST_PRIOR]
         self._start = _AFTER_RIGHT
 
     def to_json(self) -> list[list[float]]:
@@ -160,7 +160,7 @@ class Outlook:
         return [[rate.accepted, rate.seen] for rate in self._bins]
 
     def resume(self, learned: Any) -> None:
-        """Go on from what :meth:`to_json` returned; on an error this outlook is of no use any more.
+        """Go on from what :meth:`to_json` returned; on an error this forecast is of no use any more.
 
         Raises:
             ValueError: it is of other bins, or no count.
