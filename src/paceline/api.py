@@ -44,7 +44,7 @@ from paceline.planning.base import Observer, Policy, RoundCosts
 from paceline.planning.costs.attention import MAX_S as ATTENTION_S
 from paceline.planning.costs.meter import FIRST_LOAD, Report
 from paceline.planning.costs.profile_cache import find_or_measure
-from paceline.planning.keeping import PairKey
+from paceline.planning.disk_cache import PairKey
 from paceline.planning.registry import COST_POLICIES, build_policy, check_asked, check_policy_name
 from paceline.prompts import Prompt, read_prompt
 from paceline.runtime.loop import DecodingLoop

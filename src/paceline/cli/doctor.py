@@ -40,7 +40,7 @@ from paceline.pairs.measures import ALL, Ratio
 from paceline.pairs.page import render
 from paceline.pairs.prediction import Interval, Prediction, Speed
 from paceline.pairs.samples import file_samples, heldout_samples
-from paceline.planning.keeping import offload_devices
+from paceline.planning.disk_cache import offload_devices
 from paceline.sizes import count_text, size_text
 from paceline.terminal_text import json_text, printable, printable_line
 

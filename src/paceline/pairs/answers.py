@@ -29,7 +29,7 @@ from paceline.core.tree import DraftTree
 from paceline.core.verify import RowLogits, Verifier, Walk
 from paceline.engines.loading import ModelOptions, engine_for
 from paceline.models.fingerprints import fingerprint
-from paceline.planning.keeping import PairKey, load_entry, store_entry
+from paceline.planning.disk_cache import PairKey, load_entry, store_entry
 from paceline.planning.policies.fixed import NO_SPECULATION
 
 _VERSION: Final = 1

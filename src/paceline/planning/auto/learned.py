@@ -10,7 +10,7 @@ from typing import Any, Final
 from paceline.core.errors import InputError
 from paceline.planning.auto.gains import Gains
 from paceline.planning.auto.survival import AcceptanceForecast, Chances
-from paceline.planning.keeping import PairKey, load_entry, store_entry
+from paceline.planning.disk_cache import PairKey, load_entry, store_entry
 
 LEARNED_VERSION: Final = 3
 """Raised whenever something else is learned or it means something else, so that what was kept before is left."""

@@ -91,7 +91,7 @@ class PlannerState:
         self.costs = OnlineCosts(costs) if floored is None else FlooredCosts(floored)
         # Of drafters that were not met here, which are no reason to plan anything.
         remembered = Learned.from_json(learned.to_json()).drafters if learned is not None else {}
-        self._unmet = dict(remembered)
+        self._priors = dict(remembered)
         self.remembered: list[str] = []
         self.survival = SurvivalModel()
         self.drafters: dict[str, DrafterState] = {}
@@ -120,7 +120,7 @@ class PlannerState:
         met = self.drafters.get(drafter.name)
         if met is None:
             is_model = drafter.unread(request) is not None
-            met = self._unmet.pop(drafter.name, None)
+            met = self._priors.pop(drafter.name, None)
             if met is not None and met.is_model == is_model:
                 self.remembered.append(drafter.name)
             else:
@@ -133,7 +133,7 @@ class PlannerState:
 
     def learned(self) -> Learned:
         """Return what is known of drafters, those included that were not met here."""
-        return Learned({**self._unmet, **self.drafters})
+        return Learned({**self._priors, **self.drafters})
 
     def grown(self, plan: RequestPlan, tree: DraftTree) -> GrownTree:
         """Return the survivals of a tree, made anew if it has grown."""

@@ -43,7 +43,7 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import ModelOptions, engine_for, open_engine
 from paceline.planning.costs.meter import Meter, ProfilingBudget, Report
 from paceline.planning.costs.subject import Subject, opened
-from paceline.planning.keeping import load_entry, model_key, store_entry
+from paceline.planning.disk_cache import load_entry, model_key, store_entry
 
 LEAST_GAIN: Final = 0.02
 """Share of the time that fusing must save. Less is lost in the noise of a few passes, and not worth the near-ties:

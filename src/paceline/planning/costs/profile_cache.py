@@ -27,7 +27,7 @@ from paceline.planning.costs.profiling import (
     spot_check,
     usable_widths,
 )
-from paceline.planning.keeping import PairKey, entry_path, load_entry, pair_key, store_entry
+from paceline.planning.disk_cache import PairKey, entry_path, load_entry, pair_key, store_entry
 
 _CHANGED: Final = 1.25
 """How many times as long passes may take as was measured, or the other way round, before a profile is of no use. Less

@@ -8,7 +8,7 @@ import pytest
 from tests.planning.helpers import engine_of
 
 from paceline.engines.loading import EngineName, ModelOptions
-from paceline.planning.keeping import model_key, pair_key
+from paceline.planning.disk_cache import model_key, pair_key
 
 
 @pytest.mark.parametrize(("name", "package"), [("llama_cpp", "llama_cpp"), ("torch_hf", "torch")])

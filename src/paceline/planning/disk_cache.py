@@ -29,7 +29,7 @@ from paceline.models.files import OF_DAMAGED_ENTRIES, read_text
 from paceline.models.fingerprints import fingerprint
 from paceline.output import whole_file
 
-Shelf: TypeAlias = Literal["profiles", "learned", "attention", "answers"]
+EntryKind: TypeAlias = Literal["profiles", "learned", "attention", "answers"]
 """What kind of entry, and the folder they lie in."""
 
 _MOST_BYTES: Final = 64 << 20
@@ -94,22 +94,22 @@ def model_key(options: ModelOptions) -> PairKey:
     return PairKey({"machine": _machine(), "model": {**_option_facts(options), **room, **found}})
 
 
-def entry_path(shelf: Shelf, key: PairKey) -> Path:
+def entry_path(kind: EntryKind, key: PairKey) -> Path:
     """Return where an entry lies, whether or not there is one; ``PACELINE_CACHE`` moves it."""
-    return models_folder().with_name(shelf) / key.name
+    return models_folder().with_name(kind) / key.name
 
 
-def load_entry(shelf: Shelf, key: PairKey, read: Callable[[Any], _T]) -> _T | None:
+def load_entry(kind: EntryKind, key: PairKey, read: Callable[[Any], _T]) -> _T | None:
     """Return what is kept under ``key``; ``None`` if there is nothing that can be trusted.
 
     Args:
-        shelf: what kind of entry.
+        kind: what kind of entry.
         key: of whom.
         read: makes what is wanted of the plain data; raises ``InputError``, or whatever comes of data that are not as
             they should be.
     """
     try:
-        path = entry_path(shelf, key)
+        path = entry_path(kind, key)
         if path.stat().st_size > _MOST_BYTES:
             return None
         entry = json.loads(read_text(path), parse_float=_finite, parse_constant=_finite)
@@ -128,12 +128,12 @@ def _finite(spelling: str) -> float:
     return number
 
 
-def store_entry(shelf: Shelf, key: PairKey, data: dict[str, Any]) -> Path | None:
+def store_entry(kind: EntryKind, key: PairKey, data: dict[str, Any]) -> Path | None:
     """Keep an entry, in place of any that is there; return its path, or ``None`` if it cannot be written.
 
     Processes that store at once do not disturb each other: the last one's entry stays, and each is whole.
     """
-    path = entry_path(shelf, key)
+    path = entry_path(kind, key)
     entry = {"key": key.facts, "data": data}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

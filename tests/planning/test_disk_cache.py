@@ -18,7 +18,7 @@ from paceline.pairs.answers import _read as read_answers
 from paceline.planning.auto.learned import DrafterState, Learned
 from paceline.planning.costs.attention import AttentionTimes, RoundTimes
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
-from paceline.planning.keeping import PairKey, Shelf, entry_path, load_entry, pair_key, store_entry
+from paceline.planning.disk_cache import EntryKind, PairKey, entry_path, load_entry, pair_key, store_entry
 from tests.planning.helpers import engine_of
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -95,7 +95,7 @@ def test_a_spoiled_entry_is_neither_trusted_nor_fatal(spoil: Callable[[Path], No
         assert load() == profile_of(4.0)
 
 
-ENTRIES: dict[Shelf, tuple[dict[str, Any], Callable[[Any], Any]]] = {
+ENTRIES: dict[EntryKind, tuple[dict[str, Any], Callable[[Any], Any]]] = {
     "profiles": (profile_of(3.0).to_json(), CostProfile.from_json),
     "learned": (Learned({"suffix": DrafterState.new("suffix", is_model=False)}).to_json(), Learned.from_json),
     "attention": (
@@ -117,12 +117,12 @@ def places_in(data: Any) -> Iterator[tuple[Any, Any]]:
         yield from places_in(data[key])
 
 
-@pytest.mark.parametrize("shelf", ENTRIES)
-def test_nothing_that_is_kept_is_fatal_whatever_it_says(shelf: Shelf) -> None:
-    sound, read = ENTRIES[shelf]
-    path = store_entry(shelf, KEY, sound)
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_nothing_that_is_kept_is_fatal_whatever_it_says(kind: EntryKind) -> None:
+    sound, read = ENTRIES[kind]
+    path = store_entry(kind, KEY, sound)
     assert path is not None
-    assert load_entry(shelf, KEY, read) is not None
+    assert load_entry(kind, KEY, read) is not None
     entry = json.loads(path.read_text())
     tried = 0
     for holder, key in places_in(entry):
@@ -130,12 +130,12 @@ def test_nothing_that_is_kept_is_fatal_whatever_it_says(shelf: Shelf) -> None:
         text = json.dumps(entry)
         for odd in ODD:
             path.write_text(text.replace('"the odd one"', odd))
-            load_entry(shelf, KEY, read)
+            load_entry(kind, KEY, read)
             tried += 1
         holder[key] = was
     assert tried >= 5 * len(ODD)
     path.write_text(json.dumps(entry))
-    assert load_entry(shelf, KEY, read) is not None
+    assert load_entry(kind, KEY, read) is not None
 
 
 def test_figures_that_are_infinite_are_not_kept() -> None:
@@ -214,7 +214,7 @@ def test_the_key_changes_with_all_that_changes_costs(
     monkeypatch.setattr(elsewhere, "description", "scripted model on CUDA0", raising=False)
     others.add(name(chosen_engine=elsewhere))
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.planning.keeping._build", lambda name: f"another {name}")
+        patch.setattr("paceline.planning.disk_cache._build", lambda name: f"another {name}")
         others.add(name())
     with monkeypatch.context() as patch:
         patch.setattr("os.cpu_count", lambda: 4096)
