@@ -44,12 +44,12 @@ from paceline.planning.replaying.recorder import record
 from paceline.planning.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
-    DrafterTape,
+    DrafterTrace,
     Recording,
     load_recordings,
     save_recordings,
 )
-from paceline.planning.replaying.replay import replay, tape_named
+from paceline.planning.replaying.replay import replay, trace_named
 from paceline.runtime.worker import Worker
 
 RECORD_EPILOG = """[bold]Examples[/bold]
@@ -207,8 +207,8 @@ def replay_command(
     check_draft_ms(context, draft_ms, [costs])
     groups = recordings_by_kind(recordings)
     first = next(iter(groups.values()))[0]
-    names = [tape.name for tape in first.tapes] if drafters is None else split(drafters)
-    profile = costs_named(costs, draft_ms, [tape_named(first, name) for name in names])
+    names = [trace.name for trace in first.traces] if drafters is None else split(drafters)
+    profile = costs_named(costs, draft_ms, [trace_named(first, name) for name in names])
     policies = {f"fixed {length}": length for length in (0, *STATIC_LENGTHS)} | dict.fromkeys(ADAPTIVE_POLICIES, None)
     figures: dict[str, Any] = {}
     console = Console(highlight=False, emoji=False)
@@ -298,13 +298,13 @@ def check_draft_ms(context: typer.Context, draft_ms: float, costs: Sequence[str]
         refuse_given(context, {"draft_ms": "has no effect on costs from a file, which holds the draft's: leave it out"})
 
 
-def costs_named(name: str, draft_ms: float, tapes: Iterable[DrafterTape]) -> CostProfile:
+def costs_named(name: str, draft_ms: float, traces: Iterable[DrafterTrace]) -> CostProfile:
     """Return a measured table by its name, or what ``paceline profile --json`` wrote to a file.
 
     Args:
         name: of the table, or the file's.
         draft_ms: see :func:`~benchmarks.cost_tables.measured_profile`.
-        tapes: of the drafters that take part.
+        traces: of the drafters that take part.
 
     Raises:
         InputError: it is neither, or lacks the costs of a draft model that takes part.
@@ -319,7 +319,7 @@ def costs_named(name: str, draft_ms: float, tapes: Iterable[DrafterTape]) -> Cos
         raise InputError(f"cannot read the costs {name}: {error}") from None
     # The command's report holds the profile among other figures.
     profile = CostProfile.from_json(data.get("profile", data) if isinstance(data, dict) else data)
-    if profile.draft is None and any(tape.is_model for tape in tapes):
+    if profile.draft is None and any(trace.is_model for trace in traces):
         raise InputError(f"{name} is of no draft model, and one was recorded: measure both (paceline profile -md)")
     return profile
 

@@ -96,8 +96,8 @@ def sweep(
     names = split(costs)
     check_draft_ms(context, draft_ms, names)
     groups = recordings_by_kind(recordings)
-    tapes = next(iter(groups.values()))[0].tapes
-    profiles = {name: costs_named(name, draft_ms, tapes) for name in names}
+    traces = next(iter(groups.values()))[0].traces
+    profiles = {name: costs_named(name, draft_ms, traces) for name in names}
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
@@ -121,7 +121,7 @@ def sweep_costs(
     groups: Mapping[str, Sequence[Recording]], profile: CostProfile, tell: Callable[[str], None]
 ) -> dict[str, Swept]:
     """Replay everything with one profile; return what came out by workload, ``mixed`` last."""
-    drafters = [tape.name for tape in next(iter(groups.values()))[0].tapes]
+    drafters = [trace.name for trace in next(iter(groups.values()))[0].traces]
     statics = list(static_variants(drafters))
     found: dict[str, Swept] = {}
     # Static settings and plain decoding know nothing of the text before, so a session of several is the sum of them.

@@ -280,11 +280,11 @@ def _of_text(drafter: Drafter, vocabulary: Vocabulary, text: Text) -> Acceptance
         depth=DEPTH,
         siblings=1,
     )
-    (tape,) = recording.tapes
+    (trace,) = recording.traces
     places = accepted = first = 0
     for start in range(1, len(text.token_ids) - DEPTH + 1, STRIDE):
         said = text.token_ids[start : start + DEPTH]
-        drafted = [level.token_ids[0] for level in tape.chains[start - 1]]
+        drafted = [level.token_ids[0] for level in trace.chains[start - 1]]
         right = first_difference(said, drafted)
         count = len(said) if right is None else right
         places, accepted, first = places + 1, accepted + count, first + (count > 0)

@@ -277,16 +277,16 @@ def _all_of(workload: str, recordings: Iterable[Recording]) -> list[Recording]:
 
 
 def _rounded(recording: Recording) -> Recording:
-    tapes = tuple(
+    traces = tuple(
         dataclasses.replace(
-            tape,
+            trace,
             chains=tuple(
-                tuple(_rounded_level(level, is_model=tape.is_model) for level in chain) for chain in tape.chains
+                tuple(_rounded_level(level, is_model=trace.is_model) for level in chain) for chain in trace.chains
             ),
         )
-        for tape in recording.tapes
+        for trace in recording.traces
     )
-    return dataclasses.replace(recording, tapes=tapes)
+    return dataclasses.replace(recording, traces=traces)
 
 
 def _rounded_level(level: Level, *, is_model: bool) -> Level:

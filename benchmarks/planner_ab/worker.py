@@ -86,7 +86,7 @@ def _statics(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     found: dict[Hashable, dict[str, list[float]]] = {}
     for meeting in _meetings(job):
         if meeting.alike not in found:
-            names = [tape.name for tape in meeting.laps[0][0].tapes]
+            names = [trace.name for trace in meeting.laps[0][0].traces]
             found[meeting.alike] = {
                 variant.name: scenes.seconds(
                     meeting.scene, meeting.laps, meeting.costs, _unchanging(variant), NO_TIME, drafters=variant.drafters

@@ -85,8 +85,8 @@ def test_every_variant_builds_a_policy_of_its_own() -> None:
 
 def test_ratios_are_medians_over_laps(recording: Recording) -> None:
     """A text that is drafted perfectly, twice, and one that never is."""
-    (tape,) = recording.tapes
-    silent = dataclasses.replace(recording, tapes=(dataclasses.replace(tape, chains=((),) * len(tape.chains)),))
+    (trace,) = recording.traces
+    silent = dataclasses.replace(recording, traces=(dataclasses.replace(trace, chains=((),) * len(trace.chains)),))
     perfect = 32 * PASS_S / (8 * (PASS_S + 3 * LEVEL_S))
     (by_prompt,) = replay_all([recording, silent, recording], [of_length(3)], profile())
     assert by_prompt.ratio == pytest.approx(perfect)

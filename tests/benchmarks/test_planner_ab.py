@@ -87,7 +87,7 @@ def test_the_corpus_is_frozen_and_has_twelve_texts_of_each_workload(corpus: Corp
     every = [recording for laps in halves.values() for lap in laps for recording in lap]
     assert all((recording.temperature > 0) == corpus.sampled for recording in every)
     names = ["suffix", "lookup", "draft"] if corpus.models == "pair" else ["suffix", "lookup"]
-    assert all([tape.name for tape in recording.tapes] == names for recording in every)
+    assert all([trace.name for trace in recording.traces] == names for recording in every)
 
 
 def test_a_corpus_that_was_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

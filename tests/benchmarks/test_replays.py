@@ -99,7 +99,7 @@ def test_recording_the_tasks_of_the_bench(tmp_path: Path) -> None:
     assert "2 recordings of 40 tokens" in run("record", "--output", path, *options, "--drafters", "suffix,draft")
     hard, editing = load_recordings(path)
     assert (hard.name.split()[0], editing.name.split()[0]) == ("hard", "editing-forced")
-    assert [tape.name for tape in hard.tapes] == ["suffix", "draft"]
+    assert [trace.name for trace in hard.traces] == ["suffix", "draft"]
     assert hard.temperature == 1.0
 
 
@@ -111,8 +111,8 @@ def test_recording_the_embedded_pair(tmp_path: Path) -> None:
     recordings = load_recordings(path)
     assert [recording.name for recording in recordings] == ["code 1", "logs 1"]
     for recording in recordings:
-        assert [tape.name for tape in recording.tapes] == ["suffix", "lookup", "draft"]
-        draft = recording.tapes[-1]
+        assert [trace.name for trace in recording.traces] == ["suffix", "lookup", "draft"]
+        draft = recording.traces[-1]
         assert all(len(chain) == 2 and len(chain[0].token_ids) == 2 for chain in draft.chains)
         margins = [margin for chain in draft.chains for level in chain for margin in level.margins[:1]]
         assert all(margin is not None and margin >= 0 for margin in margins)
@@ -123,7 +123,7 @@ def test_a_target_of_ones_own_needs_no_draft_model_where_none_drafts(tmp_path: P
     path = tmp_path / "own.npz"
     options = ["--kinds", "logs", "--prompts", 1, "--tokens", 12]
     run("record", "--output", path, "--target", "target", "--drafters", "suffix", *options)
-    assert {tape.name for recording in load_recordings(path) for tape in recording.tapes} == {"suffix"}
+    assert {trace.name for recording in load_recordings(path) for trace in recording.traces} == {"suffix"}
 
 
 @pytest.mark.parametrize(

@@ -259,10 +259,10 @@ def test_survival_is_counted_along_the_answer() -> None:
     found = engines(draft=partly(3))
     recordings = recorded(found, written_by(found))
     survival = survival_of(recordings, DRAFT, KINDS)
-    (tape,) = (tape for tape in recordings[0].tapes if tape.name == DRAFT)
+    (trace,) = (trace for trace in recordings[0].traces if trace.name == DRAFT)
     first = [
         chain[0].token_ids[0] == recordings[0].token_ids[position + 1]
-        for position, chain in enumerate(tape.chains)
+        for position, chain in enumerate(trace.chains)
         if position + 1 < len(recordings[0].token_ids)
     ]
     of_code = survival_of(recordings[:1], DRAFT, KINDS[:1])["code"][0]

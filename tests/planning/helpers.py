@@ -18,7 +18,7 @@ from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import PolicyBase, RoundRecord
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
-from paceline.planning.replaying.recording import Chain, DrafterTape, Level, Recording
+from paceline.planning.replaying.recording import Chain, DrafterTrace, Level, Recording
 
 VOCAB_SIZE = 50
 TEXT_TOKENS = 40
@@ -132,8 +132,8 @@ class Skill:
             if it is a function.
         sibling: chance that a sibling is, where the chain is wrong.
         silent: chance that it proposes nothing; likewise.
-        is_model: see :class:`DrafterTape`.
-        end_ids: see :class:`DrafterTape`.
+        is_model: see :class:`DrafterTrace`.
+        end_ids: see :class:`DrafterTrace`.
     """
 
     right: float | Callable[[int], float]
@@ -162,8 +162,8 @@ def synthetic(
     """Make up a text and drafters of a given skill; probabilities and margins tell right from wrong, with noise."""
     rng = random.Random(seed)
     text = [rng.randrange(TEXT_TOKENS) for _ in range(num_tokens)]
-    tapes = tuple(
-        DrafterTape(
+    traces = tuple(
+        DrafterTrace(
             name,
             skill.is_model,
             skill.end_ids,
@@ -182,7 +182,7 @@ def synthetic(
         vocab_size=VOCAB_SIZE,
         depth=depth,
         siblings=siblings,
-        tapes=tapes,
+        traces=traces,
     )
 
 

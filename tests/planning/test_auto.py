@@ -82,11 +82,11 @@ def texts(
 
 def with_evidence(recording: Recording, **evidence: Any) -> Recording:
     """Return a recording whose proposals all have that evidence instead of their own."""
-    tapes = [
-        replace(tape, chains=tuple(tuple(replace(level, **evidence) for level in chain) for chain in tape.chains))
-        for tape in recording.tapes
+    traces = [
+        replace(trace, chains=tuple(tuple(replace(level, **evidence) for level in chain) for chain in trace.chains))
+        for trace in recording.traces
     ]
-    return replace(recording, tapes=tuple(tapes))
+    return replace(recording, traces=tuple(traces))
 
 
 class Deliberate(AroundAuto):

@@ -24,7 +24,7 @@ from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blende
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.replaying.recorder import record, record_answer
 from paceline.planning.replaying.recording import (
-    DrafterTape,
+    DrafterTrace,
     Level,
     Recording,
     save_recordings,
@@ -53,7 +53,7 @@ def test_every_position_has_what_would_be_proposed_there() -> None:
         recording = record(model, [0, 1], depth=3, siblings=2, max_tokens=12, temperature=0.0, name="count")
     assert (recording.name, recording.num_prompt, recording.max_tokens) == ("count", 2, 12)
     assert list(recording.token_ids) == [(2 + k) % 10 for k in range(12)]
-    draft, suffix = recording.tapes
+    draft, suffix = recording.traces
     assert (draft.name, draft.is_model, suffix.name, suffix.is_model) == ("draft", True, "suffix", False)
     probability = math.exp(4) / (math.exp(4) + 9)
     for done, chain in enumerate(draft.chains, start=1):
@@ -67,9 +67,9 @@ def test_every_position_has_what_would_be_proposed_there() -> None:
     assert suffix.chains[9][0] == Level((2,), (None,), 0.5, 2, 1)
 
 
-def plainly_taped(
+def plainly_traced(
     drafter: Drafter, prompt_ids: Sequence[int], answer_ids: Sequence[int], params: SamplingParams, budget: DraftBudget
-) -> DrafterTape:
+) -> DrafterTrace:
     """Return what a drafter says at every position that it is led through by hand, without any loop."""
     request = request_of(prompt_ids, params)
     drafter.begin(request)
@@ -87,7 +87,7 @@ def plainly_taped(
         settle(drafter, request, DraftTree(request.token_ids[-1]), [], token_id)
     is_model = drafter.unread(request) is not None
     drafter.end(request)
-    return DrafterTape(drafter.name, is_model, drafter.end_ids, tuple(chains))
+    return DrafterTrace(drafter.name, is_model, drafter.end_ids, tuple(chains))
 
 
 def test_a_recording_has_what_drafters_say_outside_any_loop(tmp_path: Path) -> None:
@@ -139,14 +139,14 @@ def test_a_recording_has_what_drafters_say_outside_any_loop(tmp_path: Path) -> N
             vocab_size=size,
             depth=budget.max_depth,
             siblings=budget.siblings,
-            tapes=tuple(plainly_taped(drafter, prompt_ids, answer.token_ids, params, budget) for drafter in drafters),
+            traces=tuple(plainly_traced(drafter, prompt_ids, answer.token_ids, params, budget) for drafter in drafters),
         )
         assert recording == expected
         for name, each in (("recorded", recording), ("expected", expected)):
             save_recordings(tmp_path / name, [each])
         assert (tmp_path / "recorded").read_bytes() == (tmp_path / "expected").read_bytes()
         reasons[answer.finish_reason] += 1
-        proposed.update({tape.name: sum(map(len, tape.chains)) for tape in recording.tapes})
+        proposed.update({trace.name: sum(map(len, trace.chains)) for trace in recording.traces})
     assert set(reasons) == {"length", "end", "stop"}
     assert min(proposed.values()) > 500, "too little was proposed to tell"
     assert set(proposed) == {"suffix", "lookup", "draft"}
@@ -156,8 +156,8 @@ def test_the_draft_stops_after_an_end_token_and_so_does_the_text() -> None:
     with model_with(draft_model(end_ids=[7]), end_ids=[7]) as model:
         recording = record(model, [3], depth=5, max_tokens=30, temperature=0.0)
     assert (list(recording.token_ids), recording.max_tokens) == ([4, 5, 6, 7], 30)
-    assert recording.end_ids == recording.tapes[0].end_ids == frozenset([7])
-    assert [len(chain) for chain in recording.tapes[0].chains] == [3, 2, 1]
+    assert recording.end_ids == recording.traces[0].end_ids == frozenset([7])
+    assert [len(chain) for chain in recording.traces[0].chains] == [3, 2, 1]
 
 
 def test_recording_leaves_the_model_as_it_was() -> None:
@@ -241,7 +241,7 @@ def test_a_recorded_request_has_a_number_that_no_other_loop_gives_out() -> None:
 def test_an_answer_of_one_token_has_no_positions() -> None:
     with model_with(draft_model(), SuffixDrafter()) as model:
         recording = record(model, [0], max_tokens=1, temperature=0.0)
-    assert [(tape.is_model, tape.chains) for tape in recording.tapes] == [(True, ()), (False, ())]
+    assert [(trace.is_model, trace.chains) for trace in recording.traces] == [(True, ()), (False, ())]
     with pytest.raises(InputError, match="an answer of no tokens"):
         record_answer(
             [], ScriptedVocabulary.of_size(10), [0], [], params=GREEDY, rules=StopRules(5), finish_reason="no_room"

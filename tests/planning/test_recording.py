@@ -39,9 +39,9 @@ def some() -> list[Recording]:
 
 def resumed(recording: Recording) -> Recording:
     """The same, as if the first drafter had gone on near where a copy broke off wherever it proposed anything."""
-    first, *others = recording.tapes
+    first, *others = recording.traces
     chains = tuple(tuple(dataclasses.replace(level, resumed=True) for level in chain) for chain in first.chains)
-    return dataclasses.replace(recording, tapes=(dataclasses.replace(first, chains=chains), *others))
+    return dataclasses.replace(recording, traces=(dataclasses.replace(first, chains=chains), *others))
 
 
 def test_files_give_back_what_was_saved(tmp_path: Path) -> None:
@@ -52,10 +52,10 @@ def test_files_give_back_what_was_saved(tmp_path: Path) -> None:
     loaded = load_recordings(path)
     # Margins are stored in single precision.
     for one, other in zip(recordings, loaded, strict=True):
-        assert dataclasses.replace(one, tapes=()) == dataclasses.replace(other, tapes=())
-        for tape, again in zip(one.tapes, other.tapes, strict=True):
-            assert dataclasses.replace(tape, chains=()) == dataclasses.replace(again, chains=())
-            for chain, loaded_chain in zip(tape.chains, again.chains, strict=True):
+        assert dataclasses.replace(one, traces=()) == dataclasses.replace(other, traces=())
+        for trace, again in zip(one.traces, other.traces, strict=True):
+            assert dataclasses.replace(trace, chains=()) == dataclasses.replace(again, chains=())
+            for chain, loaded_chain in zip(trace.chains, again.chains, strict=True):
                 assert [dataclasses.replace(level, margins=(None,) * len(level.margins)) for level in chain] == [
                     dataclasses.replace(level, margins=(None,) * len(level.margins)) for level in loaded_chain
                 ]
@@ -64,7 +64,7 @@ def test_files_give_back_what_was_saved(tmp_path: Path) -> None:
                 assert [margin is None for margin in margins] == [margin is None for margin in again_margins]
                 known = [margin for margin in margins if margin is not None]
                 assert [margin for margin in again_margins if margin is not None] == pytest.approx(known, rel=1e-6)
-    assert any(level.count and level.resumed for chain in loaded[1].tapes[0].chains for level in chain)
+    assert any(level.count and level.resumed for chain in loaded[1].traces[0].chains for level in chain)
     assert list(tmp_path.iterdir()) == [path]
 
 

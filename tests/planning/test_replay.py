@@ -198,7 +198,7 @@ def test_a_policy_sees_the_recorded_evidence_and_temperature() -> None:
             nonlocal seen
             for request, tree, path in zip(record.requests, record.trees, record.paths, strict=True):
                 assert request.params.temperature == 0.8
-                chain = recording.tapes[0].chains[request.num_output - len(path) - 2]
+                chain = recording.traces[0].chains[request.num_output - len(path) - 2]
                 for node in range(1, len(tree)):
                     level = chain[tree.depths[node] - 1]
                     index = level.token_ids.index(tree.token_ids[node])

@@ -89,9 +89,9 @@ def survival_of(recordings: Sequence[Recording], drafter: str, kinds: Sequence[s
     """
     tallies: list[Tally] = []
     for recording, kind in zip(recordings, kinds, strict=True):
-        (tape,) = (tape for tape in recording.tapes if tape.name == drafter)
+        (trace,) = (trace for trace in recording.traces if trace.name == drafter)
         accepted, tested = [0] * recording.depth, [0] * recording.depth
-        for position, chain in enumerate(tape.chains):
+        for position, chain in enumerate(trace.chains):
             text = recording.token_ids[position + 1 :]
             for depth, token_id in enumerate(text[: recording.depth]):
                 tested[depth] += 1

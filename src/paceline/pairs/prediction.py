@@ -499,5 +499,5 @@ def _cut(recording: Recording, num_tokens: int) -> Recording:
         recording,
         token_ids=recording.token_ids[:num_tokens],
         max_tokens=num_tokens,
-        tapes=tuple(dataclasses.replace(tape, chains=tape.chains[: num_tokens - 1]) for tape in recording.tapes),
+        traces=tuple(dataclasses.replace(trace, chains=trace.chains[: num_tokens - 1]) for trace in recording.traces),
     )

@@ -23,8 +23,8 @@ from paceline.core.arrays import Float64Array
 from paceline.core.errors import InputError
 from paceline.core.tree import ROOT
 from paceline.planning.base import RoundCosts
-from paceline.planning.replaying.recording import Chain, DrafterTape, Recording
-from paceline.planning.replaying.replay import Drift, tape_named
+from paceline.planning.replaying.recording import Chain, DrafterTrace, Recording
+from paceline.planning.replaying.replay import Drift, trace_named
 
 
 def oracle_s(
@@ -49,12 +49,12 @@ def oracle_s(
     Raises:
         InputError: a drafter was not recorded, or there are several draft models, whose caches it cannot follow.
     """
-    names = [tape.name for tape in recording.tapes] if drafters is None else drafters
-    tapes = [tape_named(recording, name) for name in names]
-    models = [tape for tape in tapes if tape.is_model]
+    names = [trace.name for trace in recording.traces] if drafters is None else drafters
+    traces = [trace_named(recording, name) for name in names]
+    models = [trace for trace in traces if trace.is_model]
     if len(models) > 1:
         raise InputError(f"the oracle follows one draft model, not {len(models)}: name the drafters to replay")
-    free = [tape for tape in tapes if not tape.is_model]
+    free = [trace for trace in traces if not trace.is_model]
     search = _Search(recording, costs, free, models[0] if models else None, drift, free_s)
     return search.run(costs.round_s(recording.num_prompt, 0, 1) * (drift(0.0) if drift else 1.0))
 
@@ -70,8 +70,8 @@ class _Search:
         self,
         recording: Recording,
         costs: RoundCosts,
-        free: Sequence[DrafterTape],
-        model: DrafterTape | None,
+        free: Sequence[DrafterTrace],
+        model: DrafterTrace | None,
         drift: Drift | None,
         free_s: float,
     ) -> None:
@@ -110,9 +110,9 @@ class _Search:
             starts = arrivals + self._free_s * len(asked)
             levels_s = self._level_starts(done, starts, len(chain))
             tree = _Tree(text)
-            for tape in asked:
+            for trace in asked:
                 parent = ROOT
-                for level in tape.chains[position][: max(most_depth, 0)]:
+                for level in trace.chains[position][: max(most_depth, 0)]:
                     parent = tree.hang(parent, level.token_ids)
             leading = ROOT
             for levels in range(len(chain) + 1):

@@ -26,7 +26,7 @@ from paceline.planning.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
     Chain,
-    DrafterTape,
+    DrafterTrace,
     Level,
     Recording,
 )
@@ -164,8 +164,8 @@ def record_answer(
         vocab_size=vocabulary.size,
         depth=depth,
         siblings=siblings,
-        tapes=tuple(
-            DrafterTape(drafter.name, has_model, drafter.end_ids, tuple(note.chains))
+        traces=tuple(
+            DrafterTrace(drafter.name, has_model, drafter.end_ids, tuple(note.chains))
             for drafter, has_model, note in zip(drafters, is_model, notes, strict=True)
         ),
     )

@@ -86,7 +86,7 @@ Chain = tuple[Level, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterTape:
+class DrafterTrace:
     """What one drafter would have proposed at every position of a text.
 
     Attributes:
@@ -117,7 +117,7 @@ class Recording:
         vocab_size: the target's.
         depth: deepest proposals recorded.
         siblings: most proposals recorded for one position.
-        tapes: one for each drafter, in the order they are asked.
+        traces: one for each drafter, in the order they are asked.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Recording:
     vocab_size: int
     depth: int
     siblings: int
-    tapes: tuple[DrafterTape, ...]
+    traces: tuple[DrafterTrace, ...]
 
     def __post_init__(self) -> None:
         if self.num_prompt < 1 or not 1 <= len(self.token_ids) <= self.max_tokens:
@@ -139,9 +139,9 @@ class Recording:
             raise ValueError(f"depth {self.depth} and {self.siblings} siblings: both are at least 1")
         if not all(0 <= token_id < self.vocab_size for token_id in self.token_ids):
             raise ValueError(f"the text has tokens outside the vocabulary of {self.vocab_size}")
-        for tape in self.tapes:
-            if len(tape.chains) != len(self.token_ids) - 1:
-                raise ValueError(f"{len(tape.chains)} positions of {tape.name} in {len(self.token_ids)} tokens")
+        for trace in self.traces:
+            if len(trace.chains) != len(self.token_ids) - 1:
+                raise ValueError(f"{len(trace.chains)} positions of {trace.name} in {len(self.token_ids)} tokens")
 
 
 def evidence_of(level: Level, index: int) -> Evidence:
@@ -157,7 +157,7 @@ def save_recordings(path: Path, recordings: Sequence[Recording]) -> None:
     """
     if not recordings:
         raise InputError("there are no recordings to save: record a prompt first")
-    shapes = {(r.depth, r.siblings, tuple((t.name, t.is_model, t.end_ids) for t in r.tapes)) for r in recordings}
+    shapes = {(r.depth, r.siblings, tuple((t.name, t.is_model, t.end_ids) for t in r.traces)) for r in recordings}
     if len(shapes) > 1:
         raise InputError("recordings of different drafters or depths: save each kind to a file of its own")
     first = recordings[0]
@@ -166,7 +166,7 @@ def save_recordings(path: Path, recordings: Sequence[Recording]) -> None:
         "version": RECORDING_VERSION,
         "depth": first.depth,
         "siblings": first.siblings,
-        "drafters": [{"name": t.name, "is_model": t.is_model, "end_ids": sorted(t.end_ids)} for t in first.tapes],
+        "drafters": [{"name": t.name, "is_model": t.is_model, "end_ids": sorted(t.end_ids)} for t in first.traces],
         "recordings": [
             {
                 "name": r.name,
@@ -185,8 +185,8 @@ def save_recordings(path: Path, recordings: Sequence[Recording]) -> None:
         "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
         "token_ids": np.concatenate([np.array(r.token_ids, dtype=np.int32) for r in recordings]),
     }
-    for index in range(len(first.tapes)):
-        chains = [chain for r in recordings for chain in r.tapes[index].chains]
+    for index in range(len(first.traces)):
+        chains = [chain for r in recordings for chain in r.traces[index].chains]
         for key, values in _packed(chains, first.depth, first.siblings).items():
             arrays[f"{index}.{key}"] = values
     # mypy takes the arrays for the keyword that allows pickles.
@@ -273,8 +273,8 @@ def _unpacked(header: Any, arrays: dict[str, npt.NDArray[Any]]) -> list[Recordin
     for entry in header["recordings"]:
         text_end = text_start + entry["num_tokens"]
         chain_end = chain_start + entry["num_tokens"] - 1
-        tapes = tuple(
-            DrafterTape(
+        traces = tuple(
+            DrafterTrace(
                 drafter["name"],
                 bool(drafter["is_model"]),
                 frozenset(drafter["end_ids"]),
@@ -294,7 +294,7 @@ def _unpacked(header: Any, arrays: dict[str, npt.NDArray[Any]]) -> list[Recordin
                 vocab_size=entry["vocab_size"],
                 depth=depth,
                 siblings=siblings,
-                tapes=tapes,
+                traces=traces,
             )
         )
         text_start, chain_start = text_end, chain_end

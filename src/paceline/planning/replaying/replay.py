@@ -2,7 +2,7 @@
 
 ::
 
-    Recording ──tapes──> replay drafters ─┐
+    Recording ──traces──> replay drafters ─┐
         │                                 ├── DecodingLoop <── the policy under test
         └──text──> TextVerifier ──────────┘        │
                                                    v
@@ -29,8 +29,8 @@ from paceline.drafters.base import Drafter
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.planning.base import Policy, RoundCosts
 from paceline.planning.replaying.models import ReplayEngine, TextVerifier
-from paceline.planning.replaying.recording import DrafterTape, Recording
-from paceline.planning.replaying.tapes import ReplayFreeDrafter, ReplayModelDrafter
+from paceline.planning.replaying.recording import DrafterTrace, Recording
+from paceline.planning.replaying.replay_drafters import ReplayFreeDrafter, ReplayModelDrafter
 from paceline.runtime.loop import DecodingLoop
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -139,7 +139,7 @@ def replay(
     if concurrent < 1:
         raise InputError(f"replay of {concurrent} requests at once: give 1 or more")
     first = recordings[0]
-    names = [tape.name for tape in first.tapes] if drafters is None else list(drafters)
+    names = [trace.name for trace in first.traces] if drafters is None else list(drafters)
     clock = clock or VirtualClock()
     started_s = clock.now_s()
     factor = drift or (lambda now_s: 1.0)
@@ -151,16 +151,16 @@ def replay(
     )
     built: list[Drafter] = []
     for name in names:
-        tapes = [tape_named(recording, name) for recording in recordings]
-        if tapes[0].is_model:
+        traces = [trace_named(recording, name) for recording in recordings]
+        if traces[0].is_model:
             draft_engine = ReplayEngine(
                 lambda rows, context, requests: costs.draft_s(rows, context) * factor(clock.now_s()),
                 clock,
-                ScriptedVocabulary([b""] * first.vocab_size, tapes[0].end_ids),
+                ScriptedVocabulary([b""] * first.vocab_size, traces[0].end_ids),
             )
-            built.append(ReplayModelDrafter(draft_engine, tapes, first.vocab_size))
+            built.append(ReplayModelDrafter(draft_engine, traces, first.vocab_size))
         else:
-            built.append(ReplayFreeDrafter(tapes, clock, free_s))
+            built.append(ReplayFreeDrafter(traces, clock, free_s))
     loop = DecodingLoop(engine, built, policy, clock=clock, prompt_rounds=math.inf)
     requests: list[Request] = []
     decode_s = 0.0
@@ -214,26 +214,26 @@ def check_recordings(recordings: Sequence[Recording]) -> None:
     """
     if not recordings:
         raise InputError("there are no recordings to replay: make some with python -m benchmarks record")
-    if len({(r.vocab_size, r.end_ids, r.depth, tuple(t.name for t in r.tapes)) for r in recordings}) > 1:
+    if len({(r.vocab_size, r.end_ids, r.depth, tuple(t.name for t in r.traces)) for r in recordings}) > 1:
         raise InputError("the recordings are of different models, drafters or depths: replay each kind by itself")
 
 
-def tape_named(recording: Recording, name: str) -> DrafterTape:
-    """Return a drafter's tape.
+def trace_named(recording: Recording, name: str) -> DrafterTrace:
+    """Return a drafter's trace.
 
     Raises:
         InputError: that drafter was not recorded.
     """
-    for tape in recording.tapes:
-        if tape.name == name:
-            return tape
-    raise InputError(f"drafter {name!r} was not recorded: there are {', '.join(t.name for t in recording.tapes) or 0}")
+    for trace in recording.traces:
+        if trace.name == name:
+            return trace
+    raise InputError(f"drafter {name!r} was not recorded: there are {', '.join(t.name for t in recording.traces) or 0}")
 
 
 def _add(loop: DecodingLoop, recording: Recording) -> Request:
     params = SamplingParams(recording.temperature, top_k=0, top_p=1.0, min_p=0.0)
     rules = StopRules(recording.max_tokens, ignore_end=recording.ignore_end)
     # Which tokens the prompt had matters to nobody here, only how many.
-    # Policies see the temperature of the recording; tapes hold proposals that were drawn already.
+    # Policies see the temperature of the recording; traces hold proposals that were drawn already.
     verifier = TextVerifier(_GREEDY, recording.num_prompt, recording.token_ids)
     return loop.add([0] * recording.num_prompt, params, rules, verifier=verifier)

@@ -1,4 +1,4 @@
-"""Drafters that read tapes: what stands for the real ones in a replay."""
+"""Drafters that read traces: what stands for the real ones in a replay."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from paceline.drafters.base import Commit, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import ForwardOutput
 from paceline.planning.replaying.models import ReplayEngine
-from paceline.planning.replaying.recording import Chain, DrafterTape, evidence_of
+from paceline.planning.replaying.recording import Chain, DrafterTrace, evidence_of
 
 
 class ReplayModelDrafter(DraftModelDrafter):
-    """The draft-model drafter, its passes charged by the engine and its proposals from tapes.
+    """The draft-model drafter, its passes charged by the engine and its proposals from traces.
 
     Args:
         engine: charges for passes.
-        tapes: one for each request, in the order they begin.
+        traces: one for each request, in the order they begin.
         target_vocab_size: the target's number of token ids.
     """
 
-    def __init__(self, engine: ReplayEngine, tapes: Sequence[DrafterTape], target_vocab_size: int) -> None:
+    def __init__(self, engine: ReplayEngine, traces: Sequence[DrafterTrace], target_vocab_size: int) -> None:
         super().__init__(engine, target_vocab_size=target_vocab_size)
-        self.name = tapes[0].name
-        self._tapes = _Tapes(tapes)
+        self.name = traces[0].name
+        self._traces = _Traces(traces)
 
     def begin(self, request: Request) -> None:
-        """Take the next tape."""
+        """Take the next trace."""
         super().begin(request)
-        self._tapes.begin(request)
+        self._traces.begin(request)
 
     def end(self, request: Request) -> None:
-        """Put the tape away."""
+        """Put the trace away."""
         super().end(request)
-        self._tapes.end(request)
+        self._traces.end(request)
 
     def _read(
         self, job: DraftJob, frontier: int, output: ForwardOutput, row: int
     ) -> tuple[list[Proposal], float | None]:
-        chain, depth = self._tapes.chain(job.request), job.tree.depths[frontier]
+        chain, depth = self._traces.chain(job.request), job.tree.depths[frontier]
         if depth >= len(chain):
             return [], None
         level = chain[depth]
@@ -56,24 +56,24 @@ class ReplayModelDrafter(DraftModelDrafter):
 
 
 class ReplayFreeDrafter:
-    """A drafter without a model: proposes a tape's whole chain at once.
+    """A drafter without a model: proposes a trace's whole chain at once.
 
     Args:
-        tapes: one for each request, in the order they begin.
+        traces: one for each request, in the order they begin.
         clock: moved by ``request_s``.
         request_s: seconds of asking it for one request.
     """
 
-    def __init__(self, tapes: Sequence[DrafterTape], clock: VirtualClock, request_s: float) -> None:
-        self.name = tapes[0].name
-        self.end_ids = tapes[0].end_ids
-        self._tapes = _Tapes(tapes)
+    def __init__(self, traces: Sequence[DrafterTrace], clock: VirtualClock, request_s: float) -> None:
+        self.name = traces[0].name
+        self.end_ids = traces[0].end_ids
+        self._traces = _Traces(traces)
         self._clock = clock
         self._request_s = request_s
 
     def begin(self, request: Request) -> None:
-        """Take the next tape."""
-        self._tapes.begin(request)
+        """Take the next trace."""
+        self._traces.begin(request)
 
     def unread(self, request: Request) -> None:
         """There is no model."""
@@ -83,7 +83,7 @@ class ReplayFreeDrafter:
         for job in jobs:
             self._clock.advance(self._request_s)
             budget, node = job.budget, ROOT
-            for level in self._tapes.chain(job.request)[: budget.max_depth]:
+            for level in self._traces.chain(job.request)[: budget.max_depth]:
                 if level.probability is not None and level.probability < budget.min_probability:
                     break
                 nodes = [
@@ -94,26 +94,26 @@ class ReplayFreeDrafter:
         return [False] * len(jobs)
 
     def observe(self, request: Request, commit: Commit) -> None:
-        """Nothing to do: tapes are read by position."""
+        """Nothing to do: traces are read by position."""
 
     def end(self, request: Request) -> None:
-        """Put the tape away."""
-        self._tapes.end(request)
+        """Put the trace away."""
+        self._traces.end(request)
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class _Tapes:
-    """Which tape is whose."""
+class _Traces:
+    """Which trace is whose."""
 
-    def __init__(self, tapes: Sequence[DrafterTape]) -> None:
-        self._tapes = tapes
+    def __init__(self, traces: Sequence[DrafterTrace]) -> None:
+        self._traces = traces
         self._begun = 0
-        self._by_request: dict[int, DrafterTape] = {}
+        self._by_request: dict[int, DrafterTrace] = {}
 
     def begin(self, request: Request) -> None:
-        self._by_request[request.id] = self._tapes[self._begun]
+        self._by_request[request.id] = self._traces[self._begun]
         self._begun += 1
 
     def chain(self, request: Request) -> Chain:
