@@ -59,7 +59,7 @@ def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:
         planned = RoundPlan(planner.costs, {}, 1, 100.0, 50, 0.011, 0.05, draft_max=4, branches=0)
         planned.asked["suffix"] = [1]
         if reads:
-            planned.reading["suffix"] = 1000
+            planned.prefill_tokens["suffix"] = 1000
         record = RoundRecord([], [], [], [], 0, 0, spent_s, 0.0, {"suffix": spent_s}, 0.011, 0.011 + spent_s)
         planner.learn(planned, record)
         return suffix.ask_s

@@ -73,40 +73,38 @@ class DrafterSelector:
         """Return what has to be set aside for a probe of a drafter: of a model, for what it has missed too."""
         drafter = self._shared.drafters[name]
         if not drafter.is_model:
-            return drafter.ask_s + self._dear_reading_s(request, state, name, token_s)
+            return drafter.ask_s + self._costly_prefill_s(request, state, name, token_s)
         length = len(request.token_ids)
         catch_up_s = self._catch_up_s(length - state.asked.get(name, state.held.get(name, 0)), length)
-        if self._reads_for_the_prompt(request, state, name, catch_up_s, token_s):
+        if self._may_prefill(request, state, name, catch_up_s, token_s):
             catch_up_s = 0.0
         return self._shared.costs.draft_s(1, length) + catch_up_s
 
-    def _dear_reading_s(self, request: Request, state: RequestState, name: str, token_s: float) -> float:
+    def _costly_prefill_s(self, request: Request, state: RequestState, name: str, token_s: float) -> float:
         """Return what reading the prompt takes a drafter without a model, where that is more than the answer allows."""
         if name in state.asked:
             return 0.0
-        reading_s = self._shared.drafters[name].read_token_s * len(request.token_ids)
-        return reading_s if reading_s > FREE_PREFILL_SHARE * request.num_left * token_s else 0.0
+        prefill_s = self._shared.drafters[name].read_token_s * len(request.token_ids)
+        return prefill_s if prefill_s > FREE_PREFILL_SHARE * request.num_left * token_s else 0.0
 
-    def _reads_for_the_prompt(
-        self, request: Request, state: RequestState, name: str, catch_up_s: float, token_s: float
-    ) -> bool:
+    def _may_prefill(self, request: Request, state: RequestState, name: str, catch_up_s: float, token_s: float) -> bool:
         """Return whether what a prompt cost pays for a model to read it, as nothing is known of a draft before that."""
         if name in state.asked:
             return False
         of_all = self._shared.drafters[name].gains.solo
         share = PROBE_SHARE if of_all.rounds == GAIN_MEMORY and of_all.upper_confidence <= 0 else PROMPT_CATCH_UP_SHARE
         return catch_up_s <= min(
-            share * self._reading_s(request), UNPROMISING_CATCH_UP_SHARE * request.num_left * token_s
+            share * self._target_prefill_s(request), UNPROMISING_CATCH_UP_SHARE * request.num_left * token_s
         )
 
-    def _reading_s(self, request: Request) -> float:
+    def _target_prefill_s(self, request: Request) -> float:
         """Return what reading the whole prompt takes the target: what its cache held is priced by the profile."""
-        reading_s, cached = request.stats.prompt_s, request.stats.cached_tokens
+        prefill_s, cached = request.stats.prompt_s, request.stats.cached_tokens
         if cached == 0:
-            return reading_s
+            return prefill_s
         # Such rows have contexts from nothing up to their number: on the mean half of that.
         context, round_s = cached // 2, self._shared.costs.round_s
-        return reading_s + max(round_s(cached, context) - round_s(1, context), 0.0)
+        return prefill_s + max(round_s(cached, context) - round_s(1, context), 0.0)
 
     def _catch_up_s(self, unread: int, length: int) -> float:
         """Return what reading takes a model beyond a level, at the end of a text of ``length`` tokens."""
@@ -234,7 +232,7 @@ class DrafterSelector:
         for job in chosen:
             asked = self._shared.requests[job.request.id].asked
             if name not in asked:
-                planned.reading[name] = planned.reading.get(name, 0) + len(job.request.token_ids)
+                planned.prefill_tokens[name] = planned.prefill_tokens.get(name, 0) + len(job.request.token_ids)
             asked[name] = len(job.request.token_ids)
         return chosen
 
@@ -312,7 +310,7 @@ class DrafterSelector:
         most = max(1, len(jobs) // 16, 2 * met.last_asked)
         chosen: list[DraftJob] = []
         passed_over: list[DraftJob] = []
-        reading_s = 0.0
+        prefill_s = 0.0
         for job in jobs:
             request, plan = job.request, planned.plans[job.request.id]
             unread, length = drafter.unread(request) or 0, len(request.token_ids)
@@ -321,14 +319,14 @@ class DrafterSelector:
             is_ready = plan.draw_independent and (catch_up_s == 0 or request.id in planned.paid)
             if is_ready or (len(chosen) < most and self._asks_model(planned, plan, name, catch_up_s, standing)):
                 chosen.append(job)
-                reading_s += catch_up_s
+                prefill_s += catch_up_s
             elif catch_up_s == 0:
                 passed_over.append(job)
         if len(passed_over) > 1:
             chosen += self._worth_together(planned, name, passed_over, len(chosen), standing)
         met.last_asked = len(chosen)
         if chosen:
-            planned.predicted_draft_s[name] = reading_s + costs.draft_s(len(chosen), planned.context)
+            planned.predicted_draft_s[name] = prefill_s + costs.draft_s(len(chosen), planned.context)
         return chosen
 
     def _worth_together(
@@ -358,13 +356,13 @@ class DrafterSelector:
         """Return whether a drafter without a model is worth asking for one request, or a probe that is paid for."""
         state = self._shared.requests[plan.request.id]
         gain = state.gains[name].where(plan.has_co_proposal[name])
-        reading_s = self._dear_reading_s(plan.request, state, name, planned.plain_s / planned.requests)
+        prefill_s = self._costly_prefill_s(plan.request, state, name, planned.plain_s / planned.requests)
         is_promising = plan.draw_independent or (
             not planned.blocked and (gain.rounds == 0 or gain.upper_confidence > planned.pace * drafter.ask_s)
         )
-        if is_promising and not reading_s:
+        if is_promising and not prefill_s:
             return True
-        return state.probes.pay(name, drafter.ask_s + reading_s)
+        return state.probes.pay(name, drafter.ask_s + prefill_s)
 
     def _asks_model(self, planned: RoundPlan, plan: RequestPlan, name: str, catch_up_s: float, standing: Cut) -> bool:
         """Return whether a model is worth asking for one request, or a probe; what it takes is granted or paid for."""
@@ -393,7 +391,9 @@ class DrafterSelector:
             limit_s = self._catch_up_share(name) * left * token_s
             # Beside what passes wait for rows are free, and reading is all that a draft can lose.
             if not shared.costs.tells_plain:
-                limit_s = min(limit_s, PROMPT_CATCH_UP_SHARE * self._reading_s(request) + max(planned.headroom_s, 0.0))
+                limit_s = min(
+                    limit_s, PROMPT_CATCH_UP_SHARE * self._target_prefill_s(request) + max(planned.headroom_s, 0.0)
+                )
             if catch_up_s <= limit_s and _RETURN_BELIEVED * expected * left > planned.pace * catch_up_s:
                 state.invested[name] = catch_up_s / (left * token_s)
                 state.ledger.grant(catch_up_s)
@@ -408,7 +408,7 @@ class DrafterSelector:
                 return True
             # Too dear to follow at once: or every round would be planned for probes that are never made.
             reentry_test.probes_left = 0
-        if self._reads_for_the_prompt(request, state, name, catch_up_s, token_s):
+        if self._may_prefill(request, state, name, catch_up_s, token_s):
             return True
         # What was set aside for before it was decided to probe is enough.
         return state.probes.pay(name, min(level_s + catch_up_s, self._probe_s(request, state, name, token_s)))

@@ -22,7 +22,7 @@ from paceline.planning.base import RoundCosts, RoundRecord, with_floor
 
 _HISTORY: Final = 4096
 
-_LONG_READING: Final = 0.02
+_LONG_PREFILL: Final = 0.02
 """Share of an answer's time from which on it says something of other prompts whether a model's reading paid: what a
 short prompt takes comes back soon."""
 
@@ -111,7 +111,7 @@ class PlannerState:
         """Forget a request; what it taught about all requests stays."""
         state = self.requests.pop(request.id)
         for name, share in state.invested.items():
-            if share > _LONG_READING:
+            if share > _LONG_PREFILL:
                 self.drafters[name].paid = state.ledger.debt_s <= 0
         self.survival.end(request.id)
 
@@ -188,11 +188,11 @@ class PlannerState:
             drafter = self.drafters[name]
             if drafter.is_model:
                 self.costs.observe_draft(planned.predicted_draft_s.get(name, 0.0), spent_s)
-            elif name not in planned.reading:
+            elif name not in planned.prefill_tokens:
                 drafter.ask_s += 0.1 * (spent_s / asked - drafter.ask_s)
             else:
                 # Reading a prompt comes once for every request: the next time it takes much less.
-                drafter.read_token_s += 0.5 * (spent_s / planned.reading[name] - drafter.read_token_s)
+                drafter.read_token_s += 0.5 * (spent_s / planned.prefill_tokens[name] - drafter.read_token_s)
 
     def decided(self, own_s: float) -> None:
         """Take note of what planning a round with drafts took, and learning from it."""

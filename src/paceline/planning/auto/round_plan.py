@@ -113,7 +113,7 @@ class RoundPlan:
         paid: draw-independent requests whose drafts are a probe, paid for with all that it takes.
         predicted_draft_s: by drafter, what its passes should take.
         asked: by drafter, the requests it was asked for.
-        reading: by drafter that is asked for the first time for some of the requests, tokens of theirs that it reads.
+        prefill_tokens: by drafter asked for the first time for some of the requests, tokens of theirs that it reads.
         value_before: by drafter, what the round was worth before it was asked.
         off: by request with drafts worth their rows that could not be afforded, why not.
     """
@@ -133,7 +133,7 @@ class RoundPlan:
     paid: set[int] = field(default_factory=set)
     predicted_draft_s: dict[str, float] = field(default_factory=dict)
     asked: dict[str, list[int]] = field(default_factory=dict)
-    reading: dict[str, int] = field(default_factory=dict)
+    prefill_tokens: dict[str, int] = field(default_factory=dict)
     value_before: dict[str, float] = field(default_factory=dict)
     off: dict[int, OffReason] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
