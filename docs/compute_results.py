@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.llama_flags import FOREIGN
-from paceline.planning.auto.asking import HOPED_SHARE
+from paceline.planning.auto.exploration import PROMISING_CATCH_UP_SHARE
 from paceline.planning.auto.ledger import ALLOWED_SHARE
-from paceline.planning.auto.policy import PAPER_ROUNDS, START_ROUNDS, START_SHARE
+from paceline.planning.auto.policy import COUNTERFACTUAL_ROUNDS, START_ROUNDS, START_SHARE
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -151,8 +151,8 @@ def credited_rounds(tokens: int) -> float:
     so all of them together are at most the answer.
     """
     added, needed, scale = 0.0, 0.0, 1.0
-    while needed + PAPER_ROUNDS * scale <= tokens:
-        needed += PAPER_ROUNDS * scale
+    while needed + COUNTERFACTUAL_ROUNDS * scale <= tokens:
+        needed += COUNTERFACTUAL_ROUNDS * scale
         added += START_ROUNDS / scale
         scale *= 2
     return added
@@ -165,8 +165,8 @@ def bound(tokens: int) -> list[tuple[str, float]]:
         (f"{ALLOWED_SHARE:.1%} of {tokens}".replace("%", " %"), ALLOWED_SHARE * tokens),
         ("drafts held back that looked good", credited_rounds(tokens)),
         (
-            f"reading the prompt: {HOPED_SHARE:.0%} of {tokens}".replace("%", " %"),
-            HOPED_SHARE * tokens,
+            f"reading the prompt: {PROMISING_CATCH_UP_SHARE:.0%} of {tokens}".replace("%", " %"),
+            PROMISING_CATCH_UP_SHARE * tokens,
         ),
     ]
 
