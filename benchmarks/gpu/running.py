@@ -120,41 +120,34 @@ class Run:
 
     def _build(self, plan: Plan, most_s: float) -> Iterator[Figures]:
         """Build for the processor, which makes the models, then for the card while models are made."""
-        clock = WallClock()
-        began_s = clock.now_s()
-        sources = self._folder / "sources"
-        only = self._backend == CPU
-        targets = [LIBRARY, BENCHMARK] if only else [LIBRARY]
-        cpu = build(
-            sources,
-            self._folder / "build-cpu",
+        until_s = WallClock.now_s() + most_s
+        programs = self._built([LIBRARY], CPU, until_s)
+        yield {"built": CPU, "jobs": self._jobs}
+        if self._backend == CUDA:
+            stopped = threading.Event()
+            maker = threading.Thread(target=self._make_all, args=(plan, stopped))
+            maker.start()
+            try:
+                programs = self._built([LIBRARY], CUDA, until_s)
+            finally:
+                stopped.set()
+                maker.join()
+            yield {"built": CUDA, "jobs": self._jobs}
+        self._programs = programs
+        # Last, and by itself: where there is no time for it, the library is measured all the same.
+        self._built([BENCHMARK], self._backend, until_s)
+        yield {"built": BENCHMARK, "jobs": self._jobs}
+
+    def _built(self, targets: Sequence[str], backend: str, until_s: float) -> Path:
+        return build(
+            self._folder / "sources",
+            self._folder / f"build-{backend.lower()}",
             targets,
-            with_cuda=False,
+            with_cuda=backend == CUDA,
             jobs=self._jobs,
-            most_s=most_s,
+            most_s=until_s - WallClock.now_s(),
             log=self._log,
         )
-        yield {"built": CPU, "jobs": self._jobs}
-        if only:
-            self._programs = cpu
-            return
-        stopped = threading.Event()
-        maker = threading.Thread(target=self._make_all, args=(plan, stopped))
-        maker.start()
-        try:
-            self._programs = build(
-                sources,
-                self._folder / "build-cuda",
-                [LIBRARY, BENCHMARK],
-                with_cuda=True,
-                jobs=self._jobs,
-                most_s=most_s - (clock.now_s() - began_s),
-                log=self._log,
-            )
-        finally:
-            stopped.set()
-            maker.join()
-        yield {"built": CUDA, "jobs": self._jobs}
 
     def _make_all(self, plan: Plan, stopped: threading.Event) -> None:
         for _, engine, model, _ in plan:
@@ -205,7 +198,10 @@ class Run:
         facts |= {"tokens": self._tokens, "seconds": left_s - _END_S}
         if job["task"] == "llama_bench":
             assert self._programs is not None
-            facts["program"] = str(self._programs / BENCHMARK)
+            program = self._programs / BENCHMARK
+            if not program.is_file():
+                raise FailedError(f"{BENCHMARK} was not built for {self._backend}")
+            facts["program"] = str(program)
             facts["options"] = [] if self._backend == CUDA else ["-t", str(usable_cores())]
         known = {"task": job["task"], "engine": job["engine"], "model": f"{job['engine']}, {job['model']}"}
         for figures in self._process(facts, left_s):

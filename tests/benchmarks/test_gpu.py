@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gpu import packing, start
+from benchmarks.gpu import packing, running, start
 from benchmarks.gpu.building import compiles_amx_wrongly
 from benchmarks.gpu.kernels import cut_kernels
 from benchmarks.gpu.measuring import Run, covered, speed, speed_figures
@@ -236,6 +236,28 @@ def test_what_needs_a_build_says_so_without_one(pack_run: PackRun) -> None:
     run_steps(steps, 1000.0, VirtualClock(), lines.append)
     assert [line["failed"] for line in lines] == ["FailedError: llama.cpp was not built for CPU"] * len(steps)
     assert len(steps) == 6
+
+
+def test_the_library_is_measured_where_there_was_no_time_for_the_benchmark(
+    pack_run: PackRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(sources: Path, folder: Path, targets: list[str], **options: object) -> Path:
+        if "llama-bench" in targets:
+            raise FailedError("not done within 9 s")
+        return folder
+
+    monkeypatch.setattr(running, "build", build)
+    monkeypatch.setattr(pack_run, "_model", lambda engine, model: (tmp_path / "target", tmp_path / "draft"))
+    monkeypatch.setattr(pack_run, "_process", lambda job, most_s: iter([{"plain_per_second": 1.0}]))
+    lines: list[Figures] = []
+    steps = [step for step in pack_run.steps(["1b"]) if step.name.endswith("llama.cpp, 1b in Q4_0")]
+    run_steps([pack_run.build(["1b"], 1000.0), *steps], 1000.0, VirtualClock(), lines.append)
+    assert [line.get("built") or line.get("failed") or line["plain_per_second"] for line in lines] == [
+        CPU,
+        "FailedError: not done within 9 s",
+        "FailedError: llama-bench was not built for CPU",
+        1.0,
+    ]
 
 
 # --- the pack ---------------------------------------------------------------------------------------------------------
