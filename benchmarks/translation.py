@@ -34,11 +34,12 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.core.tree import Evidence
+from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.base import Commit, Drafter, DraftJob
 from paceline.drafters.following import Follower, FollowingDrafter, Rows
 from paceline.drafters.rows import read_row
 from paceline.drafters.translated import TranslatedDrafter
-from paceline.engines.base import Engine, Vocabulary
+from paceline.engines.base import Engine
 from paceline.engines.loading import DraftOptions, ModelOptions, open_engine
 from paceline.machine import machine
 from paceline.models.cache import resolve

@@ -116,16 +116,9 @@ if TYPE_CHECKING:
     from paceline.core.stats import RequestStats
     from paceline.core.text import TextSegment
     from paceline.core.tree import ROOT, DraftTree, Evidence
+    from paceline.core.vocabulary import Vocabulary
     from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob, TargetRows
-    from paceline.engines.base import (
-        COMMITTED_END,
-        Engine,
-        EngineCapabilities,
-        ForwardOutput,
-        SavedSequence,
-        Step,
-        Vocabulary,
-    )
+    from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, ForwardOutput, SavedSequence, Step
     from paceline.engines.loading import DraftOptions, ModelOptions
     from paceline.models.hub.fetch import from_hub
     from paceline.options import Environment, from_environment
@@ -166,6 +159,7 @@ else:
         "paceline.core.stats": ("RequestStats",),
         "paceline.core.text": ("TextSegment",),
         "paceline.core.tree": ("ROOT", "DraftTree", "Evidence"),
+        "paceline.core.vocabulary": ("Vocabulary",),
         "paceline.drafters.base": ("Commit", "DraftBudget", "DraftJob", "Drafter", "TargetRows"),
         "paceline.engines.base": (
             "COMMITTED_END",
@@ -174,7 +168,6 @@ else:
             "ForwardOutput",
             "SavedSequence",
             "Step",
-            "Vocabulary",
         ),
         "paceline.engines.loading": ("DraftOptions", "ModelOptions"),
         "paceline.models.hub.fetch": ("from_hub",),

@@ -22,7 +22,7 @@ from paceline.core.divergence import first_difference
 from paceline.core.errors import InputError
 from paceline.core.stats import OffReason
 from paceline.core.text import TextStream
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.streams import Generation
 
 LaneName: TypeAlias = Literal["plain", "speculative"]

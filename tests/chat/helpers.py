@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.chat.marked import MarkedText
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 
 
 def written(*parts: tuple[str, bool]) -> MarkedText:

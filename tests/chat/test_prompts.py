@@ -22,7 +22,7 @@ from paceline.chat.messages import read_messages
 from paceline.chat.prompts import token_ids_of
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.loading import vocabulary_of
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.vocabularies import spelling

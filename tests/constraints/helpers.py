@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.constraints import ConstraintCompiler, Source
 from paceline.core.constraint import Constraint
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.engines.scripted import ScriptedVocabulary
 
 END = 256

@@ -24,7 +24,7 @@ from paceline.constraints import (
     grammars,
 )
 from paceline.core.errors import CapabilityError, ConstraintError, QueueFullError
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.engines.scripted import ScriptedVocabulary
 from tests.constraints.helpers import BYTES, accepts, allowed_texts
 from tests.timing import WAIT_S

@@ -11,7 +11,7 @@ pytest.importorskip("llama_cpp")
 
 from paceline.constraints import Choice, ConstraintCompiler, JsonSchema
 from paceline.constraints.vocabulary import TokenTable
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.loading import vocabulary_of
 from paceline.models.embedded import embedded_draft
 from tests.chat.helpers import vocabulary_alone, write_sentencepiece

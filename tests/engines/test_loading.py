@@ -11,7 +11,7 @@ from tests.models.helpers import write_gguf
 
 import paceline.engines.loading as loading
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.engines.loading import (
     DraftOptions,
     EngineName,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.pairs.alignment import align, spans
 from paceline.pairs.measures import ALL

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.draft_check import refusal
 from paceline.engines.llama_cpp.loading import vocabulary_of
 from paceline.models.embedded import HELDOUT_KINDS, heldout

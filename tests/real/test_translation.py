@@ -10,8 +10,8 @@ import pytest
 
 import paceline
 from paceline.core.params import VerifierName
+from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.translated import TranslatedDrafter
-from paceline.engines.base import Vocabulary
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.embedded import HELDOUT_KINDS, embedded_target, heldout
 from paceline.vocabularies.alignment import Alignment

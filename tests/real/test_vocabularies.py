@@ -14,7 +14,7 @@ from paceline.chat.messages import read_messages
 from paceline.chat.prompts import token_ids_of
 from paceline.chat.sources import find_template
 from paceline.chat.template import ChatTemplate
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.loading import vocabulary_of
 from tests.chat.helpers import control_of, spellings, vocabulary_alone
 from tests.conftest import SUMMARY_LINES

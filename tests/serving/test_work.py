@@ -12,7 +12,7 @@ import pytest
 from benchmarks.server_soak.wire import Answer, Connection, ask, request_bytes
 
 from paceline.constraints import Source, compiling, grammars
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.serving.auth import ApiKeys, keep_namespace
 from paceline.serving.security import SecuritySettings
 from paceline.serving.work import Kind, Share, Work, kind_of_reading

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from paceline.comparison import Stop, Stopped
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError
-from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, Step, Vocabulary
+from paceline.core.vocabulary import Vocabulary
+from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, Step
 
 
 class PromptKeeper:

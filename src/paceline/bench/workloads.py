@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from paceline.api import GenerateOptions
 from paceline.core.errors import InputError
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.models.embedded import heldout
 
 PROMPT_TOKENS: Final = 128

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.chat.tool_calls.base import CallStarted, ContentDelta, ToolCallFormat
 from paceline.chat.tool_calls.formats import control_marks
 from paceline.chat.tool_calls.parser import ToolCallParser, random_id
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from paceline.api import GenerateOptions

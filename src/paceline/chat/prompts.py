@@ -23,7 +23,7 @@ from paceline.chat.call_reading import CallReading
 from paceline.chat.marked import MarkedText, marks_of
 from paceline.chat.messages import Message
 from paceline.chat.reasoning import ReasoningMarkers
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.vocabularies.spelling import Spellings
 
 if TYPE_CHECKING:

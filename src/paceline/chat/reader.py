@@ -21,7 +21,7 @@ from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.own_format import format_of
 from paceline.chat.tool_calls.response_parser import load_template
 from paceline.core.errors import ContextLengthError, InputError
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.vocabularies.length import most_tokens
 
 if TYPE_CHECKING:

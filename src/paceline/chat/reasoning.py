@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 from paceline.core.errors import InputError
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.text import TextSegment
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 
 PartKind: TypeAlias = Literal["reasoning", "content"]
 """What a part of an answer is."""

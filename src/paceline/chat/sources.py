@@ -9,7 +9,7 @@ from typing import Any, Final
 from paceline.chat.limits import MOST_SOURCE
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.models.files import read_json_if_present
 from paceline.models.gguf_header import Value, read_gguf_header
 

@@ -35,7 +35,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.deep_stack import with_deep_stack
 from paceline.core.errors import ConstraintError, QueueFullError
 from paceline.core.text import spelled_bytes
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -28,7 +28,7 @@ from paceline.constraints.gbnf_reader import (
 )
 from paceline.constraints.lexemes import COPIED, MOST_PLACES, Lexeme, TooLargeError, lexeme_of, swallowed
 from paceline.core.errors import ConstraintError
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 
 MOST_RULES = 2_000
 """Rules of a GBNF grammar."""

@@ -14,7 +14,7 @@ from paceline.constraints.prepared_schemas import has_alternatives, prepared
 from paceline.constraints.schema_limits import MOST_PATTERN, SchemaBudget
 from paceline.constraints.sources import Calls, Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
 from paceline.core.errors import ConstraintError
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 
 _WHITESPACE: dict[Whitespace, dict[str, object]] = {
     "any": {},

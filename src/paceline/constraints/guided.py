@@ -18,7 +18,7 @@ from paceline.constraints.reasons import is_excess, reason_of
 from paceline.core.arrays import BoolArray
 from paceline.core.deep_stack import with_deep_stack
 from paceline.core.errors import ConstraintError
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

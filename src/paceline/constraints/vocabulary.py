@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.constraints.installed import need_llguidance
 from paceline.core.errors import CapabilityError, InputError
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

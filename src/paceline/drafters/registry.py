@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
 from paceline.core.errors import InputError, VocabularyMismatchError
+from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.drafters.translated import TranslatedDrafter
-from paceline.engines.base import Engine, Vocabulary
+from paceline.engines.base import Engine
 from paceline.engines.sequence_pool import SequencePool
 from paceline.vocabularies.mapping import TokenMapping, check_translation
 from paceline.vocabularies.relation import VocabularyRelation, check_vocabularies, relate_vocabularies

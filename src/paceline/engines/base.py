@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.arrays import FloatArray
+from paceline.core.vocabulary import Vocabulary
 
 COMMITTED_END = -1
 """The parent of a pending node that follows the last committed token."""
@@ -97,66 +98,6 @@ class SavedSequence:
     num_bytes: int
     floor: int
     state: object
-
-
-class Vocabulary(Protocol):
-    """The token ids of a model and what they stand for.
-
-    Any thread may use it, until the engine is closed, while the engine makes a pass too: a long text takes a while to
-    tokenize, and nobody else is to wait for it.
-    """
-
-    @property
-    def kind(self) -> str:
-        """Family of the tokenizer, such as ``"bpe"`` or ``"spm"``; equal for vocabularies that can be compared."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of token ids, which is the length of a row of logits."""
-        ...
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """End-of-generation tokens."""
-        ...
-
-    @property
-    def text_end_ids(self) -> frozenset[int]:
-        """Those of :attr:`end_ids` that the model's own file has as ordinary text, whatever the engine thinks."""
-        ...
-
-    @property
-    def control_ids(self) -> frozenset[int]:
-        """Tokens that stand for no text, such as those that end a turn; padding is not among them."""
-        ...
-
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Turn text into token ids.
-
-        Args:
-            text: any text.
-            add_special: put the model's own special tokens at the start; none is put at the end, since a text that is
-                closed has no continuation.
-            parse_special: take the spelling of a control token for that token; for text that is trusted, such as a
-                chat template's own. Without, none of :attr:`control_ids` comes of a text.
-        """
-        ...
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that a token adds to the text; empty for control tokens. Texts are the concatenation of these."""
-        ...
-
-    def token_spelling(self, token_id: int) -> bytes | None:
-        """Return what a token is: the bytes of an ordinary token, the text that names a control token.
-
-        ``None`` for an id that only pads the rows of logits. Empty where a model has no tokenizer that could tell.
-        """
-        ...
-
-    def fewest_tokens(self, text: str) -> int:
-        """Return how many tokens a text has at least, without reading it; 0 where its length does not tell."""
-        ...
 
 
 class ForwardOutput(Protocol):

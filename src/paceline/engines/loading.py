@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError, ModelWarning
 from paceline.core.fields import Option, described, setting, take_values
-from paceline.engines.base import Engine, Vocabulary
+from paceline.core.vocabulary import Vocabulary
+from paceline.engines.base import Engine
 from paceline.engines.context import choose_context_length
 from paceline.engines.exactness import check_exact
 from paceline.engines.limits import check_range

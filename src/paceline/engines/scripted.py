@@ -38,7 +38,7 @@ class ScriptedVocabulary:
     Args:
         pieces: bytes of each token id; an empty one is padding.
         end_ids: end-of-generation tokens; their pieces name them and add no text.
-        kind: see :attr:`~paceline.engines.base.Vocabulary.kind`.
+        kind: see :attr:`~paceline.core.vocabulary.Vocabulary.kind`.
     """
 
     def __init__(self, pieces: Sequence[bytes], end_ids: Iterable[int] = (), kind: str = "scripted") -> None:

@@ -15,7 +15,7 @@ from paceline.core.errors import InputError
 from paceline.pairs.measures import ALL, Ratio, Tally
 
 if TYPE_CHECKING:
-    from paceline.engines.base import Vocabulary
+    from paceline.core.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

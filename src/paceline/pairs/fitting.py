@@ -18,7 +18,7 @@ from paceline.vocabularies.relation import (
 )
 
 if TYPE_CHECKING:
-    from paceline.engines.base import Vocabulary
+    from paceline.core.vocabulary import Vocabulary
 
 _MOST_LEFT_OUT: Final = 0.5
 """Share of texts that may not come back from a tokenizer before nothing can be translated to its tokens."""

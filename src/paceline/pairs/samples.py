@@ -10,7 +10,7 @@ from typing import Final
 
 from paceline.bench.workloads import Task
 from paceline.core.errors import InputError
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 
 HELDOUT_TEXTS: Final = 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.core.request import Request
 from paceline.core.text import TextStream
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 
 
 def append_text(request: Request, token_id: int, source: str, vocabulary: Vocabulary) -> None:

@@ -19,7 +19,7 @@ from paceline.chat.tool_calls.grammar import calls_source
 from paceline.constraints import JsonObject, JsonSchema
 from paceline.core.errors import ConstraintError, InputError
 from paceline.core.numbers import shown
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.serving.errors import FieldError
 from paceline.serving.fields import Named
 from paceline.serving.schema import ChatBody, TemplateBody, whole_of

@@ -23,7 +23,7 @@ from paceline.constraints.unsupported_keywords import named_places
 from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.core.numbers import shown
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.chat_request import (
     OfferedTools,

@@ -17,7 +17,7 @@ from paceline.chat.reasoning import PartKind, message_of
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.stats import RequestStats
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.serving.answering import Answer, Choice, Ended, Event, Part, Progress, Round, Said
 from paceline.serving.model_host import BUILD
 from paceline.serving.prompts import piece_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.params import SpeculationParams
 from paceline.core.request import Emission
 from paceline.core.stats import OFF_REASONS, RequestStats
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 from paceline.serving.prompts import piece_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from paceline.core.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.engines.base import Vocabulary
+    from paceline.core.vocabulary import Vocabulary
 
 _LONGEST_CHARACTER: Final = 4
 """Bytes of the longest character in UTF-8."""

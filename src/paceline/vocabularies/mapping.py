@@ -23,7 +23,7 @@ from paceline.vocabularies.turns import END_OF_TURN
 
 if TYPE_CHECKING:
     from paceline.core.arrays import FloatArray, Int64Array
-    from paceline.engines.base import Vocabulary
+    from paceline.core.vocabulary import Vocabulary
 
 _UNKNOWN: Final = -2
 _NOTHING: Final = -1

@@ -1,7 +1,7 @@
 """How the vocabularies of a target and its draft relate: which token ids are the same token to both.
 
 A draft fits its target if the ids it is fed, and the ids it proposes, are the same tokens to both. Tokens are compared
-by what they are (:meth:`~paceline.engines.base.Vocabulary.token_spelling`). Three things are not compared:
+by what they are (:meth:`~paceline.core.vocabulary.Vocabulary.token_spelling`). Three things are not compared:
 
 * whether a token adds its spelling to a text: one file calls ``<tool_call>`` a control token, its sibling does not;
 * the number of ids: families pad their rows of logits to whatever width suits a machine;
@@ -23,7 +23,7 @@ from paceline.core.errors import VocabularyMismatchError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paceline.engines.base import Vocabulary
+    from paceline.core.vocabulary import Vocabulary
 
 MAX_DIFFERING_SHARE: Final = 0.5
 """Most of the ids in use by both that may be other tokens to the draft.

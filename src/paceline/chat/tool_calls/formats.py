@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from paceline.chat.tool_calls.base import END_OF_VALUE, ArgumentStyle, ToolCallFormat, WrittenCalls
-from paceline.engines.base import Vocabulary
+from paceline.core.vocabulary import Vocabulary
 
 _WHOLE: Final = "{content}"
 _CAPTURED: Final = {"name": "{name}", "arguments": _WHOLE}

@@ -21,7 +21,8 @@ from paceline.core.errors import CapabilityError
 from paceline.core.params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.core.verify import CoupledVerifier, RowLogits, Walk, follow
-from paceline.engines.base import EngineCapabilities, SavedSequence, Step, Vocabulary
+from paceline.core.vocabulary import Vocabulary
+from paceline.engines.base import EngineCapabilities, SavedSequence, Step
 from paceline.engines.pending import PendingTree
 
 _NO_LIMIT = 1 << 30

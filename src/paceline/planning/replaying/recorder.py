@@ -18,8 +18,8 @@ from paceline.core.errors import CapabilityError, InputError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import FinishReason, Request
 from paceline.core.tree import ROOT, DraftTree
+from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
-from paceline.engines.base import Vocabulary
 from paceline.planning.base import PolicyBase, RoundRecord
 from paceline.planning.replaying.models import ReplayEngine, TextVerifier
 from paceline.planning.replaying.recording import (
