@@ -6,7 +6,7 @@ import ctypes
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import llama_cpp.llama_cpp as api
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import EngineCapabilities
 from paceline.engines.context import choose_context_length
+from paceline.engines.huge_pages import MIN_BYTES, HugePages, gives_huge_pages
 from paceline.engines.limits import check_range
 from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
@@ -442,7 +443,7 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
     parameters.use_extra_bufts = config.repack and not is_streamed
     if is_streamed:
         parameters.load_mode = _LOAD_MAPPED
-    elif config.own_weights:
+    elif config.own_weights or _may_be_read(config):
         parameters.load_mode = _LOAD_READ
     keep_alive: list[Any] = []
     if config.devices:
@@ -453,8 +454,11 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
         overrides = native.tensor_override_array(config.override_tensors)
         parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         keep_alive.append(overrides)
-    with native.log.watch() as lines:
+    huge_pages = HugePages() if gives_huge_pages() and not is_streamed else None
+    with native.log.watch() as lines, _when_allocated(parameters, huge_pages.take if huge_pages else None):
         model = api.llama_model_load_from_file(os.fsencode(config.path), parameters)
+        if huge_pages is not None:
+            huge_pages.take_rest()
         if not model:
             why = native.reason(lines)
             if config.override_tensors and "regular expression" in why:
@@ -464,6 +468,47 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
                 )
             raise native.model_file_error(config.path, lines)
         return model, keep_alive, of_model(lines)
+
+
+@contextmanager
+def _when_allocated(parameters: Any, do: Callable[[], None] | None) -> Iterator[None]:
+    """Have something done within a load, when all buffers are there and nothing is written to them yet.
+
+    Args:
+        parameters: of the load that the block does; ended early where it raises, which the block's end raises again.
+        do: what is done.
+    """
+    if do is None:
+        yield
+        return
+    left, errors = [do], list[BaseException]()
+
+    def progress(_share: float, _data: Any) -> bool:
+        # Called before each tensor is read. An error, such as an interrupt, does not pass through native code.
+        try:
+            while left:
+                left.pop()()
+        except BaseException as error:
+            errors.append(error)
+        return not errors
+
+    parameters.progress_callback = api.llama_progress_callback(progress)
+    try:
+        yield
+    finally:
+        for error in errors:
+            raise error
+
+
+def _may_be_read(config: LlamaCppConfig) -> bool:
+    """Return whether weights are read into memory, for its huge pages, instead of mapped.
+
+    Memory of the process cannot give way as a mapped file can, so there must be as much again.
+    """
+    if config.stream is False or _devices(config) or not gives_huge_pages():
+        return False
+    available_bytes = available_memory()
+    return available_bytes is not None and MIN_BYTES <= gguf_bytes(config.path) <= available_bytes // 2
 
 
 def memory_limit(config: LlamaCppConfig) -> int | None:
