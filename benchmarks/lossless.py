@@ -13,12 +13,13 @@ from typing import Any
 
 from rich.progress import track
 
-from paceline.api import GenerateOptions, Model, load
+from paceline.api import Model, load
 from paceline.comparison import answer, explain
 from paceline.core.errors import CapabilityError
 from paceline.engines.llama_cpp.quantize import quantize_gguf
 from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
 
 NUM_PROMPTS = 50

@@ -18,13 +18,14 @@ from typing import Annotated, Any, Final
 import typer
 
 import paceline
-from paceline.api import GenerateOptions, Model
+from paceline.api import Model
 from paceline.core.errors import InputError
 from paceline.core.stats import percentile
 from paceline.engines.loading import ModelOptions
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_target, heldout
+from paceline.options import GenerateOptions
 
 EPILOG = """[bold]Examples[/bold]
 

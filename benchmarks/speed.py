@@ -9,9 +9,10 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from paceline.api import GenerateOptions, load
+from paceline.api import load
 from paceline.comparison import run_trials
 from paceline.models.embedded import heldout
+from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
 
 PROMPTS = 8

@@ -26,7 +26,6 @@ import numpy as np
 import typer
 
 import paceline
-from paceline.api import GenerateOptions
 from paceline.comparison import answer, explain
 from paceline.core.arrays import Float64Array
 from paceline.core.divergence import first_difference
@@ -44,6 +43,7 @@ from paceline.engines.loading import DraftOptions, ModelOptions, open_engine
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, heldout
+from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.replaying.recorder import record_answer
 from paceline.vocabularies.mapping import TokenMapping, check_translation

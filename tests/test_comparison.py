@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.api import GenerateOptions, Model
+from paceline.api import Model
 from paceline.comparison import (
     Comparison,
     OpenReader,
@@ -38,6 +38,7 @@ from paceline.engines.scripted import (
 )
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft
+from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.streams import Generation
 from tests.helpers import ForcedDrafter

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import paceline
-from paceline.api import GenerateOptions
 from paceline.core.arrays import Float64Array
 from paceline.drafters.base import Drafter, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -25,6 +24,7 @@ from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.loading import open_engine
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, blended_model, random_model
+from paceline.options import GenerateOptions
 from tests.helpers import ForcedDrafter
 from tests.runtime.test_worker import ENDLESS, Gate, interrupt_once, needs_signals
 from tests.timing import WAIT_S

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import paceline
-from paceline.api import GenerateOptions
 from paceline.chat.params import ChatParams
 from paceline.constraints import Source
 from paceline.core.constraint import Constraint
@@ -30,21 +29,13 @@ from paceline.core.params import (
 )
 from paceline.core.reasoning import ReasoningBudget
 from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.environment import Environment, ModelChoice, from_environment, in_flags, variables_of_the_table
 from paceline.models.cache import CACHE_VARIABLE
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.hub.asked import HubModel, HubOptions
-from paceline.options import (
-    REQUEST_PARTS,
-    Environment,
-    ModelChoice,
-    as_options,
-    from_environment,
-    in_flags,
-    read_options,
-    variables_of_the_table,
-)
-from paceline.serving.settings import ServerOptions
+from paceline.options import REQUEST_PARTS, GenerateOptions, as_options, read_options
+from paceline.server_options import ServerOptions
 
 
 def test_every_option_may_be_left_out_or_none() -> None:
@@ -368,7 +359,7 @@ class TestWhatOptionsAreCalled:
 
 
 # What a program prints, and what only the command line can have said.
-FLAGS_ARE_SAID_IN = ("cli", "bench", "pairs", "serving", "planning", "options.py", "race.py")
+FLAGS_ARE_SAID_IN = ("cli", "bench", "pairs", "serving", "planning", "environment.py", "race.py")
 
 
 def test_no_message_of_the_library_names_a_flag() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api import GenerateOptions, Model
+from paceline.api import Model
 from paceline.comparison import answer, explain
 from paceline.core.params import VERIFIER_NAMES, SamplingParams, StopRules, VerifierName
 from paceline.drafters.registry import build_drafters
@@ -16,6 +16,7 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, open_engine
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.tiers import some_long
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from paceline.api import GenerateOptions, Model
+from paceline.api import Model
 from paceline.comparison import Stopped
 from paceline.core.arrays import Float64Array
 from paceline.core.errors import InputError
 from paceline.core.request import Request
 from paceline.engines.scripted import ScriptedEngine
+from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.race import Lane, Piece, Race, run_race
 from tests.bench.helpers import PASS_S, bytes_vocabulary, scripted_pair

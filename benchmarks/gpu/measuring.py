@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import paceline
-from paceline.api import GenerateOptions, Model
+from paceline.api import Model
 from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import heldout
+from paceline.options import GenerateOptions
 from paceline.streams import Generation
 
 PLAIN, AGAIN, AUTO = "plain", "plain again", "auto"

@@ -28,7 +28,7 @@ from benchmarks.conversations import CONVERSATIONS, Conversation
 from benchmarks.planner_ab.corpus import COPIES, CORPORA, FOLDER, TEXTS, Corpus
 from benchmarks.progress import progress_bar
 from benchmarks.replays import record_workloads
-from paceline.api import GenerateOptions, Model, load
+from paceline.api import Model, load
 from paceline.bench.looping import loops
 from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.variants import AUTO
@@ -38,6 +38,7 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.replaying.recorder import record, record_answer
 from paceline.planning.replaying.recording import (

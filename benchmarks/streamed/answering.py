@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.api import GenerateOptions, Model
+from paceline.api import Model
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.core.errors import InputError
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.models.cache import models_folder
+from paceline.options import GenerateOptions
 
 MMAP, PLAIN, AUTO, FIXED = "mmap", "plain", "auto", "fixed"
 

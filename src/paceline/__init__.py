@@ -85,7 +85,7 @@ __all__ = [
 
 TYPE_CHECKING = False  # to type checkers it is true by its name; importing typing would take as long as all the rest
 if TYPE_CHECKING:
-    from paceline.api import GenerateOptions, Model, load
+    from paceline.api import Model, load
     from paceline.async_streams import AsyncStream
     from paceline.chat.async_replies import AsyncReplyStream, ReplyRound
     from paceline.chat.params import ChatParams
@@ -120,15 +120,16 @@ if TYPE_CHECKING:
     from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob, TargetRows
     from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, ForwardOutput, SavedSequence, Step
     from paceline.engines.loading import DraftOptions, ModelOptions
+    from paceline.environment import Environment, from_environment
     from paceline.models.hub.fetch import from_hub
-    from paceline.options import Environment, from_environment
+    from paceline.options import GenerateOptions
     from paceline.planning.base import Observer, Policy, PolicyBase, RoundCosts, RoundRecord
     from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
     from paceline.streams import Generation, Stream
 else:
     # Hidden from type checkers, which would take any name for one of this module's.
     _MODULES = {
-        "paceline.api": ("GenerateOptions", "Model", "load"),
+        "paceline.api": ("Model", "load"),
         "paceline.async_streams": ("AsyncStream",),
         "paceline.chat.async_replies": ("AsyncReplyStream", "ReplyRound"),
         "paceline.chat.params": ("ChatParams",),
@@ -170,8 +171,9 @@ else:
             "Step",
         ),
         "paceline.engines.loading": ("DraftOptions", "ModelOptions"),
+        "paceline.environment": ("Environment", "from_environment"),
         "paceline.models.hub.fetch": ("from_hub",),
-        "paceline.options": ("Environment", "from_environment"),
+        "paceline.options": ("GenerateOptions",),
         "paceline.planning.base": ("Observer", "Policy", "PolicyBase", "RoundCosts", "RoundRecord"),
         "paceline.planning.policies.fixed": ("NO_SPECULATION", "FixedPolicy"),
         "paceline.streams": ("Generation", "Stream"),

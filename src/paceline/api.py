@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
 
 from paceline.chat.params import ChatParams
 from paceline.constraints import ConstraintCompiler, Source
@@ -23,8 +23,7 @@ from paceline.core.clock import Clock
 from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError
 from paceline.core.numbers import token_ids, whole_number
-from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, PolicyName, StopRules, VerifierName, read_seed
-from paceline.core.reasoning import ReasoningBudget
+from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, StopRules, VerifierName, read_seed
 from paceline.core.request import Request
 from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
@@ -38,7 +37,7 @@ from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.own_draft import OwnDraft
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from paceline.opening import open_pair
-from paceline.options import read_options
+from paceline.options import GenerateOptions, read_options
 from paceline.planning.auto.learned import load_learned, store_learned
 from paceline.planning.base import Observer, Policy, RoundCosts
 from paceline.planning.costs.attention import MAX_S as ATTENTION_S
@@ -73,49 +72,6 @@ PROMPT_CACHE_MIB = 512
 """Host memory for what finished requests have read and said, by default."""
 LEAST_REUSE = 8
 """Tokens that have to be shared with what was read before, for them not to be read again."""
-
-
-class GenerateOptions(TypedDict, total=False):
-    """What a call may set.
-
-    Meanings and defaults are those of :class:`SamplingParams`, :class:`StopRules`, :class:`SpeculationParams`,
-    :class:`CacheParams` and :class:`LogprobParams`. ``constraint`` is what the answer keeps to: a source, such as
-    :class:`~paceline.constraints.JsonSchema`, or what :meth:`Model.compile` made of one.
-
-    The default of ``verify`` is the model's. :attr:`Model.defaults` go before those of :class:`SamplingParams`.
-    ``None`` is the default, as if the option were left out. Numbers may be numpy's.
-    """
-
-    max_tokens: int | None
-    stop: Sequence[str] | None
-    ignore_end: bool | None
-    preserved_ids: Sequence[int] | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repeat_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    penalty_last_n: int | None
-    logit_bias: Mapping[int, float] | None
-    seed: int | None
-    choice: int | None
-    order: Sequence[str] | None
-    reasoning_budget: ReasoningBudget | None
-    speculate: bool | None
-    drafters: Sequence[str] | None
-    draft_max: int | None
-    verify: VerifierName | None
-    draft_min: int | None
-    p_min: float | None
-    policy: PolicyName | None
-    cache_prompt: bool | None
-    namespace: str | None
-    client: str | None
-    logprobs: int | None
-    post_sampling_probs: bool | None
-    constraint: Source | Constraint | None
 
 
 class Model:

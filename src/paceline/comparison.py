@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from paceline.api import GenerateOptions, Model, Wrap
+from paceline.api import Model, Wrap
 from paceline.core.arrays import FloatArray
 from paceline.core.divergence import Divergence, first_difference, judge_divergence
 from paceline.core.errors import CapabilityError, EngineError, InputError
@@ -23,6 +23,7 @@ from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RowLogits, Verifier, Walk
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.reading import read_rows
+from paceline.options import GenerateOptions
 from paceline.streams import Generation, Stream
 
 OpenReader: TypeAlias = Callable[[int], Engine]

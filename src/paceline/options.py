@@ -1,50 +1,74 @@
-"""The one table of options, read into the parts that requests and models are made of.
+"""What a call may set, read into the parts that a request is made of.
 
-The table is the fields of the dataclasses themselves (:mod:`paceline.core.fields`)::
-
-    SamplingParams, StopRules, SpeculationParams, CacheParams, LogprobParams     of a request
-    ModelOptions, DraftOptions, HubOptions                                       of the models
-    ChatParams                                                                   of conversations
-    ServerOptions                                                                of a server
-
-:class:`~paceline.api.GenerateOptions` spells those of a request out for type checkers, and a test holds it to them.
-
-Every option can be set by the environment: ``PACELINE_`` and the field's name, ``PACELINE_DRAFT_`` for a draft model's.
-The command line goes before it. Only :func:`from_environment` reads these variables, so a program that uses the library
-is changed by none of them unless it asks.
+:class:`GenerateOptions` spells the fields of these parts out for type checkers, and a test holds it to them.
 """
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import functools
-import os
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
-from paceline.chat.params import ChatParams
+from paceline.constraints import Source
+from paceline.core.constraint import Constraint
 from paceline.core.did_you_mean import no_such_option
 from paceline.core.errors import InputError
-from paceline.core.fields import Field, fields_of, read_text
+from paceline.core.fields import fields_of
 from paceline.core.logprobs import LogprobParams
-from paceline.core.numbers import shown
-from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName, draw_seed
-from paceline.engines.loading import DraftOptions, ModelOptions, own_context
-from paceline.models.hub.asked import HubModel, HubOptions
-from paceline.planning.policies.fixed import FixedPolicy
-from paceline.serving.settings import ServerOptions
-
-if TYPE_CHECKING:
-    from paceline.api import GenerateOptions
+from paceline.core.params import (
+    CacheParams,
+    PolicyName,
+    SamplingParams,
+    SpeculationParams,
+    StopRules,
+    VerifierName,
+    draw_seed,
+)
+from paceline.core.reasoning import ReasoningBudget
 
 _T = TypeVar("_T")
 
-_PREFIX: Final = "PACELINE_"
-_DRAFT_PREFIX: Final = "PACELINE_DRAFT_"
+
+class GenerateOptions(TypedDict, total=False):
+    """What a call may set.
+
+    Meanings and defaults are those of :class:`SamplingParams`, :class:`StopRules`, :class:`SpeculationParams`,
+    :class:`CacheParams` and :class:`LogprobParams`. ``constraint`` is what the answer keeps to: a source, such as
+    :class:`~paceline.constraints.JsonSchema`, or what :meth:`Model.compile` made of one.
+
+    The default of ``verify`` is the model's. :attr:`Model.defaults` go before those of :class:`SamplingParams`.
+    ``None`` is the default, as if the option were left out. Numbers may be numpy's.
+    """
+
+    max_tokens: int | None
+    stop: Sequence[str] | None
+    ignore_end: bool | None
+    preserved_ids: Sequence[int] | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repeat_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    penalty_last_n: int | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    choice: int | None
+    order: Sequence[str] | None
+    reasoning_budget: ReasoningBudget | None
+    speculate: bool | None
+    drafters: Sequence[str] | None
+    draft_max: int | None
+    verify: VerifierName | None
+    draft_min: int | None
+    p_min: float | None
+    policy: PolicyName | None
+    cache_prompt: bool | None
+    namespace: str | None
+    client: str | None
+    logprobs: int | None
+    post_sampling_probs: bool | None
+    constraint: Source | Constraint | None
 
 
 class RequestOptions(NamedTuple):
@@ -67,7 +91,7 @@ def read_options(
     """Return what was set, with defaults for the rest; a seed that is not given is drawn.
 
     Args:
-        options: by the names of :class:`~paceline.api.GenerateOptions`; ``None`` is the default.
+        options: by the names of :class:`GenerateOptions`; ``None`` is the default.
         verify: how drafts are judged where that is not said.
         drafters: those there are, which ``drafters`` may choose from; ``None`` lets any name pass.
 
@@ -82,18 +106,18 @@ def read_options(
     given = {name: value for name, value in options.items() if value is not None}
     given.setdefault("seed", draw_seed())
     given.setdefault("verify", verify)
-    speculation = _made(SpeculationParams, given)
+    speculation = make_part(SpeculationParams, given)
     if drafters is not None:
         for name in speculation.drafters or ():
             if name not in drafters:
                 there_are = f"choose from {', '.join(drafters)}" if drafters else "none is loaded"
                 raise InputError(f"unknown drafter {name!r}: {there_are}, or leave it out")
     return RequestOptions(
-        _made(SamplingParams, given),
-        _made(StopRules, given),
+        make_part(SamplingParams, given),
+        make_part(StopRules, given),
         speculation,
-        _made(CacheParams, given),
-        _made(LogprobParams, given),
+        make_part(CacheParams, given),
+        make_part(LogprobParams, given),
     )
 
 
@@ -116,211 +140,6 @@ def as_options(
     return cast("GenerateOptions", options)
 
 
-_NAMED: Final = re.compile(r"(?<!['\"])`([A-Za-z_]+(?:\.[a-z_]+)?)(?:=([^`]{1,80}))?`(?!['\"])")
-"""An option as the library's messages name it, and its value where they do. In quotes it is what a user wrote."""
-
-_NO_FIELDS: Final[Mapping[str, str]] = {
-    "policy": "--policy",
-    "policy=NO_SPECULATION": "--no-speculation",
-    "generate": "paceline run -p",
-}
-"""What else messages name in backticks, by how the command line calls it."""
-
-
-def in_flags(message: str) -> str:
-    """Return a message of the library in which options are called what the command line calls them."""
-    return _NAMED.sub(_as_flag, message)
-
-
-def _as_flag(named: re.Match[str]) -> str:
-    name, text = named.groups()
-    field = _flagged().get(name)
-    if field is None:
-        return _NO_FIELDS.get(named[0].strip("`"), _NO_FIELDS.get(name, named[0].strip("`")))
-    flag = field.option.flags[0].partition("/")[0]
-    if text is None:
-        return flag
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        # What a user wrote may be quoted in a message, and look like an option.
-        value = text
-    if field.option.kind == "truth":
-        return flag if value is not field.option.negated else f"without {flag}"
-    word = next((word for word, stands_for in field.option.words.items() if stands_for is value), None)
-    if word is None:
-        word = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return f"{flag} {word}"
-
-
-@functools.cache
-def _flagged() -> Mapping[str, Field]:
-    """Return the fields of the table that the command line has options for, by what messages call them."""
-    parts = (ServerOptions, HubOptions, ModelOptions, ChatParams, FixedPolicy, *REQUEST_PARTS)
-    found = {field.name: field for part in parts for field in fields_of(part) if field.option.flags}
-    drafts = {field.name: field for field in fields_of(DraftOptions)}
-    return found | {"draft": drafts["path"]} | {f"DraftOptions.{name}": field for name, field in drafts.items()}
-
-
-def _made(part: type[_T], given: Mapping[str, Any]) -> _T:
+def make_part(part: type[_T], given: Mapping[str, Any]) -> _T:
     """Build one dataclass of the table of what is given of its fields."""
     return part(**{field.name: given[field.name] for field in fields_of(part) if field.name in given})
-
-
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
-    """The models that were named from outside, and how they run.
-
-    Attributes:
-        target: what the target was called, or where the hub has it; ``None`` where none was named.
-        settings: how the target runs, but for its path and ``whole_context``.
-        whole_context: whether the target gets all the context that it was made for.
-        draft: what the draft model was called, and how it runs.
-        hub_draft: where the hub has the draft model, where that was named instead.
-    """
-
-    target: str | Path | HubModel | None
-    settings: ModelOptions
-    whole_context: bool
-    draft: DraftOptions
-    hub_draft: HubModel | None = None
-
-    @classmethod
-    def of(
-        cls, target: Mapping[str, Any], draft: Mapping[str, Any], hub: Mapping[str, Any] | None = None
-    ) -> ModelChoice:
-        """Return the choice that values make.
-
-        Args:
-            target: by the fields of :class:`ModelOptions`; a ``context_length`` of 0 is all that the model was made
-                for.
-            draft: by the fields of :class:`DraftOptions`.
-            hub: by the fields of :class:`~paceline.models.hub.asked.HubOptions`.
-
-        Raises:
-            InputError: a value cannot be used, or a model is named in two ways.
-        """
-        given = dict(target)
-        path = given.pop("path", None)
-        of_hub = HubOptions(**(hub or {}))
-        hub_target, hub_draft = of_hub.target(), of_hub.draft()
-        for flag, what, variable, is_both in (
-            ("", "target", _PREFIX, path is not None and hub_target is not None),
-            ("d", "draft model", _DRAFT_PREFIX, draft.get("path") is not None and hub_draft is not None),
-        ):
-            if is_both:
-                raise InputError(
-                    f"-m{flag} and -hf{flag} both name the {what}: leave out one, or unset {variable}MODEL or "
-                    f"{variable}HF_REPO"
-                )
-        whole_context = given.get("context_length") == 0
-        if whole_context:
-            del given["context_length"]
-        named = path if hub_target is None else hub_target
-        return cls(named, ModelOptions("", **given), whole_context, DraftOptions(**draft), hub_draft)
-
-    @property
-    def named_draft(self) -> str | Path | HubModel | None:
-        """What the draft model was called, or where the hub has it; ``None`` where none was named."""
-        return self.draft.path if self.hub_draft is None else self.hub_draft
-
-    def target_options(self, path: str | Path) -> ModelOptions:
-        """Return how to run the target.
-
-        Args:
-            path: where the target is.
-
-        Raises:
-            InputError: all of the model's own context is asked for, and the model does not say how much that is.
-            ModelFileError: all of the model's own context is asked for, and the model cannot be read.
-        """
-        length = own_context(path, "`context_length`") if self.whole_context else self.settings.context_length
-        return dataclasses.replace(self.settings, path=path, context_length=length)
-
-    def draft_options(self, target: ModelOptions, path: str | Path) -> ModelOptions:
-        """Return how to run the draft model beside a target; raises as :meth:`DraftOptions.beside` does."""
-        return dataclasses.replace(self.draft, path=path).beside(target)
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """What the environment sets, each value checked by itself.
-
-    Attributes:
-        request: options of a call, for ``model.generate(prompt, **environment.request)``.
-        target: by the fields of :class:`ModelOptions`; a ``context_length`` of 0 is all that the model was made for.
-        draft: by the fields of :class:`DraftOptions`.
-        hub: by the fields of :class:`~paceline.models.hub.asked.HubOptions`.
-        chat: how conversations are written, for ``model.chat(messages, chat=environment.chat)``.
-        server: by the fields of :class:`~paceline.serving.settings.ServerOptions`.
-    """
-
-    request: GenerateOptions
-    target: Mapping[str, Any]
-    draft: Mapping[str, Any]
-    hub: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    chat: ChatParams = dataclasses.field(default_factory=ChatParams)
-    server: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def models(self) -> ModelChoice:
-        """The models that are named there, and how they run; :func:`paceline.from_hub` fetches those of the hub."""
-        return ModelChoice.of(self.target, self.draft, self.hub)
-
-
-def from_environment(variables: Mapping[str, str] | None = None) -> Environment:
-    """Return what the variables of the table say. An empty one counts as not set.
-
-    The command line calls this; :func:`paceline.load` and :meth:`paceline.Model.generate` do not.
-
-    Args:
-        variables: by name; ``None`` for those of this process.
-
-    Raises:
-        InputError: a value cannot be used; the message names the variable.
-    """
-    variables = os.environ if variables is None else variables
-    request = {}
-    for part in REQUEST_PARTS:
-        request.update(_read(variables, part, _PREFIX, functools.partial(_made, part)))
-    target = _read(variables, ModelOptions, _PREFIX, lambda given: ModelChoice.of(given, {}))
-    draft = _read(variables, DraftOptions, _DRAFT_PREFIX, lambda given: ModelChoice.of({}, given))
-    hub = _read(variables, HubOptions, _PREFIX, lambda given: ModelChoice.of({}, {}, given))
-    chat = _read(variables, ChatParams, _PREFIX, lambda given: ChatParams(**given))
-    server = _read(variables, ServerOptions, _PREFIX, lambda given: ServerOptions(**given))
-    return Environment(cast("GenerateOptions", request), target, draft, hub, ChatParams(**chat), server)
-
-
-def variables_of_the_table() -> dict[str, Field]:
-    """Return the field that each environment variable sets, by the variable's name."""
-    found: dict[str, Field] = {}
-    for part in (*REQUEST_PARTS, ModelOptions, HubOptions, ChatParams, ServerOptions):
-        found.update(_variables(part, _PREFIX))
-    found.update(_variables(DraftOptions, _DRAFT_PREFIX))
-    return found
-
-
-def _variables(part: type, prefix: str) -> dict[str, Field]:
-    return {
-        prefix + (field.option.variable or field.name.upper()): field
-        for field in fields_of(part)
-        if field.option.variable is not None
-    }
-
-
-def _read(
-    variables: Mapping[str, str], part: type, prefix: str, check: Callable[[Mapping[str, Any]], object]
-) -> dict[str, Any]:
-    """Read the variables of one dataclass; each value is checked by building it with that value alone."""
-    given: dict[str, Any] = {}
-    for name, field in _variables(part, prefix).items():
-        text = variables.get(name, "")
-        if not text:
-            continue
-        try:
-            value = read_text(field, text)
-            check({field.name: value})
-        except InputError as error:
-            raise InputError(f"{name} is {shown(text)}: {error}, or unset it") from None
-        given[field.name] = value
-    return given

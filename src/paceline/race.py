@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
-from paceline.api import GenerateOptions, Model
+from paceline.api import Model
 from paceline.comparison import OpenReader, Stop, answer, explain
 from paceline.core.divergence import first_difference
 from paceline.core.errors import InputError
 from paceline.core.stats import OffReason
 from paceline.core.text import TextStream
 from paceline.core.vocabulary import Vocabulary
+from paceline.options import GenerateOptions
 from paceline.streams import Generation
 
 LaneName: TypeAlias = Literal["plain", "speculative"]

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from paceline.engines.llama_cpp import quantize_gguf
+from paceline.environment import from_environment
 from paceline.models.embedded import embedded_target
-from paceline.options import from_environment
 from tests.cli.terminal import CTRL_C, Terminal
 from tests.cli.test_run import FAST, Invoke
 from tests.models.helpers import write_folder

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from paceline.serving.settings import ServerOptions
+from paceline.server_options import ServerOptions
 from tests.serving.hosted import Hosted, hosted, pair, scripted
 from tests.serving.scripted import Turnstile, writing_model
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.serving.settings import ServerOptions
+from paceline.server_options import ServerOptions
 from tests.serving.hosted import Hosted, hosted, pair, scripted
 
 

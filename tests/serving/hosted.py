@@ -20,6 +20,7 @@ from paceline.chat.sources import find_template
 from paceline.cli.serve import _security
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.server_options import ServerOptions
 from paceline.serving.answering import Answer
 from paceline.serving.app import create_app
 from paceline.serving.connections import AcceptingServer
@@ -27,7 +28,6 @@ from paceline.serving.deployment import bind, url_of
 from paceline.serving.model_host import ModelHost, ServedModel
 from paceline.serving.security import socket_options
 from paceline.serving.server import Server
-from paceline.serving.settings import ServerOptions
 from tests.chat.conversing import CHATML
 from tests.serving.scripted import scripted_model
 from tests.timing import WAIT_S

@@ -18,12 +18,12 @@ import paceline
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, random_model
 from paceline.planning.base import RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.server_options import ServerOptions
 from paceline.serving.app import create_app
 from paceline.serving.deployment import _serve, bind
 from paceline.serving.model_host import ModelHost, ServedModel
 from paceline.serving.security import SecuritySettings
 from paceline.serving.server import Server
-from paceline.serving.settings import ServerOptions
 from tests.chat.conversing import ControlledBytes
 from tests.timing import WAIT_S
 

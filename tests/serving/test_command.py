@@ -24,11 +24,11 @@ from paceline.cli.main import app, main
 from paceline.cli.serve import _sized
 from paceline.cli.setup import FoundModels
 from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.environment import ModelChoice
 from paceline.models.embedded import embedded_target
-from paceline.options import ModelChoice
+from paceline.server_options import ServerOptions
 from paceline.serving.errors import NotReadyError
 from paceline.serving.model_host import ModelHost, ServedModel
-from paceline.serving.settings import ServerOptions
 from tests import tiers
 from tests.serving.certificates import CERTIFICATE, KEY
 from tests.serving.hosted import events_of, hosted, scripted

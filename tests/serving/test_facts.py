@@ -12,7 +12,7 @@ import pytest
 from paceline import __version__
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.serving.settings import ServerOptions
+from paceline.server_options import ServerOptions
 from tests.serving.hosted import NAME, Hosted, hosted, scripted
 from tests.serving.scripted import Turnstile, writing_model
 from tests.timing import WAIT_S

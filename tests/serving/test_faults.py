@@ -18,13 +18,13 @@ import pytest
 from benchmarks.server_soak.wire import Connection, ask, post_bytes, request_bytes
 from pydantic import ValidationError
 
+from paceline.server_options import ServerOptions
 from paceline.serving import deployment as running
 from paceline.serving.event_stream import EventStream
 from paceline.serving.http_protocol import CarefulProtocol
 from paceline.serving.json_bodies import read_json
 from paceline.serving.response_formats import probabilities_of
 from paceline.serving.schema import MOST_TEXTS, ChatBody, CompletionBody, TemplateBody
-from paceline.serving.settings import ServerOptions
 from tests.serving.live import live, repeated
 from tests.timing import WAIT_S
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import pytest
 
+from paceline.server_options import ServerOptions
 from paceline.serving.fields import HARMLESS, NEUTRAL
 from paceline.serving.generation_request import GenerationRequest, read_generation_request
 from paceline.serving.schema import ChatBody, CompletionBody, Speculative
-from paceline.serving.settings import ServerOptions
 from tests.chat.conversing import CHATML
 from tests.serving.hosted import Hosted, hosted, scripted
 

@@ -16,9 +16,9 @@ from starlette.types import Message, Receive, Scope, Send
 import paceline
 from paceline.core.arrays import Float64Array
 from paceline.core.errors import InputError
+from paceline.server_options import ServerOptions
 from paceline.serving.auth import ApiKeys
 from paceline.serving.security import SecuritySettings, secured
-from paceline.serving.settings import ServerOptions
 from tests.serving.asking import Echo, Sent, Socket, answer, ask, body_part, call, http_scope, run, serving
 from tests.serving.hosted import NAME, Hosted, hosted, json_of, scripted
 from tests.serving.live import live

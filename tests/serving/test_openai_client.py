@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types import Completion
 
-from paceline.serving.settings import ServerOptions
+from paceline.server_options import ServerOptions
 from tests.serving.hosted import NAME, Hosted, hosted, scripted
 from tests.timing import WAIT_S
 

@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 import paceline
+from paceline.server_options import ServerOptions
 from paceline.serving.page import page_files
-from paceline.serving.settings import ServerOptions
 from tests.serving.hosted import Hosted, hosted, scripted
 
 SOURCES: Final = Path(__file__).parents[2] / "src" / "paceline" / "serving" / "web"

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.api import GenerateOptions
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
+from paceline.options import GenerateOptions
 from paceline.serving.answering import Ended, Event, Progress, Round, Said
 from paceline.serving.generation_request import Api, GenerationRequest
 from paceline.serving.model_host import ServedModel

@@ -25,7 +25,7 @@ import paceline
 from paceline.cli.main import app
 from paceline.constraints import Gbnf, JsonSchema, Regex
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.serving.settings import ServerOptions
+from paceline.server_options import ServerOptions
 from tests.chat.conversing import CHATML
 from tests.cli.test_run import Invoke, invoke
 from tests.serving.hosted import Hosted, hosted, scripted

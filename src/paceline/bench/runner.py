@@ -43,7 +43,7 @@ from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Task
 from paceline.comparison import Stopped, Trial, explain
 from paceline.core.divergence import first_difference
 from paceline.core.errors import EngineError, PacelineError
-from paceline.options import in_flags
+from paceline.environment import in_flags
 from paceline.planning.auto.learned import Learned
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profiling import has_long_context

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paceline.api import GenerateOptions, Model, Read, Wrap
+from paceline.api import Model, Read, Wrap
 from paceline.bench.forcing import ForcedVerifier
 from paceline.bench.prompts import PromptKeeper
 from paceline.bench.workloads import Task
@@ -20,6 +20,7 @@ from paceline.core.errors import ClosedError
 from paceline.core.verify import Verifier
 from paceline.drafters.registry import DraftTokens, build_drafters, relate_draft
 from paceline.engines.base import Engine
+from paceline.options import GenerateOptions
 from paceline.planning.base import Policy, RoundRecord
 from paceline.prompts import Prompt
 from paceline.runtime.scheduler import PrefilledPrompt

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from paceline.api import GenerateOptions
 from paceline.core.errors import InputError
 from paceline.core.vocabulary import Vocabulary
 from paceline.models.embedded import heldout
+from paceline.options import GenerateOptions
 
 PROMPT_TOKENS: Final = 128
 """Most tokens of a prompt that is the beginning of a text."""

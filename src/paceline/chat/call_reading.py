@@ -12,7 +12,7 @@ from paceline.chat.tool_calls.parser import ToolCallParser, random_id
 from paceline.core.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from paceline.api import GenerateOptions
+    from paceline.options import GenerateOptions
 
 
 @dataclass(frozen=True, slots=True)

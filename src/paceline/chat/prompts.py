@@ -27,7 +27,7 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.vocabularies.spelling import Spellings
 
 if TYPE_CHECKING:
-    from paceline.api import GenerateOptions
+    from paceline.options import GenerateOptions
 
 _THEIRS: Final = 0
 """Mark of a character that came with the conversation, as :func:`~paceline.chat.marked.marks_of` returns it."""

@@ -25,7 +25,7 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.vocabularies.length import most_tokens
 
 if TYPE_CHECKING:
-    from paceline.api import GenerateOptions
+    from paceline.options import GenerateOptions
 
 _SWITCHES: Final = ("enable_thinking", "thinking")
 """Variables by which templates have reasoning switched."""

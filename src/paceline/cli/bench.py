@@ -44,9 +44,9 @@ from paceline.core.params import SamplingParams
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
 from paceline.engines.loading import ModelOptions, foreseen_context_length, reader_of
 from paceline.engines.slow_passes import slow_passes
+from paceline.environment import ModelChoice
 from paceline.machine import machine
 from paceline.models.embedded import embedded_draft
-from paceline.options import ModelChoice
 from paceline.output import whole_file
 from paceline.planning.auto.learned import Learned, load_learned
 from paceline.planning.costs.meter import ProfilingBudget

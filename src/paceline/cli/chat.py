@@ -33,7 +33,7 @@ from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, wit
 from paceline.cli.prompt import typed_text
 from paceline.cli.setup import PolicyName, Remember, choose_setup, opened, request_options
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
-from paceline.options import ModelChoice
+from paceline.environment import ModelChoice
 from paceline.planning.policies.fixed import FixedPolicy
 
 _OUTPUT = "Prompt and output"

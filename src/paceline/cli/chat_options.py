@@ -11,7 +11,7 @@ from paceline.chat.params import ChatParams
 from paceline.cli.prompt import read_text_file, typed_text
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
-from paceline.options import ModelChoice
+from paceline.environment import ModelChoice
 
 CHAT_PANEL: Final = "Chat"
 """Heading of the options of conversations in ``--help``."""

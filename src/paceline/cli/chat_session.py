@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.api import GenerateOptions, Model
+from paceline.api import Model
 from paceline.chat.fitting import num_leading
 from paceline.chat.messages import Message, read_messages
 from paceline.chat.params import ChatParams
@@ -20,7 +20,8 @@ from paceline.cli.interrupts import interrupts_held, keys_unseen
 from paceline.cli.progress import after_first
 from paceline.cli.report import generation_json, one_line_report
 from paceline.core.errors import InputError, PacelineError
-from paceline.options import in_flags
+from paceline.environment import in_flags
+from paceline.options import GenerateOptions
 from paceline.output import check_parent, whole_file
 from paceline.terminal_text import json_text, printable_line
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from paceline.api import GenerateOptions, Model
+from paceline.api import Model
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.inflate import large_target
@@ -23,10 +23,11 @@ from paceline.cli.setup import FoundModels, Setup, opened
 from paceline.comparison import Stop, Stopped, answer
 from paceline.engines.loading import ModelOptions, reader_of
 from paceline.engines.threads import busy_seconds, cores
+from paceline.environment import ModelChoice
 from paceline.machine import machine
 from paceline.models.embedded import embedded_draft, heldout
 from paceline.models.inflate import file_type_named
-from paceline.options import ModelChoice
+from paceline.options import GenerateOptions
 from paceline.race import LaneName, Race, run_race
 
 EPILOG = """[bold]Examples[/bold]

@@ -24,11 +24,11 @@ from paceline.comparison import Stopped
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.environment import ModelChoice
 from paceline.machine import machine
 from paceline.models.cache import complete_model
 from paceline.models.description import ModelDescription, describe
 from paceline.models.own_draft import complete_draft
-from paceline.options import ModelChoice
 from paceline.output import whole_file
 from paceline.pairs.candidate_report import CandidateReport, rank, report_of, verdict
 from paceline.pairs.candidates import Candidate, Skipped, find_candidates

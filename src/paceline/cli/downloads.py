@@ -17,12 +17,12 @@ from rich.table import Column
 
 from paceline.cli.display import error_console
 from paceline.engines.loading import ModelOptions, memory_limit
+from paceline.environment import ModelChoice
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_target
 from paceline.models.hub.asked import HubModel
 from paceline.models.hub.fetch import FetchReport, from_hub
 from paceline.models.own_draft import OwnDraft, OwnDraftFile
-from paceline.options import ModelChoice
 from paceline.sizes import size_text
 from paceline.terminal_text import printable_line
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from paceline.core.did_you_mean import no_such_option
 from paceline.core.errors import InputError
-from paceline.options import from_environment
+from paceline.environment import from_environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from paceline.cli.run import run
 from paceline.cli.serve import EPILOG as SERVE_EPILOG
 from paceline.cli.serve import ServeCommand, serve
 from paceline.core.errors import InputError, ModelWarning, PacelineError
-from paceline.options import in_flags
+from paceline.environment import in_flags
 from paceline.terminal_text import printable_line
 
 EPILOG = """[bold]Examples[/bold]

@@ -30,13 +30,14 @@ from paceline.core.fields import Field, fields_of, read_texts, stood_for
 from paceline.core.params import seed_of
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.environment import Environment, ModelChoice, from_environment
 from paceline.models.cache import complete_model
 from paceline.models.hub.asked import HubOptions
 from paceline.models.own_draft import complete_draft
-from paceline.options import REQUEST_PARTS, Environment, ModelChoice, from_environment, read_options
+from paceline.options import REQUEST_PARTS, read_options
 from paceline.output import check_parent
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.serving.settings import ServerOptions
+from paceline.server_options import ServerOptions
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 

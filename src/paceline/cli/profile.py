@@ -33,8 +33,8 @@ from paceline.cli.options import (
 from paceline.core.errors import InputError
 from paceline.core.extras import missing
 from paceline.engines.base import Engine
+from paceline.environment import ModelChoice
 from paceline.models.embedded import embedded_draft
-from paceline.options import ModelChoice
 from paceline.output import whole_file
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile, PassCost

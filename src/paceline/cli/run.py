@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.api import GenerateOptions, Model
+from paceline.api import Model
 from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
 from paceline.cli import exits
@@ -52,8 +52,9 @@ from paceline.comparison import Comparison, OpenReader, Stopped, Trial, answer, 
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
 from paceline.engines.loading import ModelOptions, check_prompt, reader_of
+from paceline.environment import ModelChoice
 from paceline.models.embedded import HELDOUT_KINDS
-from paceline.options import ModelChoice
+from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.streams import Generation
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from paceline.api import GenerateOptions, Model, load
+from paceline.api import Model, load
 from paceline.chat.params import ChatParams
 from paceline.cli import exits
 from paceline.cli.commands import Command
@@ -33,10 +33,11 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.core.extras import missing
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
 from paceline.engines.loading import ModelOptions
+from paceline.environment import ModelChoice, in_flags
 from paceline.models.description import describe
-from paceline.options import ModelChoice, in_flags
+from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.serving.settings import ServerOptions
+from paceline.server_options import ServerOptions
 
 if TYPE_CHECKING:
     from paceline.serving.model_host import ServedModel

@@ -12,7 +12,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 from rich.status import Status
 
-from paceline.api import GenerateOptions, Model, load
+from paceline.api import Model, load
 from paceline.cli import exits
 from paceline.cli.display import error_console
 from paceline.cli.downloads import located_pair, made
@@ -31,10 +31,11 @@ from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.environment import ModelChoice
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub.asked import HubModel
 from paceline.opening import default_draft
-from paceline.options import ModelChoice, as_options
+from paceline.options import GenerateOptions, as_options
 from paceline.planning.base import Policy
 from paceline.planning.costs.meter import Report
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy

@@ -27,9 +27,9 @@ from paceline.comparison import Stopped
 from paceline.core.errors import PacelineError
 from paceline.core.params import StopRules
 from paceline.engines.loading import ModelOptions, open_vocabulary
+from paceline.environment import in_flags
 from paceline.models.description import ModelDescription, describe
 from paceline.opening import OpenedPair, open_pair
-from paceline.options import in_flags
 from paceline.pairs.agreement import Agreement, agreement_of, survival_of
 from paceline.pairs.answers import Answers, Written
 from paceline.pairs.fitting import Fitting, fitting_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from paceline.core.errors import VocabularyMismatchError
-from paceline.options import in_flags
+from paceline.environment import in_flags
 from paceline.pairs.alignment import Alignment, align
 from paceline.pairs.measures import ALL
 from paceline.vocabularies.mapping import TokenMapping, check_translation

@@ -19,7 +19,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from paceline.api import GenerateOptions
 from paceline.async_streams import AsyncStream
 from paceline.chat.continuing import beginning_of
 from paceline.chat.prompts import ChatPrompt
@@ -30,6 +29,7 @@ from paceline.core.logprobs import TokenLogprob
 from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
+from paceline.options import GenerateOptions
 from paceline.serving.chat_request import OfferedTools
 from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.model_host import ServedModel

@@ -28,7 +28,8 @@ from paceline.core.errors import (
 )
 from paceline.core.fields import fields_of
 from paceline.core.params import SpeculationParams
-from paceline.options import REQUEST_PARTS, in_flags
+from paceline.environment import in_flags
+from paceline.options import REQUEST_PARTS
 from paceline.planning.policies.fixed import FixedPolicy
 
 
@@ -78,7 +79,7 @@ def in_fields(message: str, param: str | None) -> str:
 
     Args:
         message: of an error, in which options are called what the command line calls them; see
-            :func:`paceline.options.in_flags`.
+            :func:`paceline.environment.in_flags`.
         param: the field that is at fault, under the name that the request has for it.
     """
 

@@ -13,19 +13,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from paceline.api import GenerateOptions
 from paceline.constraints import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError, InputError
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
 from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams, read_seed
-from paceline.options import REQUEST_PARTS
+from paceline.options import REQUEST_PARTS, GenerateOptions
+from paceline.server_options import ServerOptions
 from paceline.serving.chat_request import OfferedTools, further_settings, read_tools
 from paceline.serving.errors import FieldError
 from paceline.serving.fields import Named, check_known, unknown_within
 from paceline.serving.schema import MOST_TEXTS, ChatBody, CompletionBody, Speculative, whole_of
-from paceline.serving.settings import ServerOptions
 
 Api: TypeAlias = Literal["native", "completions", "chat"]
 """Whose fields a request has: llama-server's ``/completion``, or OpenAI's completions or chat completions."""

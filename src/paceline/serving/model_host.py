@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from paceline.api import GenerateOptions, Model
+from paceline.api import Model
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.own_format import format_of
 from paceline.core.errors import ClosedError, PacelineError
 from paceline.models.description import ModelDescription
-from paceline.options import read_options
+from paceline.options import GenerateOptions, read_options
 from paceline.planning.registry import check_asked
 from paceline.serving.errors import HostState, NotReadyError
 from paceline.serving.work import in_own_thread

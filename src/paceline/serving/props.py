@@ -12,10 +12,10 @@ from paceline.chat.template import ChatTemplate
 from paceline.constraints import Gbnf
 from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules
 from paceline.options import read_options
+from paceline.server_options import ServerOptions
 from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.model_host import BUILD, ServedModel
 from paceline.serving.prompts import piece_of
-from paceline.serving.settings import ServerOptions
 
 
 def models_of(served: ServedModel, *, created: int) -> dict[str, Any]:

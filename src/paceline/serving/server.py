@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from paceline.core.errors import InputError, QueueFullError
 from paceline.core.params import MAX_TOKENS
+from paceline.server_options import ServerOptions
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, Said
 from paceline.serving.auth import namespace_of
 from paceline.serving.errors import FieldError, RefusedError, error_of
@@ -35,7 +36,6 @@ from paceline.serving.response_formats import (
     pieces_of,
     to_json,
 )
-from paceline.serving.settings import ServerOptions
 from paceline.serving.work import MOST_AT_ONCE, Kind, Share, Work
 
 _WHOLE_ROUNDS: Final = 16

@@ -33,7 +33,8 @@ from paceline.planning.replaying.recording import (
 from paceline.runtime.loop import DecodingLoop
 
 if TYPE_CHECKING:
-    from paceline.api import GenerateOptions, Model
+    from paceline.api import Model
+    from paceline.options import GenerateOptions
 
 Report: TypeAlias = Callable[[float], None]
 """Told the share of a recording that is made, from 0 to 1."""
