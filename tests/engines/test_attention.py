@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.engines.tiny_models import write_model
+from tests.planning.helpers import engine_of
 
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import EngineError
@@ -18,6 +19,7 @@ from paceline.engines.loading import ModelOptions, open_engine
 from paceline.models.embedded import embedded_draft
 from paceline.planning.costs import attention
 from paceline.planning.costs.attention import AttentionTimes, RoundTimes, measure_attention, open_model
+from paceline.planning.costs.profile_cache import find_or_measure
 
 
 @pytest.fixture
@@ -211,3 +213,26 @@ def test_measuring_leaves_nothing_behind_and_tells_both_contexts_apart() -> None
     sequence = engine.open()
     assert engine.length(sequence) == 0
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("slower", "kept"), [(1.0, True), (1.2, True), (1.4, False), (0.7, False)], ids=["same", "near", "busy", "quiet"]
+)
+def test_what_was_found_on_a_machine_that_was_busy_is_found_anew_at_the_next_load(
+    monkeypatch: pytest.MonkeyPatch, found: list[bool], tmp_path: Path, slower: float, kept: bool
+) -> None:
+    found += [True, False]
+    open_model(OPTIONS).engine.close()
+    # The engine's own passes are of no account: those of a machine that is measured in virtual time are.
+    engine = engine_of(8.0)
+    opened = dataclasses.replace(OPTIONS, flash_attention=True)
+    then_s = times(True).plain_s(fused=True)
+    find_or_measure(engine, opened, clock=engine.clock)
+    assert len(list((tmp_path / "attention").iterdir())) == 1  # nothing is known of the machine now
+    engine._cost = lambda rows, context: then_s * slower
+    find_or_measure(engine, opened, clock=engine.clock)
+    assert len(list((tmp_path / "attention").iterdir())) == kept
+    again = open_model(OPTIONS)
+    again.engine.close()
+    assert again.measured is not kept
+    assert again.options.flash_attention is kept

@@ -32,7 +32,7 @@ import dataclasses
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeGuard
@@ -43,7 +43,7 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import ModelOptions, engine_for, open_engine
 from paceline.planning.costs.meter import Meter, ProfilingBudget, Report
 from paceline.planning.costs.subject import Subject, opened
-from paceline.planning.disk_cache import load_entry, model_key, store_entry
+from paceline.planning.disk_cache import entry_path, load_entry, model_key, store_entry
 
 LEAST_GAIN: Final = 0.02
 """Share of the time that fusing must save. Less is lost in the noise of a few passes, and not worth the near-ties:
@@ -168,6 +168,11 @@ class AttentionTimes:
         requests = {each.requests for each in self.rounds}
         return statistics.mean(self._log_ratio(number, wide_share) for number in requests) < math.log1p(-LEAST_GAIN)
 
+    def plain_s(self, *, fused: bool) -> float:
+        """Return the seconds of a plain round of one request after few tokens."""
+        plain = min((e for e in self.rounds if e.requests == e.rows == 1), key=lambda each: each.context)
+        return plain.fused_s if fused else plain.unfused_s
+
     def _log_ratio(self, requests: int, wide_share: float) -> float:
         """Return the mean logarithm of fused over unfused seconds, of rounds of so many requests."""
         narrow, wide = (
@@ -282,6 +287,25 @@ def open_model(
         raise
     store_entry("attention", key, times.to_json())
     return OpenedModel(engine, dataclasses.replace(options, flash_attention=fused), measured=True)
+
+
+def drop_unless_holds(options: ModelOptions, holds: Callable[[float], bool]) -> None:
+    """Drop what is kept of a model's attention where it was measured on a machine that was not as it is now.
+
+    So the next load measures it anew. To do so at once would take another context of the model, after what opening it
+    and checking its profile have taken already.
+
+    Args:
+        options: as the model was opened.
+        holds: whether plain rounds, which took so many seconds then, take about as long now.
+    """
+    if options.flash_attention is None or options.exact or not _runs_gguf(options):
+        return
+    key = model_key(dataclasses.replace(options, flash_attention=None))
+    kept = load_entry("attention", key, AttentionTimes.from_json)
+    if kept is not None and not holds(kept.plain_s(fused=options.flash_attention)):
+        with contextlib.suppress(OSError):
+            entry_path("attention", key).unlink(missing_ok=True)
 
 
 def like_target(draft: ModelOptions, target: ModelOptions) -> ModelOptions:

@@ -2,7 +2,7 @@
 
 The key they are kept under does not know whether a laptop runs on its battery, or what else uses the memory's
 bandwidth. So a few passes at every load say whether a profile still holds; where they take other than it says, it is
-measured again.
+measured again. So is attention then, at the next load: what was measured on a busy machine is not kept for good.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from paceline.core.errors import ModelFileError
 from paceline.engines.base import Engine
 from paceline.engines.loading import ModelOptions
 from paceline.engines.slow_passes import slow_passes
+from paceline.planning.costs.attention import drop_unless_holds
 from paceline.planning.costs.meter import ProfilingBudget, Report
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profiling import (
@@ -103,7 +104,7 @@ def find_or_measure(
         and all(kept.target.is_measured(rows) for rows in usable_widths(target, widths or ()))
         and (kept.target.long_context is not None or not long_context or not has_long_context(target))
     )
-    if kept is not None and is_enough and _still_holds(kept, target, clock):
+    if kept is not None and is_enough and _still_holds(kept, target, target_options, clock):
         slow = slow_passes(target)
         if slow is not None:
             # Seen anew at every load, as disks are as fast as others let them be.
@@ -115,15 +116,25 @@ def find_or_measure(
     return KeptProfile(profile, True, path, key)
 
 
-def _still_holds(kept: CostProfile, target: Engine, clock: Clock | None) -> bool:
-    """Return whether passes take now about what they took; where one check says no, a second one must agree."""
+def _still_holds(kept: CostProfile, target: Engine, options: ModelOptions, clock: Clock | None) -> bool:
+    """Return whether passes take now about what they took; where one check says no, a second one must agree.
+
+    What is kept of attention is held to the same passes.
+    """
     wide = max(width.rows for width in kept.target.widths if width.rows <= _CHECKED_WIDTH)
     least_s: dict[int, float] = {}
+    is_same = False
     for _ in range(2):
         for rows, now_s in spot_check(target, sorted({1, wide}), clock=clock).items():
             least_s[rows] = min(now_s, least_s.get(rows, now_s))
         # The check takes turns between widths.
-        ratios = [now_s / (kept.target.seconds(rows) + kept.change_s) for rows, now_s in least_s.items()]
-        if all(1 / _CHANGED <= ratio <= _CHANGED for ratio in ratios):
-            return True
-    return False
+        is_same = all(_is_about(now_s, kept.target.seconds(rows) + kept.change_s) for rows, now_s in least_s.items())
+        if is_same:
+            break
+    if 1 in least_s:
+        drop_unless_holds(options, lambda then_s: _is_about(least_s[1], then_s + kept.change_s))
+    return is_same
+
+
+def _is_about(now_s: float, then_s: float) -> bool:
+    return 1 / _CHANGED <= now_s / then_s <= _CHANGED
