@@ -17,9 +17,9 @@ from paceline.machine import is_compiled
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.planning.replaying.recorder import record
-from paceline.planning.replaying.recording import RECORDED_DEPTH
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.recorder import record
+from paceline.replaying.recording import RECORDED_DEPTH
+from paceline.replaying.replay import replay
 
 TEXTS = 2
 PROMPT_CHARACTERS = 1500

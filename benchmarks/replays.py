@@ -39,9 +39,9 @@ from paceline.planning.base import Policy
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.registry import ADAPTIVE_POLICIES, build_policy
-from paceline.planning.replaying.oracle import oracle_s
-from paceline.planning.replaying.recorder import record
-from paceline.planning.replaying.recording import (
+from paceline.replaying.oracle import oracle_s
+from paceline.replaying.recorder import record
+from paceline.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
     DrafterTrace,
@@ -49,7 +49,7 @@ from paceline.planning.replaying.recording import (
     load_recordings,
     save_recordings,
 )
-from paceline.planning.replaying.replay import replay, trace_named
+from paceline.replaying.replay import replay, trace_named
 from paceline.runtime.worker import Worker
 
 RECORD_EPILOG = """[bold]Examples[/bold]

@@ -27,8 +27,8 @@ from paceline.output import check_parent, whole_file
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.registry import ADAPTIVE_POLICIES
-from paceline.planning.replaying.recording import Recording
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.recording import Recording
+from paceline.replaying.replay import replay
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -45,7 +45,7 @@ from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.planning.replaying.recorder import record_answer
+from paceline.replaying.recorder import record_answer
 from paceline.vocabularies.mapping import TokenMapping, check_translation
 
 EPILOG = """[bold]Examples[/bold]

@@ -40,8 +40,8 @@ from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.planning.replaying.recorder import record, record_answer
-from paceline.planning.replaying.recording import (
+from paceline.replaying.recorder import record, record_answer
+from paceline.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
     Level,

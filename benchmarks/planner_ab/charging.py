@@ -11,7 +11,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import Policy, PolicyBase, RoundRecord
-from paceline.planning.replaying.recording import Recording
+from paceline.replaying.recording import Recording
 
 SLOWER: Final = 1.3
 """Factor on every pass of a machine that became slower."""

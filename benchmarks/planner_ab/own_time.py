@@ -16,8 +16,8 @@ from benchmarks.planner_ab.charging import OwnTimes
 from benchmarks.planner_ab.scenes import ASKING_S, Build
 from benchmarks.stopwatch import DROPPED, PLAIN, SILENT, VERIFIED, Stopwatch
 from paceline.planning.costs.profile import CostProfile
-from paceline.planning.replaying.recording import Recording
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.recording import Recording
+from paceline.replaying.replay import replay
 
 SLICES: Final = 9
 REQUESTS: Final = (1, 2, 4, 8, 16)

@@ -13,8 +13,8 @@ from paceline.planning.auto.learned import Learned
 from paceline.planning.base import Policy
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.planning.replaying.recording import Recording
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.recording import Recording
+from paceline.replaying.replay import replay
 
 ASKING_S: Final = 20e-6
 """Of a drafter without a model, for a request: what suffix and lookup take."""

@@ -24,7 +24,7 @@ from benchmarks.planner_ab.policies import builder
 from paceline.bench.variants import Variant, static_variants
 from paceline.core.errors import PacelineError
 from paceline.machine import is_compiled
-from paceline.planning.replaying.recording import Recording
+from paceline.replaying.recording import Recording
 
 _OWN_TIME_COSTS = ("f16-quiet", "q4_0-quiet")
 

@@ -29,7 +29,7 @@ from paceline.engines.scripted import ScriptedEngine, ScriptedOutput
 from paceline.planning.auto.learned import DrafterState, Learned
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.replaying.recorder import record
+from paceline.replaying.recorder import record
 from tests.bench.helpers import LEVEL_S, PASS_S, bytes_vocabulary, constant_model, counting_model, engines, profile
 
 FORCED_AND_FREE = ("new-code", "structured-forced")

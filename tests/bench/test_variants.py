@@ -19,8 +19,8 @@ from paceline.bench.variants import (
 from paceline.core.errors import InputError
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import POLICY_NAMES
-from paceline.planning.replaying.recorder import record
-from paceline.planning.replaying.recording import Recording
+from paceline.replaying.recorder import record
+from paceline.replaying.recording import Recording
 from tests.bench.helpers import LEVEL_S, PASS_S, engines, profile
 
 

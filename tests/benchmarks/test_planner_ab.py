@@ -46,8 +46,8 @@ from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.replaying.recording import Recording, save_recordings
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.recording import Recording, save_recordings
+from paceline.replaying.replay import replay
 from tests.planning.helpers import Skill, synthetic
 
 COSTS = measured_profile("F16", 1.0)

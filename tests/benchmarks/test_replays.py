@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from paceline.core.errors import InputError
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.planning.replaying.oracle import oracle_s
-from paceline.planning.replaying.recording import load_recordings, save_recordings
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.oracle import oracle_s
+from paceline.replaying.recording import load_recordings, save_recordings
+from paceline.replaying.replay import replay
 from tests.planning.helpers import Skill, synthetic
 
 

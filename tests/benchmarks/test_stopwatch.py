@@ -6,7 +6,7 @@ from benchmarks.stopwatch import DROPPED, PLAIN, SILENT, VERIFIED, Stopwatch
 
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.replay import replay
 from tests.planning.helpers import Skill, smooth, synthetic
 
 COSTS = smooth(0.01, 0.001)

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from paceline.bench.variants import PLAIN, policy_variants, replay_all, static_variants
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.planning.replaying.recording import Recording, save_recordings
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.recording import Recording, save_recordings
+from paceline.replaying.replay import replay
 from tests.planning.helpers import Skill, synthetic
 
 PROFILE = measured_profile("Q4_0", 1.0)

@@ -11,7 +11,7 @@ from benchmarks.cost_tables import PASS_MS
 
 from paceline.planning.auto.policy import START_ROUNDS, START_SHARE, AutoPolicy
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.replay import replay
 from tests.docs.test_site import DOCS, script
 from tests.planning.helpers import Skill, synthetic, table
 

@@ -32,8 +32,8 @@ from paceline.pairs.prediction import (
     predict,
 )
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.replaying.recorder import record_answer
-from paceline.planning.replaying.recording import Recording
+from paceline.replaying.recorder import record_answer
+from paceline.replaying.recording import Recording
 from tests.bench.helpers import LEVEL_S, PASS_S, counting_model, engines, profile
 
 TOKENS = 60

@@ -18,7 +18,7 @@ from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import PolicyBase, RoundRecord
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
-from paceline.planning.replaying.recording import Chain, DrafterTrace, Level, Recording
+from paceline.replaying.recording import Chain, DrafterTrace, Level, Recording
 
 VOCAB_SIZE = 50
 TEXT_TOKENS = 40

@@ -42,9 +42,9 @@ from paceline.planning.auto.policy import (
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.replaying.oracle import oracle_s
-from paceline.planning.replaying.recording import Recording
-from paceline.planning.replaying.replay import ReplayResult, replay
+from paceline.replaying.oracle import oracle_s
+from paceline.replaying.recording import Recording
+from paceline.replaying.replay import ReplayResult, replay
 from paceline.runtime.loop import DecodingLoop
 from tests.helpers import PLAIN_PARAMS, request_of
 from tests.planning.helpers import AroundAuto, Curve, Skill, smooth, synthetic, table

@@ -14,8 +14,8 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.planning.replaying.recording import save_recordings
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.recording import save_recordings
+from paceline.replaying.replay import replay
 from tests.helpers import PLAIN_PARAMS, decode
 from tests.planning.helpers import Skill, synthetic, table
 

@@ -14,8 +14,8 @@ from paceline.core.errors import InputError
 from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.planning.replaying.recording import Recording
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.recording import Recording
+from paceline.replaying.replay import replay
 from tests.planning.helpers import Skill, synthetic, table
 from tests.tiers import some_long
 

@@ -17,9 +17,9 @@ from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import ADAPTIVE_POLICIES, build_policy
-from paceline.planning.replaying.oracle import oracle_s
-from paceline.planning.replaying.recording import Recording
-from paceline.planning.replaying.replay import Drift, replay
+from paceline.replaying.oracle import oracle_s
+from paceline.replaying.recording import Recording
+from paceline.replaying.replay import Drift, replay
 from tests.helpers import MoodyPolicy
 from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 

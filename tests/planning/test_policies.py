@@ -22,7 +22,7 @@ from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.policies.heuristic import HeuristicPolicy
 from paceline.planning.policies.profile_ev import ProfileEvPolicy
 from paceline.planning.registry import COST_POLICIES, POLICY_NAMES, build_policy
-from paceline.planning.replaying.replay import replay
+from paceline.replaying.replay import replay
 from tests.helpers import PLAIN_PARAMS, decode, request_of
 from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 

@@ -22,8 +22,8 @@ from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model, table_model
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.planning.replaying.recorder import record, record_answer
-from paceline.planning.replaying.recording import (
+from paceline.replaying.recorder import record, record_answer
+from paceline.replaying.recording import (
     DrafterTrace,
     Level,
     Recording,

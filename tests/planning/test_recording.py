@@ -16,8 +16,8 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.planning.replaying.recorder import record
-from paceline.planning.replaying.recording import (
+from paceline.replaying.recorder import record
+from paceline.replaying.recording import (
     RECORDING_VERSION,
     Recording,
     load_recordings,

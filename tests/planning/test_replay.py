@@ -25,9 +25,9 @@ from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import POLICY_NAMES, build_policy
-from paceline.planning.replaying.recorder import record
-from paceline.planning.replaying.recording import Recording
-from paceline.planning.replaying.replay import ReplayResult, replay
+from paceline.replaying.recorder import record
+from paceline.replaying.recording import Recording
+from paceline.replaying.replay import ReplayResult, replay
 from paceline.runtime.loop import DecodingLoop
 from tests.helpers import MoodyPolicy, looping_model
 from tests.planning.helpers import Curve, Skill, smooth, synthetic, table

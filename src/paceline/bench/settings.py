@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.bench.workloads import PROMPT_TOKENS
 from paceline.core.errors import InputError
-from paceline.planning.replaying.recording import RECORDED_DEPTH
+from paceline.replaying.recording import RECORDED_DEPTH
 
 LEAST_ANSWER = 16
 """Tokens of an answer below which a task tells nothing of decoding."""

@@ -12,8 +12,8 @@ from paceline.bench.settings import LEAST_ANSWER, BenchSettings
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.comparison import Stop, Stopped, finish
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.planning.replaying.recorder import record_answer
-from paceline.planning.replaying.recording import Recording
+from paceline.replaying.recorder import record_answer
+from paceline.replaying.recording import Recording
 from paceline.streams import Generation, Stream
 
 _TRIES_PER_TASK = 6

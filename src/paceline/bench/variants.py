@@ -20,8 +20,8 @@ from paceline.planning.base import Policy, RoundCosts
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import ADAPTIVE_POLICIES, build_policy
-from paceline.planning.replaying.recording import Recording
-from paceline.planning.replaying.replay import ReplayResult, replay
+from paceline.replaying.recording import Recording
+from paceline.replaying.replay import ReplayResult, replay
 
 Kind: TypeAlias = Literal["plain", "server", "static", "policy", "auto"]
 

@@ -23,7 +23,7 @@ from paceline.pairs.reading import fitted, rows
 
 if TYPE_CHECKING:
     from paceline.engines.base import Engine
-    from paceline.planning.replaying.recording import Recording
+    from paceline.replaying.recording import Recording
 
 
 @dataclass(frozen=True, slots=True)

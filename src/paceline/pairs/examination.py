@@ -41,11 +41,11 @@ from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.planning.replaying.recorder import record_answer
+from paceline.replaying.recorder import record_answer
 from paceline.runtime.worker import Worker
 
 if TYPE_CHECKING:
-    from paceline.planning.replaying.recording import Recording
+    from paceline.replaying.recording import Recording
     from paceline.vocabularies.relation import VocabularyRelation
 
 _PROFILING_SHARE: Final = 0.17

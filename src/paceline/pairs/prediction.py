@@ -27,7 +27,7 @@ from paceline.bench.variants import AUTO, DRAFT_LENGTHS, Variant
 from paceline.bench.workloads import Task
 from paceline.core.arrays import Float64Array
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.planning.replaying.replay import ReplayResult, replay
+from paceline.replaying.replay import ReplayResult, replay
 
 if TYPE_CHECKING:
     from paceline.comparison import Stop
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from paceline.pairs.measures import Depth
     from paceline.planning.base import Policy
     from paceline.planning.costs.profile import CostProfile
-    from paceline.planning.replaying.recording import Recording
+    from paceline.replaying.recording import Recording
 
 DRAFT: Final = "draft"
 """Name of the drafter that the candidate is."""

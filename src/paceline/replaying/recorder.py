@@ -21,8 +21,8 @@ from paceline.core.tree import ROOT, DraftTree
 from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import PolicyBase, RoundRecord
-from paceline.planning.replaying.models import ReplayEngine, TextVerifier
-from paceline.planning.replaying.recording import (
+from paceline.replaying.models import ReplayEngine, TextVerifier
+from paceline.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
     Chain,

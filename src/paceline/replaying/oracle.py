@@ -23,8 +23,8 @@ from paceline.core.arrays import Float64Array
 from paceline.core.errors import InputError
 from paceline.core.tree import ROOT
 from paceline.planning.base import RoundCosts
-from paceline.planning.replaying.recording import Chain, DrafterTrace, Recording
-from paceline.planning.replaying.replay import Drift, trace_named
+from paceline.replaying.recording import Chain, DrafterTrace, Recording
+from paceline.replaying.replay import Drift, trace_named
 
 
 def oracle_s(
@@ -41,7 +41,7 @@ def oracle_s(
 
     Args:
         recording: the request.
-        costs: as for :func:`~paceline.planning.replaying.replay.replay`.
+        costs: as for :func:`~paceline.replaying.replay.replay`.
         drafters: as there.
         drift: as there.
         free_s: as there; such drafters are taken to be asked before the draft model.

@@ -11,8 +11,8 @@ from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import ForwardOutput
-from paceline.planning.replaying.models import ReplayEngine
-from paceline.planning.replaying.recording import Chain, DrafterTrace, evidence_of
+from paceline.replaying.models import ReplayEngine
+from paceline.replaying.recording import Chain, DrafterTrace, evidence_of
 
 
 class ReplayModelDrafter(DraftModelDrafter):

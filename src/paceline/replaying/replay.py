@@ -28,9 +28,9 @@ from paceline.core.request import Request
 from paceline.drafters.base import Drafter
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.planning.base import Policy, RoundCosts
-from paceline.planning.replaying.models import ReplayEngine, TextVerifier
-from paceline.planning.replaying.recording import DrafterTrace, Recording
-from paceline.planning.replaying.replay_drafters import ReplayFreeDrafter, ReplayModelDrafter
+from paceline.replaying.models import ReplayEngine, TextVerifier
+from paceline.replaying.recording import DrafterTrace, Recording
+from paceline.replaying.replay_drafters import ReplayFreeDrafter, ReplayModelDrafter
 from paceline.runtime.loop import DecodingLoop
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -98,7 +98,7 @@ class ReplayResult:
         """Return the oracle's time over the policy's, for each request and for all; 1 is the best there is.
 
         Args:
-            oracle_seconds: for each recording, from :func:`~paceline.planning.replaying.oracle.oracle_s`.
+            oracle_seconds: for each recording, from :func:`~paceline.replaying.oracle.oracle_s`.
         """
         shares = [
             oracle / request.decode_s if request.decode_s > 0 else 1.0
