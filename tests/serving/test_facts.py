@@ -293,7 +293,7 @@ def test_every_route_that_answers_get_answers_head(server: Hosted) -> None:
         assert (response.status_code, response.content) == (200, b""), path
         assert response.headers["content-type"] == asked.headers["content-type"]
         if path not in ("/metrics", "/slots"):
-            assert response.headers["content-length"] == str(len(asked.content)), path
+            assert response.headers["content-length"] == asked.headers["content-length"], path
 
 
 def test_a_prefix_is_a_path() -> None:

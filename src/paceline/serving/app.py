@@ -18,6 +18,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match
@@ -102,10 +103,15 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
         return _json(await server.work.share_of(request.scope).offload(Kind.UPKEEP, described))
 
     app.include_router(router)
+    # It hands on streams of events as they come. Level 1, as the event loop waits for what has up to 128 KiB.
+    app.add_middleware(GZipMiddleware, minimum_size=_LEAST_COMPRESSED, compresslevel=1)
     for kind in (PacelineError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answered(server))
     return secured(_HeadAsGet(app), security, server.refused)
 
+
+_LEAST_COMPRESSED: Final = 4096
+"""Bytes of an answer from which on it is compressed for clients that take that. Most answers to a prompt have fewer."""
 
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 

@@ -83,7 +83,8 @@ def page_files() -> Mapping[str, PageFile]:
             continue
         name = path.relative_to(_WEB).as_posix()
         content = path.read_bytes()
-        etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        # A weak one, as it is the same for compressed bytes.
+        etag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
         found["" if name == _INDEX else f"{_FOLDER}/{name}"] = PageFile(content, _TYPES[path.suffix], etag)
     return found
 
