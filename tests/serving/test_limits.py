@@ -541,7 +541,7 @@ def test_who_sends_much_still_gets_to_read_the_refusal(settings: SecuritySetting
         client.send("POST / HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "", body=body)
         reply = client.rest()
     assert reply.startswith(f"HTTP/1.1 {401 if settings.keys else 413}")
-    assert reply.endswith('"param": null}}')
+    assert reply.endswith('"param":null}}')
 
 
 def test_a_chunked_body_beyond_the_limit_is_refused_over_a_socket() -> None:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from paceline.core.clock import VirtualClock
 from paceline.serving.auth import ApiKeys
 from paceline.serving.logs import LOGGER as ACCESS
-from paceline.serving.logs import AccessLog, AnswerHeaders, AtMostAFew, logging_to_stderr
+from paceline.serving.logs import AtMostAFew, RequestLog, logging_to_stderr
 from paceline.serving.security import SecuritySettings, secured
 from tests.serving.asking import answer, ask, body_part, call, http_scope
 from tests.timing import WAIT_S
@@ -102,7 +102,7 @@ def test_a_line_says_how_long_the_whole_answer_took(caplog: pytest.LogCaptureFix
         clock.advance(1.25)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    app = AnswerHeaders(AccessLog(routes, quiet_paths=frozenset(), clock=clock))
+    app = RequestLog(routes, quiet_paths=frozenset(), clock=clock)
     call(app, http_scope(x_request_id="mine"))
     assert lines(caplog) == [(logging.INFO, "POST /v1/completions 201 1.250 s mine")]
 

@@ -1,4 +1,4 @@
-"""API keys: the layer that asks for one, and the namespaces that keep the caches of their owners apart."""
+"""API keys: the check that asks for one, and the namespaces that keep the caches of their owners apart."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from paceline.core.errors import InputError
-from paceline.serving.errors import header_values, refuse, state_of
+from paceline.serving.errors import RefusedError
 
-_NAMESPACE: Final = "namespace"
 _NAMESPACE_BYTES: Final = 16
 
 
@@ -102,7 +102,7 @@ class ApiKeys:
 
 def keep_namespace(scope: Scope, namespace: str) -> None:
     """Keep the namespace of a request for the routes."""
-    state_of(scope)[_NAMESPACE] = namespace
+    scope.setdefault("state", {})["namespace"] = namespace
 
 
 def namespace_of(scope: Scope, cache_salt: str | None = None) -> str:
@@ -112,7 +112,7 @@ def namespace_of(scope: Scope, cache_salt: str | None = None) -> str:
         scope: of a request that passed the check of keys.
         cache_salt: parts one namespace further: requests share only with those of the same key *and* salt.
     """
-    namespace: str = state_of(scope)[_NAMESPACE]
+    namespace: str = scope["state"]["namespace"]
     if cache_salt is None:
         return namespace
     # JSON can spell half a surrogate pair, which plain UTF-8 refuses.
@@ -129,46 +129,40 @@ def _text_of(path: Path) -> str:
         raise InputError(f"--api-key-file {path} is not UTF-8: write the keys as plain text, one a line") from None
 
 
-_SCHEME = b"bearer "
+_SCHEME: Final = b"bearer "
 
 
 class KeyCheck:
-    """Lets through what has a key, or needs none, and gives each request its namespace."""
+    """Refuses what has no key and needs one, and gives each request its namespace.
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, public_paths: frozenset[str]) -> None:
-        """Put the check in front of an application.
+    Args:
+        keys: the keys; with none of them everything is let through.
+        public_paths: may be read (GET, HEAD) without a key.
+    """
 
-        Args:
-            app: the application.
-            keys: the keys; with none of them everything is let through.
-            public_paths: may be read (GET, HEAD) without a key.
-        """
-        self._app = app
+    def __init__(self, keys: ApiKeys, public_paths: frozenset[str]) -> None:
         self._keys = keys
         self._public_paths = public_paths
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or refuse it for its key."""
-        credentials = _credentials(scope)
+    def __call__(self, scope: Scope) -> None:
+        """Check one request, and give it its namespace."""
+        credentials = _credentials(Headers(scope=scope))
         accepted = [credential for credential in credentials if self._keys.accepts(credential)]
-        if accepted or not self._keys or self._is_public(scope):
-            keep_namespace(scope, self._keys.namespace(accepted[0] if accepted else None))
-            await self._app(scope, receive, send)
-            return
-        what = "the key of this request is not known here" if credentials else "this request has no key"
-        message = f"Invalid API Key: {what}; send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
-        challenge = [(b"www-authenticate", b"Bearer")]
-        await refuse(scope, receive, send, 401, message, "authentication_error", headers=challenge)
+        if not (accepted or not self._keys or self._is_public(scope)):
+            what = "the key of this request is not known here" if credentials else "this request has no key"
+            message = f"Invalid API Key: {what}; send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
+            raise RefusedError(401, "authentication_error", message)
+        keep_namespace(scope, self._keys.namespace(accepted[0] if accepted else None))
 
     def _is_public(self, scope: Scope) -> bool:
         return scope["method"] in ("GET", "HEAD") and scope["path"] in self._public_paths
 
 
-def _credentials(scope: Scope) -> list[bytes]:
+def _credentials(headers: Headers) -> list[bytes]:
     """Return what may be a key, the one of ``Authorization`` first.
 
     llama-server takes a key without the word Bearer too.
     """
-    values = header_values(scope, b"authorization") + header_values(scope, b"x-api-key")
+    values = [value.encode("latin-1") for name in ("authorization", "x-api-key") for value in headers.getlist(name)]
     keys = [value[len(_SCHEME) :] if value[: len(_SCHEME)].lower() == _SCHEME else value for value in values]
     return [key.strip() for key in keys if key.strip()]

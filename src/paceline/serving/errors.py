@@ -1,21 +1,17 @@
-"""Errors over HTTP: the exceptions, their statuses and bodies, and how a request is refused before a route sees it.
+"""Errors over HTTP: the exceptions, their statuses and their bodies.
 
 This is the one place that says which error is which status. None of them tells a path or a traceback.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
-import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
 
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from paceline.chat.params import ChatParams
 from paceline.core.errors import (
@@ -31,6 +27,7 @@ from paceline.core.params import SpeculationParams
 from paceline.environment import in_flags
 from paceline.options import REQUEST_PARTS
 from paceline.planning.policies.fixed import FixedPolicy
+from paceline.terminal_text import printable_line
 
 
 def error_body(status: int, message: str, kind: str, param: str | None = None) -> dict[str, Any]:
@@ -177,15 +174,22 @@ _KINDS: Final[tuple[tuple[type[PacelineError], int, str], ...]] = (
 """Status and type of each error, the first that fits; all others are the server's own, and tell nothing."""
 
 
+def _classify(error: BaseException) -> tuple[int, str]:
+    """Return the status of an error, and the type that clients tell it by."""
+    if isinstance(error, RefusedError):
+        return error.status, error.kind
+    return next(((status, kind) for known, status, kind in _KINDS if isinstance(error, known)), (500, "server_error"))
+
+
 def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
     """Return the status and the body of the answer to a request that ended by an error."""
-    message = in_flags(str(error))
+    status, kind = _classify(error)
     if isinstance(error, RefusedError):
-        return error.status, error_body(error.status, message, error.kind)
-    status, kind = next(((status, kind) for known, status, kind in _KINDS if isinstance(error, known)), (500, ""))
+        return status, error_body(status, str(error), kind)
     if status == 500:
         _log.error("a request ended by an error", exc_info=error)
-        return 500, error_body(500, "the server failed; its log says why", "server_error")
+        return 500, error_body(500, "the server failed; its log says why", kind)
+    message = in_flags(str(error))
     if isinstance(error, ClosedError):
         message = "the server is ending: send the request later"
     if isinstance(error, ModelFileError):
@@ -205,6 +209,8 @@ def response_of(error: BaseException) -> Response:
     """Return the answer to a request that ended by an error before anything of its answer was sent."""
     status, body = error_of(error)
     headers = {"Retry-After": str(RETRY_S)} if status in (429, 503) else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, WrongMethodError):
         headers["Allow"] = ", ".join(error.allowed)
     return JSONResponse(body, status, headers)
@@ -212,98 +218,13 @@ def response_of(error: BaseException) -> Response:
 
 def kind_of(error: BaseException) -> str:
     """Return the type that clients tell an error by; nothing is logged."""
-    if isinstance(error, RefusedError):
-        return error.kind
-    return next((kind for known, _, kind in _KINDS if isinstance(error, known)), "server_error")
+    return _classify(error)[1]
 
 
 LONGEST_SHOWN: Final = 200
 """Characters of a value from a request that a log line or an error repeats."""
 
 
-def header_values(scope: Scope, name: bytes) -> list[bytes]:
-    """Return all values of a header, in the order they were sent.
-
-    Args:
-        scope: of an HTTP request.
-        name: of the header, in lower case.
-    """
-    return [value for key, value in scope["headers"] if key == name]
-
-
-def header(scope: Scope, name: bytes) -> str | None:
-    """Return the first value of a header as text; ``None`` where the request does not have the header."""
-    values = header_values(scope, name)
-    return values[0].decode("latin-1") if values else None
-
-
-def declared_length(scope: Scope) -> int | None:
-    """Return the bytes of the body that the request announces; ``None`` where it announces no number."""
-    value = header(scope, b"content-length")
-    return int(value) if value is not None and value.isascii() and value.isdigit() else None
-
-
-def has_body(scope: Scope) -> bool:
-    """Return whether a body follows the headers of a request."""
-    return bool(declared_length(scope)) or bool(header_values(scope, b"transfer-encoding"))
-
-
-def state_of(scope: Scope) -> dict[str, Any]:
-    """Return what is kept of a request for all layers and routes; a route sees the same as ``request.state``."""
-    return cast("dict[str, Any]", scope.setdefault("state", {}))
-
-
-Refused: TypeAlias = Callable[[int, str], None]
-"""Hears of a refusal: its status, and the type of error in its body."""
-
-_REFUSED: Final = "paceline_refused"
-
-LINGER_S: Final = 2.0
-"""Seconds for which the rest of a refused body is read and dropped. A connection that closes on unread bytes is reset,
-and the client may then lose the answer that says why."""
-
-
-def tell_refusals(scope: Scope, refused: Refused) -> None:
-    """Have somebody hear if this request is refused before a route sees it."""
-    state_of(scope)[_REFUSED] = refused
-
-
-async def refuse(
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    status: int,
-    message: str,
-    kind: str,
-    *,
-    headers: Sequence[tuple[bytes, bytes]] = (),
-    linger_s: float = LINGER_S,
-) -> None:
-    """Answer a request with an error.
-
-    Args:
-        scope: of the request.
-        receive: gives what is left of the body, which is dropped.
-        send: takes the answer.
-        status: the HTTP status.
-        message: one line: the value, the limit, the way out.
-        kind: the type of the error in its body.
-        headers: further headers of the answer.
-        linger_s: seconds for which the rest of the body is read. The connection closes afterwards.
-    """
-    body = json.dumps(error_body(status, message, kind)).encode()
-    refused = state_of(scope).get(_REFUSED)
-    if refused is not None:
-        refused(status, kind)
-    unread = has_body(scope)
-    fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    closing = [(b"connection", b"close")] if unread else []
-    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers, *closing]})
-    await send({"type": "http.response.body", "body": body, "more_body": unread})
-    if not unread:
-        return
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(linger_s):
-            while (await receive()).get("more_body", False):
-                pass
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+def shorten(text: str) -> str:
+    """Return a text from a request as a log line or an error repeats it: in one line, cut where it is long."""
+    return printable_line(text)[:LONGEST_SHOWN]

@@ -18,7 +18,11 @@ import uvicorn
 from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from paceline.serving.errors import LINGER_S, error_body
+from paceline.serving.errors import error_body
+
+LINGER_S: Final = 2.0
+"""Seconds for which the rest of a refused body is read and dropped. A connection that closes on unread bytes is reset,
+and the client may then lose the answer that says why."""
 
 _MOST_AHEAD: Final = 1 << 16
 """Bytes of later requests that are taken while one is answered."""

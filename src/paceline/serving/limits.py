@@ -11,11 +11,12 @@ import asyncio
 from collections import Counter, defaultdict, deque
 from typing import Final
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.errors import QueueFullError
 from paceline.serving.auth import namespace_of
-from paceline.serving.errors import declared_length, refuse
+from paceline.serving.errors import RefusedError
 from paceline.serving.json_bodies import MOST_VALUES
 
 
@@ -84,16 +85,15 @@ class Shares:
 
 
 class RequestLimit:
-    """Refuses a request where as many are under way as may be: in all, and of its key."""
+    """Refuses a request where as many are under way as may be: in all, and of its key.
+
+    Args:
+        app: the application.
+        most: requests at a time.
+        keys_differ: whether there are keys, none of which may have all of them.
+    """
 
     def __init__(self, app: ASGIApp, *, most: int, keys_differ: bool) -> None:
-        """Put the limit in front of an application.
-
-        Args:
-            app: the application.
-            most: requests at a time.
-            keys_differ: whether there are keys, none of which may have all of them.
-        """
         self._app = app
         self._room = Shares(most, keys_differ=keys_differ)
         self._whose = ", of each key half of what others leave" if keys_differ else ""
@@ -102,9 +102,11 @@ class RequestLimit:
         """Pass one request on, or refuse it."""
         key = namespace_of(scope)
         if not self._room.take(key, 1):
-            text = f"{self._room.most} requests may be under way{self._whose}, and more are not taken: ask again later"
-            await refuse(scope, receive, send, 503, text, "unavailable_error", headers=[(b"retry-after", b"1")])
-            return
+            raise RefusedError(
+                503,
+                "unavailable_error",
+                f"{self._room.most} requests may be under way{self._whose}, and more are not taken: ask again later",
+            )
         try:
             await self._app(scope, receive, send)
         finally:
@@ -123,17 +125,15 @@ class BodyReader:
     """Hands the application whole bodies only.
 
     What a body comes to in memory is counted as it arrives, and until its request is over.
+
+    Args:
+        app: the application.
+        max_body_bytes: bytes of a body.
+        body_timeout_s: seconds from the end of the headers until the body is there.
+        keys_differ: whether there are keys, none of which may take all of the memory.
     """
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, body_timeout_s: float, keys_differ: bool) -> None:
-        """Put the reader in front of an application.
-
-        Args:
-            app: the application.
-            max_body_bytes: bytes of a body.
-            body_timeout_s: seconds from the end of the headers until the body is there.
-            keys_differ: whether there are keys, none of which may take all of the memory.
-        """
         self._app = app
         self._max_bytes = max_body_bytes
         self._timeout_s = body_timeout_s
@@ -142,20 +142,23 @@ class BodyReader:
         self._whose = ", of each key half of what others leave" if keys_differ else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on with its body, or refuse it."""
+        """Pass one request on, or refuse it."""
         held = _Held(self._room, namespace_of(scope))
         try:
-            whole = await self._read(scope, receive, send, held)
-            if whole is not None:
-                await self._app(scope, whole, send)
+            body = await self._read(declared_length(Headers(scope=scope)), receive, held)
+            if body is not None:
+                await self._app(scope, _Replay(body, receive), send)
         finally:
             held.give_back()
 
-    async def _read(self, scope: Scope, receive: Receive, send: Send, held: _Held) -> Receive | None:
-        declared = declared_length(scope)
+    async def _read(self, declared: int | None, receive: Receive, held: _Held) -> bytes | None:
+        """Return the body; ``None`` where the client left.
+
+        Raises:
+            RefusedError: it is too large, takes too long, or has no room in memory.
+        """
         if declared is not None and declared > self._max_bytes:
-            await self._refuse_size(scope, receive, send, f"the body has {declared} bytes")
-            return None
+            raise self._too_large(f"the body has {declared} bytes")
         parts: list[bytes] = []
         size = 0
         try:
@@ -171,35 +174,36 @@ class BodyReader:
                     size += len(part)
                     more = message.get("more_body", False)
         except TimeoutError:
-            text = (
+            raise RefusedError(
+                408,
+                "timeout_error",
                 f"the body did not arrive within {self._timeout_s:g} s, {size} bytes of it did: send it faster, "
-                "or start the server with a longer --timeout"
-            )
-            # Whoever is this slow is not waited for once more.
-            await refuse(scope, receive, send, 408, text, "timeout_error", linger_s=0)
-            return None
-        rest = receive if more else _nothing
+                "or start the server with a longer --timeout",
+            ) from None
         if size > self._max_bytes:
-            await self._refuse_size(scope, rest, send, f"the body has {size} bytes or more")
-            return None
+            raise self._too_large(f"the body has {size} bytes or more")
         if not has_room:
-            # Else those that are refused would have others refused, for as long as the rest of them is dropped.
-            held.give_back()
-            parts.clear()
-            text = (
+            raise RefusedError(
+                429,
+                "rate_limit_error",
                 f"the server holds {self._room.most >> 20} MiB of bodies at most{self._whose}, and this one has no "
-                "room: send it once others are answered, or start the server with a larger --max-body"
+                "room: send it once others are answered, or start the server with a larger --max-body",
             )
-            await refuse(scope, rest, send, 429, text, "rate_limit_error", headers=[(b"retry-after", b"1")])
-            return None
-        return _Replay(b"".join(parts), receive)
+        return b"".join(parts)
 
-    async def _refuse_size(self, scope: Scope, receive: Receive, send: Send, what: str) -> None:
-        text = (
+    def _too_large(self, what: str) -> RefusedError:
+        return RefusedError(
+            413,
+            "invalid_request_error",
             f"{what}, and the server takes at most {self._max_bytes}: "
-            "send less, or start the server with a larger --max-body"
+            "send less, or start the server with a larger --max-body",
         )
-        await refuse(scope, receive, send, 413, text, "invalid_request_error")
+
+
+def declared_length(headers: Headers) -> int | None:
+    """Return the bytes of the body that a request announces; ``None`` where it announces no number."""
+    value = headers.get("content-length", "")
+    return int(value) if value.isascii() and value.isdigit() else None
 
 
 class _Held:
@@ -236,7 +240,3 @@ class _Replay:
     async def __call__(self) -> Message:
         message, self._message = self._message, None
         return await self._receive() if message is None else message
-
-
-async def _nothing() -> Message:
-    return {"type": "http.request", "body": b"", "more_body": False}

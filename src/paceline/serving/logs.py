@@ -11,13 +11,12 @@ import sys
 from collections.abc import Iterator
 from typing import Final, TextIO
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.clock import Clock, WallClock
-from paceline.serving.errors import LONGEST_SHOWN, header, state_of
-from paceline.terminal_text import printable_line
+from paceline.serving.errors import shorten
 
-_REQUEST_ID: Final = "request_id"
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")
 _FIXED: Final = (
     # A text that the model wrote is never taken for a page or a script.
@@ -27,70 +26,47 @@ _FIXED: Final = (
 )
 
 
-class AnswerHeaders:
-    """Names each request by an id: the client's own where that is a short plain word, else a new one."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        """Put the headers in front of an application."""
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, and name its answer."""
-        given = header(scope, b"x-request-id") or ""
-        request_id = given if _SANE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
-        state_of(scope)[_REQUEST_ID] = request_id
-        added = [(b"x-request-id", request_id.encode()), *_FIXED]
-
-        async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *added]}
-            await send(message)
-
-        await self._app(scope, receive, send_named)
-
-
-def request_id_of(scope: Scope) -> str:
-    """Return the id of a request, which its answer has as ``x-request-id``."""
-    request_id: str = state_of(scope)[_REQUEST_ID]
-    return request_id
-
-
-LOGGER: Final = logging.getLogger("paceline.serving.access")
-"""Takes a line for each request: at level INFO, or DEBUG for paths that are asked for all the time."""
 CLIENT_LEFT: Final = 499
 """Logged and counted, never sent: the client left before there was an answer."""
+LOGGER: Final = logging.getLogger("paceline.serving.access")
+"""Takes a line for each request: at level INFO, or DEBUG for paths that are asked for all the time."""
 
 
-class AccessLog:
-    """Logs method, path, status, seconds until the answer's end, and the request's id.
+class RequestLog:
+    """Names each request by an id, and logs method, path, status, seconds until the answer's end, and the id.
 
-    The query string is left out: keys and prompts may be in it.
+    The id is the client's own where that is a short plain word. The query string is left out: keys and prompts may be
+    in it.
+
+    Args:
+        app: the application.
+        quiet_paths: are logged at level DEBUG.
+        clock: gives the seconds; by default the machine's.
     """
 
     def __init__(self, app: ASGIApp, *, quiet_paths: frozenset[str], clock: Clock | None = None) -> None:
-        """Put the log in front of an application.
-
-        Args:
-            app: the application.
-            quiet_paths: are logged at level DEBUG.
-            clock: gives the seconds; by default the machine's.
-        """
         self._app = app
         self._quiet_paths = quiet_paths
         self._clock = clock or WallClock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, and log it at its end."""
+        """Pass one request on."""
         started_s = self._clock.now_s()
         status = CLIENT_LEFT
         complete = False
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _SANE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        added = [(b"x-request-id", request_id.encode()), *_FIXED]
 
         async def send_watched(message: Message) -> None:
             nonlocal status, complete
-            await send(message)
             if message["type"] == "http.response.start":
+                await send({**message, "headers": [*message.get("headers", ()), *added]})
                 status = message["status"]
-            elif not message.get("more_body", False):
+                return
+            await send(message)
+            if not message.get("more_body", False):
                 complete = True
 
         try:
@@ -103,13 +79,19 @@ class AccessLog:
             LOGGER.log(
                 level,
                 "%s %s %d %.3f s %s%s",
-                printable_line(scope["method"])[:LONGEST_SHOWN],
-                printable_line(scope["path"])[:LONGEST_SHOWN],
+                shorten(scope["method"]),
+                shorten(scope["path"]),
                 status,
                 self._clock.now_s() - started_s,
-                request_id_of(scope),
+                request_id,
                 "" if complete else " (no end)",
             )
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the id of a request, which its answer has as ``x-request-id``."""
+    request_id: str = scope["state"]["request_id"]
+    return request_id
 
 
 _MOST: Final = 3

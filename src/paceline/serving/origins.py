@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.errors import InputError
-from paceline.serving.errors import LONGEST_SHOWN, header, header_values, refuse
-from paceline.terminal_text import printable_line
+from paceline.serving.errors import RefusedError, shorten
 
 
 def is_loopback(host: str) -> bool:
@@ -137,18 +137,13 @@ class Cors:
     """Answers preflights, and tells browsers which pages may read the other answers."""
 
     def __init__(self, app: ASGIApp, *, policy: CorsPolicy) -> None:
-        """Put the headers in front of an application.
-
-        Args:
-            app: the application.
-            policy: who may read answers.
-        """
         self._app = app
         self._policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one preflight, or pass one request on."""
-        origin = header(scope, b"origin")
+        asking = Headers(scope=scope)
+        origin = asking.get("origin")
         shared = [(b"vary", b"Origin")]
         if origin is not None and self._policy.allows(origin):
             # The server reads no cookies; clients of llama-server's may insist on sending some.
@@ -158,7 +153,7 @@ class Cors:
             ]
         if scope["method"] == "OPTIONS":
             # Browsers send no key with a preflight.
-            headers = [*shared, *self._preflight_headers(scope), (b"content-length", b"0")]
+            headers = [*shared, *self._preflight_headers(asking), (b"content-length", b"0")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
@@ -171,10 +166,10 @@ class Cors:
 
         await self._app(scope, receive, send_shared)
 
-    def _preflight_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+    def _preflight_headers(self, asking: Headers) -> list[tuple[bytes, bytes]]:
         # Where the origins are listed, each header is allowed by its name: no browser has to take ``*`` for
         # ``Authorization``.
-        asked = None if ANY_ORIGIN in self._policy.origins else header(scope, b"access-control-request-headers")
+        asked = None if ANY_ORIGIN in self._policy.origins else asking.get("access-control-request-headers")
         return [
             (b"Access-Control-Allow-Methods", _METHODS),
             (b"Access-Control-Allow-Headers", asked.encode("latin-1") if asked else _ANY_HEADER),
@@ -202,35 +197,30 @@ _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/@\s]+)(?::[0-9]*)?")
 
 
 class HostCheck:
-    """Lets through requests to this machine's loopback names, and to names that were allowed, at any port."""
+    """Refuses requests but to this machine's loopback names, and to names that were allowed, at any port.
 
-    def __init__(self, app: ASGIApp, *, allowed_hosts: Iterable[str]) -> None:
-        """Put the check in front of an application.
+    Args:
+        allowed_hosts: further names, without port; ``*`` allows every name.
+    """
 
-        Args:
-            app: the application.
-            allowed_hosts: further names, without port; ``*`` allows every name.
-        """
-        self._app = app
+    def __init__(self, allowed_hosts: Iterable[str]) -> None:
         self._allowed = frozenset(plain_name(host) for host in allowed_hosts)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or refuse it for its host."""
-        if self._is_allowed(scope):
-            await self._app(scope, receive, send)
-            return
-        given = b", ".join(header_values(scope, b"host")).decode("latin-1")
-        message = (
-            f"the host {printable_line(given)[:LONGEST_SHOWN]!r} is not a name of this server: "
-            "use localhost or 127.0.0.1, or start the server with --allowed-hosts NAME"
-        )
-        await refuse(scope, receive, send, 403, message, "permission_error")
+    def __call__(self, scope: Scope) -> None:
+        """Check one request."""
+        given = Headers(scope=scope).getlist("host")
+        if not self._is_allowed(scope, given):
+            raise RefusedError(
+                403,
+                "permission_error",
+                f"the host {shorten(', '.join(given))!r} is not a name of this server: use localhost or 127.0.0.1, or "
+                "start the server with --allowed-hosts NAME",
+            )
 
-    def _is_allowed(self, scope: Scope) -> bool:
+    def _is_allowed(self, scope: Scope, given: list[str]) -> bool:
         if ANY_HOST in self._allowed or _is_unix_socket(scope):
             return True
-        values = header_values(scope, b"host")
-        name = host_name(values[0].decode("latin-1")) if len(values) == 1 else None
+        name = host_name(given[0]) if len(given) == 1 else None
         return name is not None and (name in self._allowed or is_loopback(name))
 
 
@@ -258,38 +248,31 @@ _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 class OriginCheck:
     """Refuses what a browser sends for a page of another origin, unless the page is allowed to read answers too."""
 
-    def __init__(self, app: ASGIApp, *, cors: CorsPolicy) -> None:
-        """Put the check in front of an application.
-
-        Args:
-            app: the application.
-            cors: which pages are allowed.
-        """
-        self._app = app
+    def __init__(self, cors: CorsPolicy) -> None:
         self._cors = cors
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or refuse it for the page it comes from."""
-        if scope["method"] in _READING or self._is_allowed(scope):
-            await self._app(scope, receive, send)
+    def __call__(self, scope: Scope) -> None:
+        """Check one request."""
+        headers = Headers(scope=scope)
+        if scope["method"] in _READING or self._is_allowed(headers):
             return
-        origin = printable_line(header(scope, b"origin") or "another site")[:LONGEST_SHOWN]
-        message = (
-            f"a page of {origin} may not use this server: start the server with --cors-origins and that origin, "
-            "or with --api-key"
+        raise RefusedError(
+            403,
+            "permission_error",
+            f"a page of {shorten(headers.get('origin') or 'another site')} may not use this server: start the server "
+            "with --cors-origins and that origin, or with --api-key",
         )
-        await refuse(scope, receive, send, 403, message, "permission_error")
 
-    def _is_allowed(self, scope: Scope) -> bool:
+    def _is_allowed(self, headers: Headers) -> bool:
         # Only the browser itself can write this header.
-        site = header(scope, b"sec-fetch-site")
+        site = headers.get("sec-fetch-site")
         if site in ("same-origin", "none"):
             return True
-        origin = header(scope, b"origin")
+        origin = headers.get("origin")
         if origin is None:
             # Neither header: not a browser.
             return site is None
-        return self._cors.allows(origin) or _is_same_host(origin, header(scope, b"host") or "")
+        return self._cors.allows(origin) or _is_same_host(origin, headers.get("host", ""))
 
 
 def _is_same_host(origin: str, host: str) -> bool:

@@ -3,33 +3,36 @@
 ::
 
     socket       uvicorn: TLS, size and time of headers, time to read; who yields where there are too many connections
-      Front           no websockets
-      AnswerHeaders   id of the request, nosniff
-      AccessLog       one line for each request, refused ones included
-      Cors            preflights; which pages may read answers and refusals
-      HostCheck       names of this server
-      OriginCheck     no foreign pages
-      KeyCheck        API keys; namespace of the request
-      BodyReader      size and time of the body, which nobody without a key gets read
-      RequestLimit    how many are under way, bodies on their way not counted
+      RequestLog    one line for each request, refused ones included; id of the request, nosniff
+      Cors          preflights; which pages may read answers and refusals
+      Gate          answers what is refused here and below
+        HostCheck     names of this server
+        OriginCheck   no foreign pages
+        KeyCheck      API keys; namespace of the request
+      BodyReader    size and time of the body, which nobody without a key gets read
+      RequestLimit  how many are under way, bodies on their way not counted
     routes
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ssl
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.errors import InputError
 from paceline.serving.auth import ApiKeys, KeyCheck
-from paceline.serving.errors import Refused, tell_refusals
-from paceline.serving.http_protocol import protocol_with_limits
-from paceline.serving.limits import BodyReader, RequestLimit
-from paceline.serving.logs import AccessLog, AnswerHeaders
+from paceline.serving.errors import RefusedError, response_of
+from paceline.serving.http_protocol import LINGER_S, protocol_with_limits
+from paceline.serving.limits import BodyReader, RequestLimit, declared_length
+from paceline.serving.logs import RequestLog
 from paceline.serving.origins import (
     ANY_HOST,
     Cors,
@@ -42,6 +45,11 @@ from paceline.serving.origins import (
     open_warning,
     plain_name,
 )
+
+Refused: TypeAlias = Callable[[int, str], None]
+"""Hears of a refusal: its status, and the type of error in its body."""
+Check: TypeAlias = Callable[[Scope], None]
+"""Raises a :class:`RefusedError` for a request that may not pass."""
 
 HEALTH_PATHS: Final = frozenset({"/health", "/v1/health"})
 """Paths that may be read without a key: whatever watches over servers asks here."""
@@ -197,16 +205,77 @@ def secured(app: ASGIApp, settings: SecuritySettings, refused: Refused | None = 
         body_timeout_s=settings.body_timeout_s,
         keys_differ=keys_differ,
     )
-    app = KeyCheck(app, keys=settings.keys, public_paths=settings.public_paths)
+    checks: list[Check] = [KeyCheck(settings.keys, settings.public_paths)]
     if not settings.keys:
-        app = OriginCheck(app, cors=settings.cors)
+        checks.insert(0, OriginCheck(settings.cors))
     if settings.checks_hosts:
-        app = HostCheck(app, allowed_hosts=settings.allowed_hosts)
+        checks.insert(0, HostCheck(settings.allowed_hosts))
+    app = Gate(app, checks, refused)
     if settings.cors.origins:
         app = Cors(app, policy=settings.cors)
-    app = AccessLog(app, quiet_paths=settings.quiet_paths)
-    app = AnswerHeaders(app)
-    return Front(app, lifespan=routes, refused=refused)
+    requests = RequestLog(app, quiet_paths=settings.quiet_paths)
+
+    async def front(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            # None of the checks knows them.
+            await send({"type": "websocket.close", "code": 1008, "reason": "this server has no websockets"})
+        else:
+            await (requests if scope["type"] == "http" else routes)(scope, receive, send)
+
+    return front
+
+
+class Gate:
+    """Lets through what passes all checks, and answers what these or the layers behind them refuse.
+
+    Starlette's handlers of exceptions know nothing of a body that nobody read.
+
+    Args:
+        app: the application; a :class:`RefusedError` of it comes before it has answered.
+        checks: raise a :class:`RefusedError` for a request that may not pass.
+        refused: hears of each refusal.
+    """
+
+    def __init__(self, app: ASGIApp, checks: Sequence[Check], refused: Refused | None) -> None:
+        self._app = app
+        self._checks = checks
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on, or answer it with its refusal."""
+        headers = Headers(scope=scope)
+        is_unread = bool(declared_length(headers)) or "transfer-encoding" in headers
+
+        async def receive_watched() -> Message:
+            nonlocal is_unread
+            message = await receive()
+            is_unread = message.get("more_body", False)
+            return message
+
+        try:
+            for check in self._checks:
+                check(scope)
+            await self._app(scope, receive_watched, send)
+            return
+        except RefusedError as error:
+            answer = response_of(error)
+            if self._refused is not None:
+                self._refused(error.status, error.kind)
+        # With the error went what its frames held of a body, which others may need the memory for.
+        closing = [(b"connection", b"close")] if is_unread else []
+        await send(
+            {"type": "http.response.start", "status": answer.status_code, "headers": [*answer.raw_headers, *closing]}
+        )
+        await send({"type": "http.response.body", "body": answer.body, "more_body": is_unread})
+        if not is_unread:
+            return
+        if answer.status_code != 408:
+            # Whoever was too slow is not waited for once more.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    while is_unread:
+                        await receive_watched()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def socket_options(settings: SecuritySettings) -> dict[str, Any]:
@@ -224,30 +293,3 @@ def socket_options(settings: SecuritySettings) -> dict[str, Any]:
     if settings.tls is not None:
         options |= {"ssl_keyfile": str(settings.tls.key), "ssl_certfile": str(settings.tls.certificate)}
     return options
-
-
-class Front:
-    """Parts what may come: requests, the server's own start and stop, and websockets, which no check below knows."""
-
-    def __init__(self, app: ASGIApp, *, lifespan: ASGIApp, refused: Refused | None) -> None:
-        """Put the front before an application.
-
-        Args:
-            app: takes requests.
-            lifespan: hears of start and stop.
-            refused: hears of refusals.
-        """
-        self._app = app
-        self._lifespan = lifespan
-        self._refused = refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is not a websocket."""
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": "this server has no websockets"})
-        elif scope["type"] == "lifespan":
-            await self._lifespan(scope, receive, send)
-        else:
-            if self._refused is not None:
-                tell_refusals(scope, self._refused)
-            await self._app(scope, receive, send)
