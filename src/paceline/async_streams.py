@@ -56,7 +56,7 @@ class LoopOutputQueue(OutputRecord):
     async def wait(self, rounds: float) -> None:
         """Wait until there are so many rounds, or the end."""
         while True:
-            # Said before the look, so that what comes after that rings, and everybody who waits hears that.
+            # Published before the check: no lost wake-up, of whoever waits.
             self._wanted = min(self._wanted, rounds)
             if self.has(rounds):
                 break

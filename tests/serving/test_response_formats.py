@@ -18,7 +18,7 @@ from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
 from paceline.options import GenerateOptions
-from paceline.serving.answering import Ended, Event, Progress, Round, Said
+from paceline.serving.answering import Ended, Event, Progress, Round, TokenEvent
 from paceline.serving.generation_request import Api, GenerationRequest
 from paceline.serving.model_host import ServedModel
 from paceline.serving.response_formats import as_events
@@ -95,7 +95,7 @@ def events_of(draw: st.DrawFn, choices: Sequence[Any], *, logprobs: bool, rounds
             of_tokens = draw(st.lists(LOGPROBS, max_size=2)) if logprobs else ()
             sources = ["target"] * len(token_ids) if rounds else ()
             parts: Any = draw(st.lists(PARTS if draw(st.integers(0, 3)) == 3 else WORDS, max_size=2))
-            found.append(Said(choice, parts, token_ids, of_tokens, draw(st.integers(0, 10**6)), sources))
+            found.append(TokenEvent(choice, parts, token_ids, of_tokens, draw(st.integers(0, 10**6)), sources))
     return [*found, *(Ended(choice) for choice in choices if draw(st.booleans()))]
 
 
@@ -129,8 +129,8 @@ def test_a_chunk_in_its_frame_is_its_json(served: ServedModel, api: Api) -> None
         slow: Any = _FORMATTERS[api](answer)
         framed = quick._framed
 
-        def noted(said: Said) -> bytes | None:
-            written: bytes | None = framed(said)
+        def noted(event: TokenEvent) -> bytes | None:
+            written: bytes | None = framed(event)
             seen["whole" if written is None else "framed"] += 1
             return written
 

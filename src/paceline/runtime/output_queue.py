@@ -156,7 +156,7 @@ class ThreadOutputQueue(OutputRecord):
             try:
                 self._is_waiting = True
                 while True:
-                    # Said before the look, so that what comes after that rings.
+                    # Published before the check: no lost wake-up.
                     self._wanted = rounds
                     if self.has(rounds):
                         break

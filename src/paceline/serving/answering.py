@@ -73,7 +73,7 @@ Part: TypeAlias = tuple[PartKind, str] | CallStarted | ArgumentsDelta
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TokenEvent:
     """One token of an answer, with those before it that no text came of.
 
     Attributes:
@@ -150,7 +150,7 @@ class Ended:
     choice: Choice
 
 
-Event: TypeAlias = Said | Progress | Round | Ended
+Event: TypeAlias = TokenEvent | Progress | Round | Ended
 
 
 class Choice:
@@ -331,7 +331,7 @@ class Choice:
         if not self._generation.stream:
             self.logprobs += logprobs
         sources, self._unsent_sources = self._unsent_sources, []
-        return [Said(self, [*echo, *parts], token_ids, logprobs, self.num_said, sources)]
+        return [TokenEvent(self, [*echo, *parts], token_ids, logprobs, self.num_said, sources)]
 
     def _with_calls(self, parts: Sequence[Part], parser: ToolCallParser, *, last: bool) -> list[Part]:
         """Return parts with the calls in their content read out."""

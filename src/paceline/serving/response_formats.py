@@ -18,7 +18,7 @@ from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.stats import RequestStats
 from paceline.core.vocabulary import Vocabulary
-from paceline.serving.answering import Answer, Choice, Ended, Event, Part, Progress, Round, Said
+from paceline.serving.answering import Answer, Choice, Ended, Event, Part, Progress, Round, TokenEvent
 from paceline.serving.model_host import BUILD
 from paceline.serving.prompts import piece_of
 from paceline.serving.props import settings_of, shown_biases
@@ -191,45 +191,45 @@ class _Formatter(ABC):
         """
         found = []
         for event in events:
-            framed = self._framed(event) if isinstance(event, Said) else None
+            framed = self._framed(event) if isinstance(event, TokenEvent) else None
             found.append(as_events(self.chunks([event]), in_pieces=in_pieces) if framed is None else framed)
         return b"".join(found)
 
-    def _framed(self, said: Said) -> bytes | None:
+    def _framed(self, tokens: TokenEvent) -> bytes | None:
         """Return what :meth:`chunks` comes to of a token, or ``None`` where that may differ in something else."""
-        number = said.choice.number
+        number = tokens.choice.number
         if number not in self._begun:
             # Something may come before the first.
             self._begun.add(number)
             return None
-        parts = self._texts(said) if self._are_alike and not (said.logprobs or said.sources) else None
+        parts = self._texts(tokens) if self._are_alike and not (tokens.logprobs or tokens.sources) else None
         if parts is None:
             return None
         found: list[bytes] = []
         try:
             for kind, text in parts:
-                frame = self._frame(said.choice, kind)
+                frame = self._frame(tokens.choice, kind)
                 if frame is None:
                     return None
                 found += (frame[0], encode_basestring(text).encode(), frame[1])
                 if len(frame) > 2:
-                    token_ids = ",".join(map(str, said.token_ids))
-                    found += (token_ids.encode(), frame[2], b"%d" % said.num_said, frame[3])
+                    token_ids = ",".join(map(str, tokens.token_ids))
+                    found += (token_ids.encode(), frame[2], b"%d" % tokens.num_said, frame[3])
         except UnicodeEncodeError:
             # All of that chunk is escaped.
             return None
         return b"".join(found)
 
-    def _texts(self, said: Said) -> list[tuple[PartKind, str]] | None:
+    def _texts(self, tokens: TokenEvent) -> list[tuple[PartKind, str]] | None:
         """Return the texts that become a chunk each; ``None`` where chunks have anything else."""
-        return [("content", said.text)]
+        return [("content", tokens.text)]
 
     def _frame(self, choice: Choice, kind: PartKind) -> list[bytes] | None:
         """Return what a chunk has around its text, and around ids and number of its tokens where it has them."""
         key = choice.number, kind
         if key not in self._frames:
             place: Any = _PLACE
-            event = as_events(self.chunks([Said(choice, [(kind, place)], [place], (), place)]))
+            event = as_events(self.chunks([TokenEvent(choice, [(kind, place)], [place], (), place)]))
             # In a name that UTF-8 cannot write: all is escaped then.
             is_escaped = b"\\ud" in event
             self._frames[key] = None if is_escaped else event.split(f'"{_PLACE}"'.encode())
@@ -352,13 +352,13 @@ class NativeFormatter(_Formatter):
             if isinstance(event, Ended):
                 found.append(self._chosen(self.native(choice, in_stream=True)))
                 continue
-            said = event if isinstance(event, Said) else None
+            tokens = event if isinstance(event, TokenEvent) else None
             if self.request.reads_only and not isinstance(event, Progress):
                 continue
             chunk: dict[str, Any] = {
                 "index": choice.number,
-                "content": "" if said is None else said.text,
-                "tokens": [] if said is None else list(said.token_ids),
+                "content": "" if tokens is None else tokens.text,
+                "tokens": [] if tokens is None else list(tokens.token_ids),
                 "stop": False,
                 "id_slot": -1,
                 "tokens_predicted": _num_said(event),
@@ -370,10 +370,10 @@ class NativeFormatter(_Formatter):
                 chunk["prompt_progress"] = self.progress(event)
             elif isinstance(event, Round):
                 chunk["round"] = round_of(event.emission, self.vocabulary)
-            if said is not None and said.sources:
-                chunk["sources"] = list(said.sources)
-            if said is not None and said.logprobs:
-                chunk["completion_probabilities"] = self.probabilities(said.logprobs)
+            if tokens is not None and tokens.sources:
+                chunk["sources"] = list(tokens.sources)
+            if tokens is not None and tokens.logprobs:
+                chunk["completion_probabilities"] = self.probabilities(tokens.logprobs)
             found.append(chunk)
         return found
 
@@ -395,7 +395,7 @@ class NativeFormatter(_Formatter):
 
 def _num_said(event: Event) -> int:
     """Return how many tokens of the answer were said with an event, or before it."""
-    if isinstance(event, Said):
+    if isinstance(event, TokenEvent):
         return event.num_said
     return event.choice.num_said - len(event.emission.token_ids) if isinstance(event, Round) else 0
 
@@ -474,7 +474,7 @@ class CompletionFormatter(_OpenAiFormatter):
             if self.request.echo and choice.number not in self._echoed:
                 self._echoed.add(choice.number)
                 found.append({**chunk, "choices": [self._delta(choice, choice.prompt.text)]})
-            if isinstance(event, Said):
+            if isinstance(event, TokenEvent):
                 if self.request.reads_only:
                     continue
                 chunk["choices"] = [self._delta(choice, event.text, self._logprobs(choice, event.logprobs))]
@@ -626,9 +626,9 @@ class ChatFormatter(_OpenAiFormatter):
                 self._opened.add(choice.number)
                 opening = self._delta(choice, {"role": "assistant", "content": None})
                 found.append({**self.head(in_stream=True), "choices": [opening]})
-            if isinstance(event, Said):
+            if isinstance(event, TokenEvent):
                 if not self.request.reads_only:
-                    found += self._said(event)
+                    found += self._token_chunks(event)
                 continue
             if isinstance(event, Round):
                 if not self.request.reads_only:
@@ -646,26 +646,26 @@ class ChatFormatter(_OpenAiFormatter):
                 found.append({**self.head(in_stream=True), "choices": [], "usage": self.usage(), **self.beside(choice)})
         return found
 
-    def _texts(self, said: Said) -> list[tuple[PartKind, str]] | None:
-        texts = [part for part in said.parts if isinstance(part, tuple)]
-        return texts if len(texts) == len(said.parts) else None
+    def _texts(self, tokens: TokenEvent) -> list[tuple[PartKind, str]] | None:
+        texts = [part for part in tokens.parts if isinstance(part, tuple)]
+        return texts if len(texts) == len(tokens.parts) else None
 
-    def _said(self, said: Said) -> list[dict[str, Any]]:
+    def _token_chunks(self, tokens: TokenEvent) -> list[dict[str, Any]]:
         """Return the chunks of one token: one for each kind of text that it ends."""
         found = []
-        for part in said.parts:
-            found.append({**self.head(in_stream=True), "choices": [self._delta(said.choice, _delta_of(part))]})
-        if not found and (said.logprobs or said.sources):
+        for part in tokens.parts:
+            found.append({**self.head(in_stream=True), "choices": [self._delta(tokens.choice, _delta_of(part))]})
+        if not found and (tokens.logprobs or tokens.sources):
             # The end of the answer, which adds no text.
-            found.append({**self.head(in_stream=True), "choices": [self._delta(said.choice, {})]})
+            found.append({**self.head(in_stream=True), "choices": [self._delta(tokens.choice, {})]})
         if not found:
             return []
-        if said.logprobs:
-            found[-1]["choices"][0]["logprobs"] = self._logprobs(said.logprobs)
-        if said.sources:
-            found[-1]["sources"] = list(said.sources)
+        if tokens.logprobs:
+            found[-1]["choices"][0]["logprobs"] = self._logprobs(tokens.logprobs)
+        if tokens.sources:
+            found[-1]["sources"] = list(tokens.sources)
         if self.request.timings_per_token:
-            found[-1]["timings"] = self.running_timings(said.choice)
+            found[-1]["timings"] = self.running_timings(tokens.choice)
         return found
 
     def _delta(self, choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from paceline.core.errors import InputError, QueueFullError
 from paceline.core.params import MAX_TOKENS
 from paceline.server_options import ServerOptions
-from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, Said
+from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, TokenEvent
 from paceline.serving.auth import namespace_of
 from paceline.serving.errors import FieldError, RefusedError, error_of
 from paceline.serving.event_stream import EventStream, PieceByPiece, cancel_on_disconnect
@@ -242,7 +242,7 @@ class Server:
                 _check_whole(answer)
                 listed = 0
                 for event in events:
-                    if not isinstance(event, Said) or event.logprobs:
+                    if not isinstance(event, TokenEvent) or event.logprobs:
                         listed += _num_listed(event)
                 if listed <= MOST_AT_ONCE:
                     written = formatter.written(events)
@@ -310,7 +310,7 @@ def _num_listed(event: Event) -> int:
     """Return how many items are written of an event."""
     if isinstance(event, Ended):
         return event.choice.num_listed
-    return event.num_listed if isinstance(event, Said | Round) else 0
+    return event.num_listed if isinstance(event, TokenEvent | Round) else 0
 
 
 def _check_whole(answer: Answer) -> None:
